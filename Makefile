@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests run in three processes, one thread each: half of a federation's time is waiting.
 PARALLEL := -n 3 --dist loadgroup
-test test-slow test-long soak: export OMP_NUM_THREADS = 1
+quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
-test test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
+quick test test-of test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs test test-slow test-long soak bench upgrade wheel image image-docker image-buildah audit docs screenshots docs-tables clean
+.PHONY: demo jobs quick test test-of test-slow test-long soak bench upgrade wheel image image-docker image-buildah audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -17,11 +17,29 @@ demo: $(VENV)/.demo-ready
 jobs: $(VENV)/.demo-ready
 	$(BIN)/python jobs/source/write.py
 
+# Engine, methods, mixing, federations in process and one over the simulator, in less than a minute: while you write.
+QUICK = houserules plan algorithms mixers mixing_weights coordinator digests
+quick: $(VENV)/.test-ready
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -m "not slow and not long" -n 2 $(QUICK:%=tests/unit/test_%.py) tests/federation/test_simulator.py
+
+# Types are checked while tests run, and told of afterwards.
 test: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test.xml
+	mkdir -p build/tests
+	$(BIN)/mypy >build/tests/types.txt & types=$$!; \
+	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test.xml; \
+	tests=$$?; wait $$types; typed=$$?; cat build/tests/types.txt; exit $$((tests | typed))
+
+# What one plug-in or one subject has of its own: make test-of WHAT=dicom. These have tests under other names, too.
+OF_dicom = dicom receive
+OF_published = published layouts flamby nuclei activity_windows heart_dp paper_plans
+OF_analyses = analyses privacy_audit
+OF = $(wildcard tests/plugins/$(WHAT) $(foreach name,$(or $(OF_$(WHAT)),$(WHAT)),tests/*/test_$(name).py tests/*/test_$(name)_*.py))
+test-of: $(VENV)/.test-ready
+	$(if $(and $(WHAT),$(OF)),,$(error no tests of "$(WHAT)"; say make test-of WHAT=dicom, for tests/*/test_dicom*.py))
+	$(BIN)/python -m pytest -m "not long" $(PARALLEL) $(OF)
 
 test-slow: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test-slow.xml

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.runs.messages import ANSWERS, PARTS, Counted, Parcel, Request
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -7,7 +7,8 @@ process of its own; the times are medians. Needs Linux (it forks, and reads the 
 
 Time: from the first contribution to the last site's result; the contributions exist beforehand and arrive in sorted
 order ("reverse": the other way round, so that all but one have to wait, most of them on the disk; "in memory": none on
-the disk, as at a server whose `waiting_memory` has the room).
+the disk, as at a server whose `waiting_memory` has the room; "in files": all lie in files when they come, as they do
+over NVFlare).
 Memory: the peak above the start, with contributions made one at a time and handed over, and all results kept.
 """
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.memory import most_held
+from medsilo.core.spill import Spill, size_of
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 
 Model = dict[str, Tensor]
@@ -132,6 +134,21 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
     return play
 
 
+def in_files(play: Round) -> Round:
+    """Models that lie in files; writing them there is no part of the round."""
+    filed: dict[tuple[int, int], list[Model]] = {}
+
+    def play_filed(models: Iterable[Model], count: int) -> list[Any]:
+        given = list(models)
+        size = size_of(given[0].values())
+        known = filed.get((count, size))
+        if known is None:
+            known = filed[count, size] = [Spill().places(size, 1)[0].fill(model) for model in given]
+        return play(known, count)
+
+    return play_filed
+
+
 def roomy_mean(count: int) -> WeightedMean:
     mixer = WeightedMean()
     mixer.let_wait(512 << 20)
@@ -142,6 +159,7 @@ CASES: dict[str, tuple[Round, Round]] = {
     "WeightedMean": (loop_mean, mixed_by(lambda count: WeightedMean())),
     "WeightedMean, reverse": (loop_mean, mixed_by(lambda count: WeightedMean(), reverse=True)),
     "WeightedMean, reverse, in memory": (loop_mean, mixed_by(roomy_mean, reverse=True)),
+    "WeightedMean, reverse, in files": (loop_mean, in_files(mixed_by(lambda count: WeightedMean(), reverse=True))),
     "UniformMean": (loop_mean, mixed_by(lambda count: UniformMean())),
     "SoftPull": (loop_soft_pull, mixed_by(lambda count: SoftPull(PULL))),
     "SimilarityMix": (loop_similarity, mixed_by(lambda count: SimilarityMix(matrix(count)))),

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.sealing.fixed_point import FixedPoint, Flat
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.member import Member
-from medsilo.sealing.relay import Gathering, MaskedMixtures, MaskedSums
+from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Unsigned
 from medsilo.sealing.streams import add_stream, derive
 from medsilo.sealing.terms import SealedBlock, Terms
@@ -99,36 +100,20 @@ def clear(given: list[Model]) -> Cost:
 
 def meeting(terms: Terms) -> tuple[dict[str, Member], Gathering]:
     """Return hospitals that know each other's keys."""
-    members = {site: Member.begin(terms, site, Unsigned()) for site in terms.sites}
+    members = {site: Member.begin(terms, site, Unsigned(), SumMemory()) for site in terms.sites}
     gathering = Gathering(terms)
     for site, member in members.items():
         gathering.add(site, member.introduction())
     assembly = gathering.assembly()
     for member in members.values():
         member.meet(assembly)
-    for site, box in gathering.group_keys(members[terms.sites[0]].group_keys()).items():
-        members[site].take_group_key(box)
     return members, gathering
-
-
-def group(given: list[Model], bits: Any = 64) -> Cost:
-    terms = Terms("benchmark", "plan", names(len(given)), "group")
-    members, _ = meeting(terms)
-    block = SealedBlock("model", Flat.of(given[0]), FixedPoint(bits, BOUND, len(given)))
-    server, row, first = MaskedMixtures(terms, 1, [block]), {"model": (1,) * len(given)}, terms.sites[0]
-    for (site, member), model in zip(members.items(), given, strict=True):
-        seal, (stamp, sealed) = timed(lambda m=member, t=model: m.seal_upload(1, [block], {"model": t}))  # type: ignore[misc]
-        server.add(site, stamp, sealed)
-    mix, (claim, mixed) = timed(lambda: server.mix(row))
-    read, opened = timed(lambda: members[first].open_mixtures(claim, 1, [block], mixed, row))
-    agrees(opened["model"], given, 1e-5)
-    return Cost(block.nbytes, seal, mix, read)
 
 
 def pairwise(given: list[Model], bits: Any = 64, gone: int = 0) -> Cost:
     """gone: sites that drop out after the round has begun."""
     count = len(given)
-    terms = Terms("benchmark", "plan", names(count), "pairwise", count // 2 + 1)
+    terms = Terms("benchmark", "plan", names(count), count // 2 + 1)
     members, gathering = meeting(terms)
     block = SealedBlock("model", Flat.of(given[0]), FixedPoint(bits, BOUND, count), weights=(1,) * count)
     server, first = MaskedSums(terms, gathering.assembly(), 1, [block]), terms.sites[0]
@@ -270,8 +255,6 @@ def ckks(given: list[Model]) -> Cost:
 
 WAYS: dict[str, Callable[[list[Model]], Cost]] = {
     "clear": clear,
-    "group, 64 bits": group,
-    "group, 32 bits": lambda given: group(given, 32),
     "pairwise, 64 bits": pairwise,
     "pairwise, 32 bits": lambda given: pairwise(given, 32),
     "pairwise, 64 bits, a third dropped out": lambda given: pairwise(given, 64, len(given) // 3),
@@ -281,7 +264,7 @@ WAYS: dict[str, Callable[[list[Model]], Cost]] = {
 SLOW = {"CKKS": 6}  # sites at most
 # Bounds at so many sites: the bytes of ours against clear ones; seconds, and the server's against clear mixing
 JUDGED, MOST_SECONDS, MOST_SERVER = 6, 0.2, 1.5
-OURS = {f"{mode}, {bits} bits": bits / 32 for mode in ("group", "pairwise") for bits in (32, 64)}
+OURS = {f"pairwise, {bits} bits": bits / 32 for bits in (32, 64)}
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

@@ -5,11 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.advise.outcomes import TABLES, read_outcomes
-from benchmarks.advise.page import summary
 from docs.markdown import table
-from medsilo.study.adviser import tries
-from medsilo.study.adviser_rules import EVERY_RULE
 
 HERE = Path(__file__).parent
 ALONE, POOLED = "local", "central"  # rows that are no federation
@@ -106,33 +102,3 @@ def flamby() -> str:
 
 def _mean(cell: str) -> float:
     return float(cell.split()[0])
-
-
-def trial() -> str:
-    """Return how the adviser and single methods did on the federations that no rule was made from."""
-    return summary(read_outcomes(TABLES["held_out"]))
-
-
-def everywhere() -> str:
-    """Return the same over all generated federations, for single methods alone: no rule was made for those."""
-    outcomes = [one for path in TABLES.values() for one in read_outcomes(path)]
-    return summary(outcomes, own=False)
-
-
-def rules() -> str:
-    """Return the adviser's rules, and how often each was right."""
-    told = tries()
-    rows = []
-    for rule in EVERY_RULE:
-        own = told[rule.name]
-        right = f"{own.made[0]} of {own.made[1]}", f"{own.held_out[0]} of {own.held_out[1]}"
-        rows.append((rule.name, ", ".join(rule.leaders) or "none", rule.answer, rule.reason, *right))
-    heads = (
-        "rule",
-        "where this is clearly ahead",
-        "answer",
-        "because",
-        "right where it was made",
-        "right where it was tried",
-    )
-    return table(heads, rows)

@@ -6,6 +6,7 @@ of docs/evidence.md, made from the pages that have the numbers.
 A table stands between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
 """
 
+import ast
 import inspect
 import os
 import re
@@ -29,10 +30,14 @@ from medsilo.cli import all_commands
 from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
+from medsilo.course.participation import Participation
+from medsilo.course.robust_mixing import Mixing
+from medsilo.course.secure_aggregation import TransportSettings
+from medsilo.flare import patches
 from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
-from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
+from medsilo.plan import Plan, Tracking
 from medsilo.privacy.agreed import Demands
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
@@ -40,10 +45,20 @@ from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo_nnunet.nnunet_network import Architecture
 from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
+from tests import claims
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
-PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md", "extend.md")
+PAGES = (
+    "plan.md",
+    "run-tree.md",
+    "limits.md",
+    "commands.md",
+    "evidence.md",
+    "extend.md",
+    "review.md",
+    "compatibility.md",
+)
 ALIASES = {"Modules": "A site's networks, by name.", "Tensors": "Named tensors."}  # of types
 PROTECTION = (
     "public_data",
@@ -55,6 +70,7 @@ PROTECTION = (
     "studies",
     "memory_limit",
 )
+ISSUE = re.compile(r"^Issue \(([^)]+)\): (.+?)\. (.+)$", re.DOTALL | re.MULTILINE)
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
@@ -234,6 +250,17 @@ def lines() -> str:
     return "\n".join([head, *rows, ""])
 
 
+def issues() -> str:
+    """Return the issues for NVFlare's maintainers, one for each of our patches."""
+    parts = []
+    for node in ast.parse(inspect.getsource(patches)).body:
+        said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and said and (found := ISSUE.search(said)):
+            versions, title, text = (" ".join(part.split()) for part in found.groups())
+            parts.append(f"### {title[0].upper()}{title[1:]}\n\nNVFlare {versions}; here `{node.name}`. {text}\n")
+    return "\n" + "\n".join(parts) + "\n"
+
+
 def commands() -> str:
     """Return the help of every command, in the groups of `medsilo --help`."""
     parts = []
@@ -298,12 +325,11 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cell": lambda: fields(schema.CellResult),
     "commands": commands,
     "extend": extension,
+    "issues": issues,
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
-    "evidence-generated": evidence.everywhere,
-    "adviser-rules": evidence.rules,
-    "adviser-trial": evidence.trial,
+    "claims": claims.rows,
 }
 
 

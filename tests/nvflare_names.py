@@ -33,7 +33,6 @@ class Contract:
     module: str
     names: tuple[str, ...]
     shows: Callable[[Any], None]  # gets the module
-    extra: str = ""  # the package that must be installed for it
     given: tuple[str, ...] = ()  # names of what NVFlare hands us, which is of a subclass: the use shows them
 
     @property
@@ -42,8 +41,6 @@ class Contract:
 
     def check(self) -> None:
         """Fail with the name that is gone, or with what no longer holds."""
-        if self.extra:
-            pytest.importorskip(self.extra)
         for name in self.names:
             assert name in self.given or stands(self.module, name), (
                 f"{self.module}.{name} is gone; we rely on it: {self.words}"
@@ -73,14 +70,14 @@ def stands(module: str, name: str) -> bool:
 CONTRACTS: list[Contract] = []
 
 
-def relies(module: str, *names: str, extra: str = "") -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+def relies(module: str, *names: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
     """Enter a contract into the list; each text may hold several names, and `?` marks those of a subclass."""
     every = " ".join(names).split()
     plain = tuple(name.removeprefix("?") for name in every)
     given = tuple(name.removeprefix("?") for name in every if name.startswith("?"))
 
     def enter(shows: Callable[[Any], None]) -> Callable[[Any], None]:
-        CONTRACTS.append(Contract(f"{MODULES}.{module}", plain, shows, extra, given))
+        CONTRACTS.append(Contract(f"{MODULES}.{module}", plain, shows, given))
         return shows
 
     return enter
@@ -125,7 +122,7 @@ def shareable(module: Any) -> None:
 
 @relies(
     "apis.dxo",
-    "DXO.data DXO.data_kind DXO.meta DXO.to_shareable.set_header DXO.update_shareable DataKind.COLLECTION",
+    "DXO.data DXO.data_kind DXO.meta DXO.to_shareable DXO.update_shareable DataKind.COLLECTION",
     "DataKind.WEIGHTS from_shareable",
 )
 def dxo(module: Any) -> None:
@@ -183,8 +180,8 @@ def context(module: Any) -> None:
 
 @relies(
     "apis.fl_constant",
-    "CellMessageAuthHeaderKey.CLIENT_NAME EventScope.FEDERATION FLContextKey.CURRENT_RUN FLContextKey.EVENT_DATA",
-    "FLContextKey.EVENT_SCOPE FLContextKey.RUNNER FilterKey.OUT",
+    "CellMessageAuthHeaderKey.CLIENT_NAME FLContextKey.CURRENT_RUN",
+    "FLContextKey.RUNNER FilterKey.OUT",
     "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
     "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
     "ServerCommandNames.SUBMIT_UPDATE",
@@ -335,10 +332,9 @@ def filters_of_answers(module: Any) -> None:
     source_holds(app, "set_prop(FLContextKey.RUNNER, client_runner")
 
 
-@relies("apis.fl_component", "FLComponent.fire_event FLComponent.handle_event")
+@relies("apis.fl_component", "FLComponent.handle_event")
 def component(module: Any) -> None:
-    """A component of a job or a kit fires events, and is told all."""
-    takes(module.FLComponent.fire_event, "self", "event", "context")
+    """A component of a job or a kit is told all events."""
     takes(module.FLComponent.handle_event, "self", "event", "context")
 
 
@@ -356,57 +352,6 @@ def events(module: Any) -> None:
 def statistics(module: Any) -> None:
     """A request for a job's statistics fires an event, with the collector in its context."""
     takes(module.InfoCollector.handle_event, "self", module.InfoCollector.EVENT_TYPE_GET_STATS, "context")
-
-
-# ---------------------------------------------------------------------------------------------------- tracking
-@relies("apis.analytix", "ANALYTIC_EVENT_TYPE AnalyticsDataType.SCALAR")
-def analytics(module: Any) -> None:
-    """A number with a step is an analytics event."""
-    assert isinstance(module.ANALYTIC_EVENT_TYPE, str)
-
-
-@relies("apis.utils.analytix_utils", "create_analytic_dxo")
-def analytic_dxo(module: Any) -> None:
-    """A tag, a value and a step become a DXO, whose Shareable takes a header of ours."""
-    kind = import_module(f"{MODULES}.apis.analytix").AnalyticsDataType.SCALAR
-    event = module.create_analytic_dxo("loss", 0.5, kind, global_step=2).to_shareable()
-    event.set_header("medsilo.whose", "server")
-    assert event.get_header("medsilo.whose") == "server"
-
-
-@relies("app_common.widgets.streaming", "AnalyticsReceiver.handle_event")
-def receiver(module: Any) -> None:
-    """A receiver that is handed events by another component initializes at START_RUN and then saves each."""
-    takes(module.AnalyticsReceiver.handle_event, "self", "event", "context")
-    source_holds(module.AnalyticsReceiver, "self.save(shareable=data, fl_ctx=fl_ctx, record_origin=record_origin)")
-
-
-@relies(
-    "app_opt.tracking.tb.tb_receiver",
-    "TBAnalyticsReceiver.__init__ TBAnalyticsReceiver.initialize TBAnalyticsReceiver.save",
-    "TBAnalyticsReceiver.root_log_dir TBAnalyticsReceiver.writers_table.flush",
-)
-def tensorboard(module: Any) -> None:
-    """The receiver writes each origin's numbers into a folder of its name under root_log_dir, which may be any, with
-    a writer of its own in writers_table. tests/unit/test_tracking.py reads what was written."""
-    takes(module.TBAnalyticsReceiver)
-    takes(module.TBAnalyticsReceiver.save, "self", "context", "shareable", "server")
-
-
-@relies(
-    "app_opt.tracking.mlflow.mlflow_receiver",
-    "MLflowReceiver._mlflow_setup MLflowReceiver._init_buffer MLflowReceiver._get_run_name",
-    "MLflowReceiver.initialize MLflowReceiver.save MLflowReceiver.tracking_uri",
-    extra="mlflow",
-)
-def mlflow(module: Any) -> None:
-    """The study is an experiment, the server and each site a run of it. Its own `initialize` knows connected clients
-    only and names runs after the job, so its parts are called; there is no public way to name runs."""
-    own = module.MLflowReceiver
-    takes(own, "address", events=["event"], buffer_flush_time=0)
-    takes(own._mlflow_setup, "self", "folder", "experiment", {}, ["server"], "context")
-    takes(own._init_buffer, "self", ["server"])
-    takes(own._get_run_name, "self", {}, "server", "job", "name")
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
@@ -478,30 +423,11 @@ def fobs(module: Any) -> None:
         module.register(import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer)
 
 
-@relies("fuel.utils.fobs", "dots.TENSOR_DOWNLOAD dots.NUMPY_DOWNLOAD FOBSContextKey.PASS_THROUGH")
+@relies("fuel.utils.fobs", "dots.TENSOR_DOWNLOAD dots.NUMPY_DOWNLOAD")
 def dots(module: Any) -> None:
-    """Sections of a message that say where tensors or arrays are fetched from have numbers of their own. Whether they
-    are fetched while the message is read is said under a key of its own."""
+    """Sections of a message that say where tensors or arrays are fetched from have numbers of their own."""
     kinds = import_module(f"{module.__name__}.dots")
     assert kinds.TENSOR_DOWNLOAD != kinds.NUMPY_DOWNLOAD and 0 not in (kinds.TENSOR_DOWNLOAD, kinds.NUMPY_DOWNLOAD)
-    assert module.FOBSContextKey.PASS_THROUGH
-
-
-@relies(
-    "fuel.utils.fobs.decomposers.via_downloader",
-    "LazyDownloadRef materialize_lazy_download_refs",
-)
-def left_tensors(module: Any) -> None:
-    """A tensor that is not fetched with its message is a reference of four parts, which a third process can make by
-    itself and have fetched from where the tensor lies (tests/secure/test_sums.py shows the whole)."""
-    kind = import_module(f"{MODULES}.fuel.utils.fobs").dots.TENSOR_DOWNLOAD
-    import_module(f"{MODULES}.fuel.utils.fobs").register(
-        import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer
-    )
-    made = module.LazyDownloadRef("hospital-a.job", "key", "T0", kind)
-    assert (made.fqcn, made.ref_id, made.item_id, made.dot) == ("hospital-a.job", "key", "T0", kind)
-    takes(module.materialize_lazy_download_refs, {"a": made}, "cell", "abort_signal")
-    assert module.materialize_lazy_download_refs({"a": 1}, None) == {"a": 1}
 
 
 @relies(
@@ -532,10 +458,10 @@ def buffers(module: Any) -> None:
     "fuel.f3.cellnet.cell",
     "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
     "Cell.byte_streamer.chunk_size",
-    "Cell.core_cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
+    "?Cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
     "Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
-    "?Cell.send_request.get_header",
+    "?Cell.send_request",
 )
 def cell(module: Any) -> None:
     """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
@@ -559,7 +485,7 @@ def cell(module: Any) -> None:
         assert len(found.byte_receiver.registry.reg) >= 2
         assert found.byte_streamer.chunk_size == found.byte_streamer.get_chunk_size() == 1 << 20
         found.core_cell.set_message_interceptor(lambda message: None)
-        assert found.core_cell.get_fqcn() == "medsilo-contract"
+        assert found.get_fqcn() == "medsilo-contract"
         assert found.get_fobs_context({"a": 1})["a"] == 1 and "a" not in found.get_fobs_context()
         source_holds(module.Cell._process_stream_error, "waiter.stream_error", "waiter.result", "in_receiving.set()")
     finally:
@@ -772,7 +698,7 @@ def recipe(module: Any) -> None:
 
 @relies(
     "private.fed.app.simulator.simulator_runner",
-    "?SimulatorRunner.args.set ?SimulatorRunner.client_names ?SimulatorRunner.client_config SimulatorRunner.client_run",
+    "?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
     "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorClientRunner.do_one_task",
 )
 def simulator(module: Any) -> None:
@@ -782,7 +708,6 @@ def simulator(module: Any) -> None:
     finds a port for a process, connects to whoever listens there, and returns no next client when it has lost it."""
     takes(module.SimulatorRunner, "job", "workspace", clients="a,b", threads=2, max_clients=2)
     found = module.SimulatorRunner("job", "workspace", clients="a,b", threads=2)
-    assert isinstance(found.client_names, list)
     takes(found.client_run, "folder", ["a"], None)
     source_holds(
         module.SimulatorRunner.client_run,
@@ -912,6 +837,7 @@ PATHS = (
     "app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
     "app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
     "app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
+    "app_common.logging.job_log_streamer.JobLogStreamer",
     "app_common.logging.site_log_streamer.SiteLogStreamer",
     "lighter.impl.workspace.WorkspaceBuilder",
     "lighter.impl.static_file.StaticFileBuilder",

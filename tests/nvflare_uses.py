@@ -26,6 +26,7 @@ class Uses(ast.NodeVisitor):
 
     def __init__(self, path: Path) -> None:
         self.found: set[str] = set()
+        self.set: set[str] = set()  # what is set on things of NVFlare's
         self.known: Known = {}
         self.bases: list[str] = []  # of the class that is being read
         self.own: set[str] = set()  # names that this class has itself
@@ -56,6 +57,8 @@ class Uses(ast.NodeVisitor):
         """Return the chain that an expression stands for."""
         if isinstance(node, ast.Name):
             return self.known.get(node.id)
+        if isinstance(node, ast.Constant):  # an annotation in quotes
+            return self.known.get(node.value) if isinstance(node.value, str) else None
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.Call):
@@ -160,6 +163,8 @@ class Uses(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if chain := self.chain(node):
             self.found.add(chain)
+            if isinstance(node.ctx, ast.Store) and not _is_set_on_self(node):
+                self.set.add(chain)
         self.generic_visit(node)
 
 

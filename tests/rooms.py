@@ -79,7 +79,7 @@ ROOMS = {
     ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
     "review": room(
-        "`medsilo evidence`: packages, leak reports and claims with the tests that show them, for a hospital's review",
+        "`medsilo evidence`: packages, leak reports and what travels, for a hospital's review",
         "check core plan report runs site",
     ),
     "site_page": room(

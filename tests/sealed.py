@@ -10,9 +10,10 @@ from torch import Tensor
 
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing.fixed_point import FixedPoint, Flat
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import Assembly, Letter, SumClaim
 from medsilo.sealing.member import Member
-from medsilo.sealing.relay import Gathering, MaskedMixtures, MaskedSums
+from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Signer, Unsigned
 from medsilo.sealing.terms import SealedBlock, Terms
 
@@ -28,10 +29,8 @@ def names(count: int) -> tuple[str, ...]:
     return tuple(f"site-{place}" for place in range(count))
 
 
-def terms(count: int, mode: str = "pairwise", threshold: int = 0, confirm: bool = False, study: str = "s") -> Terms:
-    if mode == "pairwise":
-        return Terms(study, "plan", names(count), "pairwise", threshold or count // 2 + 1, confirm)
-    return Terms(study, "plan", names(count), "group")
+def terms(count: int, threshold: int = 0, confirm: bool = False, study: str = "s") -> Terms:
+    return Terms(study, "plan", names(count), threshold or count // 2 + 1, confirm)
 
 
 def numbers(count: int, size: int = 5, seed: int = 0) -> dict[str, Tensors]:
@@ -76,25 +75,25 @@ class Hospitals:
     signers: Mapping[str, Signer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.members = {site: Member.begin(self.terms, site, self.signer(site)) for site in self.terms.sites}
+        self.members = {
+            site: Member.begin(self.terms, site, self.signer(site), SumMemory()) for site in self.terms.sites
+        }
         self.gathering = Gathering(self.terms)
         for site, member in self.members.items():
             self.gathering.add(site, sent(member.introduction()))
         self.assembly: Assembly = sent(self.gathering.assembly())
         for member in self.members.values():
             member.meet(self.assembly)
-        boxes = self.gathering.group_keys(sent(self.members[self.terms.sites[0]].group_keys()))
-        for site, box in boxes.items():
-            self.members[site].take_group_key(sent(box))
 
     def signer(self, site: str) -> Signer:
         return self.signers.get(site, Unsigned())
 
     def restart(self, site: str) -> None:
         """Go on from what the site has on its disk."""
-        self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved())
+        memory = SumMemory.read(json.loads(json.dumps(self.members[site].memory.facts())))
+        self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved(), memory)
 
-    # ------------------------------------------------------------------ a pairwise round
+    # ------------------------------------------------------------------ a round
     def begin(self, number: int, blocks: Sequence[SealedBlock], without: Collection[str] = ()) -> MaskedSums:
         """Collect the offers of a round."""
         server = MaskedSums(self.terms, self.assembly, number, blocks)
@@ -136,23 +135,6 @@ class Hospitals:
             server.reveal(site, sent(self.members[site].unmask(request, server.blocks)))
         claim, sums = server.open()
         return sent(claim), sums
-
-    # ------------------------------------------------------------------ a group's round
-    def mixtures(
-        self,
-        number: int,
-        blocks: Sequence[SealedBlock],
-        groups: Mapping[str, Groups],
-        without: Collection[str] = (),
-        weights: Mapping[str, Mapping[str, int]] | None = None,
-    ) -> MaskedMixtures:
-        """Collect what the others seal."""
-        server = MaskedMixtures(self.terms, number, blocks)
-        for site, member in self.members.items():
-            if site not in without:
-                stamp, sealed = member.seal_upload(number, blocks, groups[site], (weights or {}).get(site))
-                server.add(site, sent(stamp), sealed)
-        return server
 
 
 def as_groups(models: Mapping[str, Tensors], *blocks: str) -> dict[str, Groups]:

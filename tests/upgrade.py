@@ -27,7 +27,7 @@ from pathlib import Path
 from docs.markdown import table
 from medsilo.core.files import write_json, write_text
 from medsilo.core.text import plain
-from medsilo.review.junit import read_junit
+from tests.junit import read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECORDED = ROOT / "docs/compatibility.md", ROOT / "docs/compatibility.json"

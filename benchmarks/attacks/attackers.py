@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.tensors import Groups, Tensors
+from medsilo.course.additions import AMPLITUDE
 from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
-from medsilo.methods.harmofl import AMPLITUDE
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, PARTS, Parcel
 from medsilo.tasks.task import Cases, SiteData, Task

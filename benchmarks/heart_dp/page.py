@@ -150,7 +150,8 @@ told from a 0 there, so that more lines stay than the 740 of the published study
 Switzerland. The cells are therefore the same study on somewhat other cases.
 
 What each hospital's account covers: Poisson samples of four cases on average, 1500 steps, composed by privacy loss
-distributions.
+distributions. It does not cover that numbers are standardised by each hospital's own training cases, as FLamby does it;
+a plan of a study that promises privacy is refused there ([privacy.md](../privacy.md)).
 """
 CHOICE = """## Better
 

@@ -13,8 +13,8 @@ from benchmarks.results.patients import write_patients
 from medsilo.runs.schema import About, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.study.asked import Asked, asked
 from medsilo.study.cells import Cell, Row, run_cell
+from medsilo.study.compare import Asked, asked
 from medsilo.study.verdict import Statistics
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,8 +28,7 @@ from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import About, Round, Summary, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings, read_settings
-from medsilo.study.base_plan import base_plan
-from medsilo.study.cells import Engine, Row, cells_of
+from medsilo.study.cells import Engine, Row, base_plan, cells_of
 from medsilo.study.compare import Study
 
 if TYPE_CHECKING:

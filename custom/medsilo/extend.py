@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
-    from medsilo.federation.asking import Messenger
     from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
+    from medsilo.federation.seams import Channel
     from medsilo.learning.layers import names_of_last_layers
     from medsilo.learning.training import Training
     from medsilo.models.network import Network
@@ -44,21 +44,22 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.cli.given_settings import folder_of_settings, settings_of
     from medsilo.consortium.lead import inquire
     from medsilo.core.errors import Full, YamlError
-    from medsilo.core.files import TYPES, load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
+    from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
     from medsilo.core.package import package_facts
-    from medsilo.core.section import Section, added, checked, in_words
+    from medsilo.core.section import Section, checked, in_words
+    from medsilo.core.spill import TYPES
     from medsilo.core.tensors import hash_of
     from medsilo.course.group import places_of, views
     from medsilo.deploy.bundle import WEIGHTS, finish_bundle
     from medsilo.federation import inprocess
     from medsilo.federation.accepting import check_package
-    from medsilo.federation.asking import Outgoing, Receive
     from medsilo.federation.bounds import BESIDE, PER_TENSOR, SLACK, Bounds
     from medsilo.federation.coordinator import Coordinator
     from medsilo.federation.inprocess import Loop
     from medsilo.federation.participant import Participant
     from medsilo.federation.pool import POOL
-    from medsilo.federation.protection import book_of
+    from medsilo.federation.protection import book_of, read_for
+    from medsilo.federation.seams import Outgoing, Receive
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.layers import head_layers, judges_by_batch
     from medsilo.learning.loop import Case, Compute, LossFunction, Stop, batches, evaluate, is_finite
@@ -79,6 +80,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs.record import Record
     from medsilo.runs.schema import Summary
     from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat
+    from medsilo.sealing.keeping import SumMemory
     from medsilo.sealing.letters import Assembly, Deal, Introduction, Offer, Reveal, UnmaskingRequest
     from medsilo.sealing.member import Member
     from medsilo.sealing.relay import Gathering, MaskedSums
@@ -86,7 +88,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.site.book import data_set
     from medsilo.site.settings import FILE_NAME, SiteSettings, make_settings, read_settings
     from medsilo.tasks.bundled import InMonai
-    from medsilo.tasks.dicom_walk import is_dicom, tags_in
+    from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
     from medsilo.tasks.headers import check_size, open_reader
     from medsilo.tasks.listing import (
         LINKS,

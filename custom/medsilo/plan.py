@@ -9,371 +9,37 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
-from torch import Tensor, nn
+from torch import nn
 
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, load_tensors, load_yaml, why_unread
 from medsilo.core.package import package_facts
-from medsilo.core.section import SHOWN, Section, added, checked, in_words
+from medsilo.core.section import SHOWN, Section, checked, in_words
 from medsilo.core.tensors import hash_of
 from medsilo.core.text import is_safe_name, plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
-from medsilo.course.group import Group, views
+from medsilo.course.layer import Feature, Layer
+from medsilo.course.participation import Participation
 from medsilo.course.phase import Course, Phase
-from medsilo.course.promises import Sealing, promises
+from medsilo.course.robust_mixing import Mixing
 from medsilo.course.sealable import forms_of, means_of
+from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.course.workbench import Blueprint
-from medsilo.learning.private import GradientBounds, mixes_cases
+from medsilo.learning.private import GradientBounds
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
-from medsilo.mixing.defence import Shield
-from medsilo.mixing.forms import Exchanged, Form, Summed, Unsealable
-from medsilo.mixing.rules import Robust
+from medsilo.mixing.forms import Form, Summed
 from medsilo.models.network import Network
-from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
+from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
 from medsilo.tasks.task import Task
 
-MOST_SITES = 4096
-LEAST_SEALED = 3  # hospitals in a sealed round
 BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
 MOST_PARAMETERS = 500_000_000  # of all networks of a method together
 FROM_FILES = ("question", "plans", "first_stage")  # keys of a task that may name a file beside the plan
 HASH = re.compile(r"[0-9a-f]{64}")
-
-
-class Participation(Section):
-    """The hospitals that the study needs, and what happens when one is missing."""
-
-    sites: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SITES,
-        description="names of the agreed sites; empty: whoever is connected when the job starts",
-    )
-    unseen: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SITES,
-        description="names of sites that do not train and are tested with the outcome: the global model or the super "
-        "model",
-    )
-    minimum: int | None = Field(
-        None, ge=1, description="how many sites have to contribute to each round; `null`: all named sites"
-    )
-    when_missing: Literal["stop", "wait", "continue"] = Field(
-        "stop",
-        description="`stop`: retry once if the training process crashed; if a site is still missing, the study ends. "
-        "`wait`: ask a site that is lost or whose training process crashed again until `patience` is over (a refusal "
-        "is final). `continue`: go on without it. All three end the study when fewer than `minimum` sites contribute",
-    )
-    timeout: int = Field(600, ge=1, le=86_400, description="seconds that a site has for one answer")
-    patience: int = Field(
-        3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
-    )
-    silence: int = added(
-        420,
-        ge=1,
-        le=86_400,
-        description="seconds that a site's line may be down within that time, so that all goes on where it was",
-    )
-    groups: dict[str, tuple[str, ...]] = added(
-        {},
-        max_length=MOST_SITES,
-        description="names of groups of sites, such as countries, each with its sites: every mean over sites is taken "
-        "within each group first, then over the groups ([below](#groups-of-hospitals)). Each site stands in one group; "
-        "`sites` may be left out then",
-    )
-    sums_at: dict[str, str] = added(
-        {},
-        max_length=MOST_SITES,
-        description="by group: which of its sites adds up what all of them send, so that the server gets one mean from "
-        "it ([below](#groups-of-hospitals)). That site reads the others' tensors, as far as their settings allow it",
-    )
-
-    @field_validator("sites", "unseen")
-    @classmethod
-    def _names(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
-        for site in sites:
-            if not is_safe_name(site):
-                raise ValueError(
-                    f"site name {site!r} has odd characters; use letters, digits, '.', '_' and '-' (at most 63)"
-                )
-        if len(set(sites)) < len(sites):
-            raise ValueError(f"a site is named twice in {list(sites)}; name each once")
-        return tuple(sorted(sites))
-
-    @field_validator("groups")
-    @classmethod
-    def _grouped(cls, groups: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        for name, sites in groups.items():
-            if not is_safe_name(name):
-                raise ValueError(f"group name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
-            if not sites:
-                raise ValueError(f"group {name} has no sites; name them, or leave it out")
-            cls._names(sites)
-        return {name: tuple(sorted(sites)) for name, sites in sorted(groups.items())}
-
-    @model_validator(mode="after")
-    def _sums_at_a_member(self) -> Self:
-        for name, site in self.sums_at.items():
-            if site not in self.groups.get(name, ()):
-                raise ValueError(f"sums_at: {site} is not a site of a group {name}; name one of the group's own")
-        return self
-
-    @model_validator(mode="after")
-    def _each_in_a_group(self) -> Self:
-        if not self.groups:
-            return self
-        grouped = [site for sites in self.groups.values() for site in sites]
-        if not self.sites:
-            object.__setattr__(self, "sites", self._names(tuple(grouped)))
-        for site in sorted({*grouped, *self.sites}):
-            if (count := grouped.count(site)) != 1:
-                stands = "in no group" if count == 0 else f"{count} times in participation.groups"
-                raise ValueError(f"{site} stands {stands}; name every site in one group")
-            if site not in self.sites:
-                raise ValueError(f"{site} stands in a group and not under sites; add it, or leave sites out")
-        return self
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if not self.sites and self.minimum is None:
-            raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
-        if self.unseen and not self.sites:
-            raise ValueError("unseen hospitals need named sites beside them; name those in participation.sites")
-        if both := sorted({*self.sites} & {*self.unseen}):
-            raise ValueError(f"{both[0]} stands under sites and under unseen; a hospital either trains or it doesn't")
-        if self.sites and self.minimum is not None and self.minimum > len(self.sites):
-            raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
-        if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):
-            raise ValueError(
-                f"when_missing 'continue' can't go on while all {len(self.sites)} sites are required; lower minimum"
-            )
-        return self
-
-    @property
-    def group_of(self) -> dict[str, str]:
-        """The group of each site, where there are groups."""
-        return {site: name for name, sites in self.groups.items() for site in sites}
-
-    def adder_of(self, site: str) -> str | None:
-        """Return the site that adds up what this one sends; None where the server does."""
-        return self.sums_at.get(self.group_of.get(site, ""))
-
-    @property
-    def everyone(self) -> tuple[str, ...]:
-        """All named hospitals, those that train and those that don't."""
-        return tuple(sorted({*self.sites, *self.unseen}))
-
-    @property
-    def required(self) -> int:
-        """The contributors that every round needs."""
-        return self.minimum if self.minimum is not None else len(self.sites)
-
-
-class Mixing(Section):
-    """The server's defence against hospitals that send wrong or harmful tensors."""
-
-    robust: Robust | None = Field(
-        None,
-        description="what takes the place of every mean over hospitals, so that a few dishonest ones can't bend the "
-        "model ([robust.md](robust.md)). Hospitals count alike in it, unless `share_cap` is given with `norm-bound` or "
-        "`geometric-median`. Groups of which every hospital has values of its own stay as the method mixes them",
-    )
-    share_cap: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="the most that one hospital may count for in a mean, whatever number of cases it claims; what is "
-        "cut off goes to the others",
-    )
-
-    def shield(self, apart: Collection[str]) -> Shield | None:
-        """Return what mixers are defended by; None where the plan asks for nothing."""
-        return Shield(self.robust, self.share_cap, apart) if self.robust or self.share_cap else None
-
-    def suits(self, method: str, sent: Iterable[Group], hospitals: int) -> None:
-        """Raise a PlanError where it makes no sense with what a method's hospitals send, or with so few of them."""
-        means = [group for group in sent if not group.personal]
-        if not means:
-            raise PlanError(
-                f"mixing: {method} takes no mean over hospitals that a robust rule could take the place of; use "
-                "fedavg, fedbn or ditto, or leave mixing.robust and mixing.share_cap out"
-            )
-        for group in means:
-            if group.undefended:
-                raise PlanError(group.undefended)
-        if self.robust and hospitals < self.robust.fewest:
-            raise PlanError(
-                f"mixing.robust: {self.robust.name} needs {self.robust.fewest} hospitals in every round, and "
-                f"{hospitals} are enough for this plan; raise participation.minimum, or lower what the rule asks for"
-            )
-        if self.share_cap and self.robust and not self.robust.weighs:
-            raise PlanError(f"mixing.share_cap: all hospitals count alike in {self.robust.name}; set it to null")
-        if self.share_cap and self.share_cap * hospitals < 1:
-            raise PlanError(
-                f"mixing.share_cap: shares of at most {self.share_cap:g} make no whole with {hospitals} hospitals; "
-                f"give {1 / hospitals:.3g} or more"
-            )
-
-    def cautions(self, groups: Iterable[Group]) -> list[str]:
-        """Return what stays undefended, one line each."""
-        if not (self.robust or self.share_cap):
-            return []
-        mixed = sorted({group.title or group.name for group in groups if group.personal and group.travels == "both"})
-        return [
-            f"mixing: the {title} of every hospital is mixed as the method says, so what a dishonest hospital sends of "
-            "it reaches the others"
-            for title in mixed
-        ]
-
-
-class TransportSettings(Section):
-    """Settings of the tensors on their way: precision and sealing."""
-
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
-    )
-    slowest: int = added(
-        4000,
-        ge=8,
-        le=1_000_000,
-        description="kbit/s of the slowest line, of which ten seconds' worth is sent at once: a cut costs no more",
-    )
-    delta: bool = added(
-        False,
-        description="for slow lines: a tensor that has changed goes over NVFlare as its difference to what the site "
-        "was given last, without loss ([reliability.md](reliability.md#tensors-that-have-changed))",
-    )
-    sealing: Sealing = added(
-        "none",
-        description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
-        "learns sums only. `group`: it learns nothing, as long as no hospital helps it",
-    )
-    sealing_threshold: int | None = added(
-        None,
-        ge=2,
-        le=256,
-        description="of `pairwise`: how many hospitals have to stay until a round is opened, and one more than may "
-        "help the server without learning more; `null`: half of them and one",
-    )
-    sealing_confirm: bool = added(
-        True,
-        description="of `pairwise`: hospitals first sign whose numbers are added, against a server that lies",
-    )
-    sealing_bits: Literal[32, 64] = added(
-        64,
-        description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits",
-    )
-    sealing_bound: float | None = added(
-        None,
-        gt=0,
-        le=1e12,
-        description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
-        "`null`: 65536 with 64 bits, 64 with 32",
-    )
-    sealing_counts: int | None = added(
-        None,
-        ge=1,
-        le=10_000_000,
-        description="seal the hospitals' numbers of training cases, too, by which means are weighted; no hospital may "
-        "have more than so many. `null`: they are told",
-    )
-    sealing_clear: tuple[str, ...] = added(
-        (),
-        max_length=16,
-        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
-        "AdaFed's `statistics`, which hospitals tell each other otherwise",
-    )
-
-    @property
-    def sealed(self) -> bool:
-        """Return whether hospitals seal what they send."""
-        return self.sealing != "none"
-
-    @property
-    def promises(self) -> list[str]:
-        """Return what sealing protects against, and against whom it does not."""
-        return promises(self.sealing, self.sealing_clear, bool(self.sealing_counts))
-
-    @property
-    def bound(self) -> float:
-        """The largest number that is sealed."""
-        return self.sealing_bound or (65536.0 if self.sealing_bits == 64 else 64.0)
-
-    def threshold(self, hospitals: int) -> int:
-        """Return how many of so many hospitals open a pairwise sum; 0 in the mode group."""
-        return (self.sealing_threshold or hospitals // 2 + 1) if self.sealing == "pairwise" else 0
-
-    def times_as_large(self, hospitals: int) -> int:
-        """Return how many times its bytes a tensor may take when it is sealed, at most: once for each reader."""
-        return {"none": 1, "group": 2, "pairwise": 2 * hospitals}[self.sealing]
-
-    def packed(self, tensor: Tensor) -> Tensor:
-        """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
-        return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
-
-    def check_sealing(self, participation: Participation, unseen: bool) -> None:
-        """Raise a PlanError where these hospitals can't seal so."""
-        named = len(participation.sites)
-        if (named and named < LEAST_SEALED) or participation.required < LEAST_SEALED:
-            raise PlanError(
-                f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
-                f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
-                "hospitals, raise participation.minimum, or set transport.sealing=none"
-            )
-        if self.delta:
-            raise PlanError(
-                "transport.delta: what is sealed looks like noise, of which no difference is smaller; set it to false, "
-                "or transport.sealing=none"
-            )
-        if self.precision == "bfloat16":
-            raise PlanError(
-                "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32, and "
-                "transport.sealing_bits=32 for half of the bytes"
-            )
-        if self.sealing_counts and self.sealing_clear:
-            raise PlanError(
-                f"transport.sealing_counts: {self.sealing_clear[0]} leaves in clear and tells numbers of cases; take "
-                "it out of transport.sealing_clear, or leave sealing_counts out"
-            )
-        if self.sealing == "group":
-            if self.sealing_threshold:
-                raise PlanError("transport.sealing_threshold: belongs to pairwise; leave it out")
-            if unseen:
-                raise PlanError(
-                    "participation.unseen: hospitals that do not train have no key to what 'group' seals; use pairwise"
-                )
-            return
-        threshold = self.threshold(named or participation.required)
-        if named and not named < 2 * threshold <= 2 * named:
-            raise PlanError(
-                f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
-                f"{named}: with half of them or fewer a server could have both of a hospital's masks taken off"
-            )
-        if participation.required < threshold:
-            raise PlanError(
-                f"participation.minimum: {participation.required} hospitals can't open a sum whose threshold is "
-                f"{threshold}; raise it"
-            )
-
-    def check_form(self, method: str, group: str, form: Form) -> None:
-        """Raise a PlanError where a group that sites send can't be sealed so."""
-        if group in self.sealing_clear:
-            if not isinstance(form, Unsealable | Exchanged):
-                raise PlanError(f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
-            return
-        if isinstance(form, Unsealable):
-            raise PlanError(
-                f"transport.sealing: {method}'s {group} can't be sealed: {form.why}; let it leave in clear "
-                f"(transport.sealing_clear=[{group}]), choose another method, or set transport.sealing=none"
-            )
-        if self.sealing == "group" and isinstance(form, Summed) and form.steps:
-            raise PlanError(
-                f"transport.sealing: the server makes a step of its own with {method}'s {group}, so it has to read the "
-                "mean, which 'group' hides from it; use pairwise"
-            )
 
 
 class Tracking(Section):
@@ -384,14 +50,14 @@ class Tracking(Section):
         description="the round whose model is tested and kept as `best`: the best on validation data (a later round "
         "has to be strictly better), or the last",
     )
-    sensitivity: float | None = added(
+    sensitivity: float | None = Field(
         None,
         gt=0,
         le=1,
         description="with two classes: the sensitivity that each hospital's threshold has to reach on its validation "
         "cases. `null`: the threshold with the greatest sensitivity + specificity there (Youden's)",
     )
-    validate_every: int = added(
+    validate_every: int = Field(
         1,
         ge=1,
         le=10_000,
@@ -436,13 +102,19 @@ class Plan(Section):
     network: Annotated[SerializeAsAny[Network], _made_by(NETWORKS)] = Field(None)  # type: ignore[assignment]  # by default the task's own
     training: Training = Training()
     participation: Participation
-    mixing: Mixing = added(Mixing())
+    mixing: Mixing = Mixing()
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
-    privacy: PrivacyOffer | None = added(
+    privacy: PrivacyOffer | None = Field(
         None,
         description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
         "privacy against everybody outside it. `null`: nothing",
+    )
+    layers: tuple[Annotated[SerializeAsAny[Layer], _made_by(LAYERS)], ...] = Field(
+        (),
+        max_length=8,
+        description="layers of other packages around sites and server, from outside to inside "
+        "([extend.md](extend.md#layers)), each with its `name` and its own keys",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
     protocol: Literal["paper", "released-code", "clinical"] = Field(
@@ -450,7 +122,7 @@ class Plan(Section):
         description="what the plan's numbers follow; it is stated in every output. A plan that contradicts what its "
         "method says of the word is refused, and so is a word of which the method says nothing",
     )
-    packages: dict[str, OutsidePackage] = added(
+    packages: dict[str, OutsidePackage] = Field(
         {},
         description="installed packages that bring the method, task or network, where these are not medsilo's own; "
         "filled in by itself: version and hash of each ([extend.md](extend.md))",
@@ -486,22 +158,19 @@ class Plan(Section):
         self._keeps_masks_as_they_are(networks)
         if self.task.postprocessings and not self.algorithm.outcome.one_network:
             raise PlanError(f"task.postprocessing: {self.algorithm.name} puts several networks together; set false")
-        self._has_data_for_its_sites()
         self._can_weigh_classes()
         self._network_reads_task(networks["model"])
-        if self.participation.unseen:
-            self._can_be_tested_elsewhere()
-        if self.mixing != Mixing():
-            sent = [group for phase in self.course.phases for group in phase.sent]
-            self.mixing.suits(self.algorithm.name, sent, self.participation.required)
-        if self.participation.groups:
-            self._can_be_grouped(networks)
-        if self.transport.sealed:
-            self._can_be_sealed(networks)
-        if self.privacy:
-            self._keeps_its_promise(networks)
+        for feature in self.features:
+            for conflict in feature.conflicts(self, dict(networks)):
+                raise PlanError(conflict)
         self._keeps_its_protocol()
         return self
+
+    @property
+    def features(self) -> list[Feature]:
+        """All that is optional in this plan, in the order in which it is asked."""
+        own = (self.participation, self.mixing, self.transport, self.privacy, *self.layers)
+        return [feature for feature in own if feature is not None]
 
     @property
     def has_threshold(self) -> bool:
@@ -541,11 +210,6 @@ class Plan(Section):
                 "are masks of a first stage; choose another method, or leave algorithm.amplitude out"
             )
 
-    def _has_data_for_its_sites(self) -> None:
-        most, named = self.task.most_sites, len(self.participation.everyone)
-        if most is not None and named > most:
-            raise PlanError(f"participation.sites: {named} sites, but task {self.task.name} has {most}; name fewer")
-
     def _can_weigh_classes(self) -> None:
         """The loss has a part that class weights change, and there is one for each class."""
         weights, classes = self.training.class_weights, self.task.classes
@@ -563,105 +227,10 @@ class Plan(Section):
                 "give one for each (of masks: the background first)"
             )
 
-    def _can_be_tested_elsewhere(self) -> None:
-        """Something is there for a hospital that did not train: one model for all, or a super model."""
-        if not self.algorithm.outcome.for_others:
-            name = self.algorithm.name
-            raise PlanError(f"participation.unseen: {name} leaves no model for hospitals that did not train")
-
-    def _can_be_grouped(self, networks: Mapping[str, nn.Module]) -> None:
-        """Every mean over sites can be taken in parts."""
-        name, participation = self.algorithm.name, self.participation
-        if self.mixing != Mixing():
-            raise PlanError(
-                "participation.groups: robust rules and shares compare what all sites sent, so no mean within a group "
-                "takes their place; leave groups out, or set mixing.robust and mixing.share_cap to null"
-            )
-        if self.transport.sealed:
-            raise PlanError(
-                "participation.groups: sealed numbers are integers, whose sum is the same in any order; leave groups "
-                "out, or set transport.sealing=none"
-            )
-        sent, means = set[str](), dict[str, Summed | None]()
-        for phase in self.course.phases:
-            own = views(phase.sent, dict(networks)).keys()
-            sent |= own
-            means |= {group: form for group, form in self.means_of(phase).items() if group in own}
-        if self.algorithm.pooled or not means:
-            raise PlanError(f"participation.groups: {name} takes no mean over sites; leave groups out")
-        if whole := sorted(group for group, form in means.items() if form is None):
-            raise PlanError(
-                f"participation.groups: the mean of {name}'s {whole[0]} needs every site's tensors at once; leave "
-                "groups out, or choose another method"
-            )
-        single = sorted(group for group in sent if (form := means.get(group)) is None or form.enter)
-        if participation.sums_at and single:
-            raise PlanError(
-                f"participation.sums_at: the server needs every site's own {single[0]} in {name}, so no site can add "
-                "it up; leave sums_at out, or choose another method"
-            )
-
-    def _can_be_sealed(self, networks: Mapping[str, nn.Module]) -> None:
-        """Nothing that sites send needs a server that can read it."""
-        transport, name = self.transport, self.algorithm.name
-        if transport.sealing_counts and self.training.truncate:
-            raise PlanError(
-                "training.truncate: needs the smallest hospital's number of cases, which transport.sealing_counts "
-                "seals; leave one of them out"
-            )
-        transport.check_sealing(self.participation, bool(self.participation.unseen))
-        if self.mixing != Mixing():
-            raise PlanError(
-                "mixing: robust rules and shares compare what single hospitals sent, which sealing hides from the "
-                "server; set mixing.robust and mixing.share_cap to null, or transport.sealing=none"
-            )
-        if self.algorithm.pooled or not any(phase.sent for phase in self.course.phases):
-            raise PlanError(f"transport.sealing: {name} sends no tensors, so there is nothing to seal; set none")
-        known = set()
-        for phase in self.course.phases:
-            tensors, forms = views(phase.sent, dict(networks)), self._forms(phase)
-            for group in tensors:
-                known.add(group)
-                transport.check_form(name, group, forms[group])
-                if group not in transport.sealing_clear and any(t.is_complex() for t in tensors[group].values()):
-                    raise PlanError(f"transport.sealing: {name}'s {group} has complex numbers, which can't be sealed")
-        if strangers := sorted(set(transport.sealing_clear) - known):
-            raise PlanError(f"transport.sealing_clear: {name} sends no group {strangers[0]}; take it out")
-
-    def _keeps_its_promise(self, networks: Mapping[str, nn.Module]) -> None:
-        """All that leaves a hospital follows from noisy gradients of single cases."""
-        if self.task.unbounded:
-            raise PlanError(f"privacy: {self.task.unbounded}, or leave privacy out")
-        if self.training.truncate:
-            raise PlanError(
-                "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
-                "it to false where the plan promises privacy"
-            )
-        if self.training.class_weights == "balanced":
-            raise PlanError(
-                "training.class_weights: balanced weights follow from each hospital's own numbers of cases, which no "
-                "noise hides; give numbers that all hospitals know, for example [1, 4]"
-            )
-        assert self.privacy
-        releases = any(phase.releases for phase in self.course.phases)
-        if releases != (self.privacy.statistics is not None):
-            raise PlanError(
-                "privacy.statistics: means over a hospital's cases leave before training, and need an account of their "
-                "own; set privacy.statistics.epsilon"
-                if releases
-                else "privacy.statistics: nothing leaves before training under this plan; remove it"
-            )
-        for name in self.private.networks:
-            if layer := mixes_cases(networks[name]):
-                raise PlanError(
-                    f"privacy: {layer} of network {name} lets cases of a batch change each other's gradients, so no "
-                    "bound holds for one; choose network.norm=group, or instance for a U-Net"
-                )
-
     @property
     def private(self) -> Private:
         """Return how the method keeps the plan's promise of privacy; raises PlanError where it can't."""
-        return self.algorithm.privately()
+        return self.algorithm.privately(name for name in METHODS.builtin if METHODS[name].declares_account())
 
     @property
     def gradients(self) -> int:
@@ -710,9 +279,8 @@ class Plan(Section):
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
         """Return what whoever starts the study should know of its numbers, one line each."""
-        groups = [group for phase in self.course.phases for group in phase.groups]
-        noisy = self.privacy.cautions() if self.privacy else []
-        return [*self.algorithm.cautions(sites), *self.mixing.cautions(groups), *noisy]
+        own = (caution for feature in self.features for caution in feature.cautions(self))
+        return [*self.algorithm.cautions(sites), *own]
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
@@ -843,7 +411,11 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     for change in changes:
         _apply(values, change)
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
-    check_packages(names, values.get("packages"), allowed)  # before anything of them is imported
+    own = values.get("layers")
+    layers = {
+        f"layers.{place}": LAYERS.named_in(layer) for place, layer in enumerate(own if isinstance(own, list) else [])
+    }
+    check_packages(names | layers, values.get("packages"), allowed)  # before anything of them is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
@@ -873,6 +445,7 @@ def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Out
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
     names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
+    names |= {f"layers.{place}": layer.name for place, layer in enumerate(plan.layers)}
     return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 

@@ -247,23 +247,28 @@ INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry
 
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.command:Command", {})
 
+# Layers of other packages; the engine's own stand in federation/around.py.
+LAYERS = Registry("medsilo.layers", "medsilo.course.layer:Layer", {})
+
 TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
 
 
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
     """Return version and hash of every outside package that brings one of a plan's names. Nothing of it is imported.
 
-    names: of the plan's sections. given: what the plan itself says of its packages. Raises a PlanError for a package
+    names: by the plan's section, of layers with their place (`layers.0`).
+    given: what the plan itself says of its packages. Raises a PlanError for a package
     that is not allowed, that is not installed, or that is another one here than where the plan was made.
     """
     said = {canonical(name): facts for name, facts in given.items()} if isinstance(given, dict) else {}
     found = {}
     for key, name in names.items():
-        if package := TABLES[key].package_of(name):
+        table = TABLES.get(key, LAYERS)
+        if package := table.package_of(name):
             check_allowed(package, allowed)
             found[package] = facts_of(package)
             _check_same(package, found[package], said.get(package, found[package]))
-        elif name and name not in TABLES[key] and (absent := next(filterfalse(is_installed, said), None)):
+        elif name and name not in table and (absent := next(filterfalse(is_installed, said), None)):
             told = f"package {absent} of this plan is not installed here; install {_version(said[absent])}"
             raise PlanError(f"{key}.name: {name!r} is not known: {told}")
     return dict(sorted(found.items()))

@@ -63,6 +63,9 @@ class DicomFolder(VolumeFolder):
             raise ValueError(f"modalities {list(self.modalities)}: a case is one series; name one")
         return self
 
+    def across_patients(self) -> str:
+        return super().across_patients()  # an image is scaled by its own intensities alone
+
     def check_source(self, source: DataSource | None) -> None:
         super().check_source(source)
         library()

@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medsilo.extend import MedsiloError, tags_in
+from medsilo.extend import DEFLATED, MedsiloError, tags_in
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 SLICES = (CT, MR, PET)  # classes of objects that are one slice of a volume
@@ -97,32 +97,37 @@ def read_header(path: Path) -> Header | None:
     try:
         tags = tags_in(data)
     except ValueError:
+        if DEFLATED in data:
+            return None  # no library may open it
         damage = "series have a damaged file; copy or export them again"
     wanted = [*ALIKE, *IDENTIFIERS, *OTHERS]
     try:
         # From memory, so that a length which is a lie takes none.
         elements = pydicom.dcmread(BytesIO(data), stop_before_pixels=True, specific_tags=wanted)
-        series = str(elements.get("SeriesInstanceUID") or "")
-    except Exception:  # pydicom raises anything over damaged files
+        header = _named(path, elements, damage, any(group % 2 for group, _ in tags))
+    except Exception:  # pydicom raises anything over damaged files, also when an element is looked at
         return None
-    if not series:
+    if not header.series:
         return None
-    held = {name for name in IDENTIFIERS if str(elements.get(name) or "").strip()}
-    private = {PRIVATE} if any(group % 2 for group, _ in tags) else set()
-    header = Header(
-        path,
-        str(elements.get("SOPClassUID") or ""),
-        str(elements.get("SOPInstanceUID") or ""),
-        series,
-        str(elements.get("PatientID") or "").strip(),
-        damage,
-        identifiers=frozenset(held | private),
-        burned_in=str(elements.get("BurnedInAnnotation") or "") == "YES",
-    )
     if header.kind in (*SEGMENTATIONS, STRUCTURES):
         return replace(header, refers=_asked(lambda: _referred(elements), frozenset()))
     wrong = damage or _asked(lambda: _unlike_a_slice(elements, len(data)), "series have headers that no slice has")
     return replace(header, wrong=wrong) if wrong else _placed(header, elements)
+
+
+def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
+    """Return a header with what says whose it is."""
+    held = {name for name in IDENTIFIERS if str(elements.get(name) or "").strip()}
+    return Header(
+        path,
+        str(elements.get("SOPClassUID") or ""),
+        str(elements.get("SOPInstanceUID") or ""),
+        str(elements.get("SeriesInstanceUID") or ""),
+        str(elements.get("PatientID") or "").strip(),
+        damage,
+        identifiers=frozenset(held | ({PRIVATE} if private else set())),
+        burned_in=str(elements.get("BurnedInAnnotation") or "") == "YES",
+    )
 
 
 def _placed(header: Header, elements: Any) -> Header:

@@ -15,11 +15,11 @@ from medsilo.extend import (
     FILE_NAME,
     SLACK,
     Bounds,
+    Channel,
     DataSource,
     Inquiry,
     MedsiloError,
     Message,
-    Messenger,
     Outgoing,
     Parcel,
     Receive,
@@ -127,7 +127,7 @@ class MeasuringSite:
 class AllHospitals:
     """The hospitals, all of which must answer."""
 
-    messenger: Messenger
+    messenger: Channel
     sites: Sequence[str]
     timeout: float
 
@@ -140,7 +140,7 @@ class AllHospitals:
 
 
 def collect(
-    question: SegmentationQuestion, messenger: Messenger, sites: Sequence[str], timeout: float
+    question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredSite]:
     """Return what each hospital measured; raises MedsiloError unless all of them answer both times."""
     holding: dict[str, HeldCases] = {}
@@ -174,7 +174,7 @@ def fingerprint_bounds(question: SegmentationQuestion) -> Bounds:
 
 
 def collected(
-    question: SegmentationQuestion, messenger: Messenger, sites: Sequence[str], timeout: float
+    question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredSite]:
     """Return what each hospital measured, by the name of its file."""
     return {f"{site}.json": own for site, own in collect(question, messenger, sites, timeout).items()}

@@ -30,7 +30,6 @@ from medsilo.extend import (
     PreparedEntry,
     Scan,
     Segmentation,
-    added,
     dice_of,
     digest,
     generator_for,
@@ -78,7 +77,7 @@ class NnUNetFolder(OwnFolder, Segmentation):
     )
     plans: NnUNetPlans = Field(description="what `medsilo nnunet-plan` writes, or that file")
     configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
-    first_stage: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = added(
+    first_stage: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None,
         description="of 3d_cascade_fullres: the model of the finished 3d_lowres study, as the SHA-256 of its tensors "
         "or as that study's `global/best.safetensors`, copied beside the plan under a name of its own",
@@ -87,7 +86,7 @@ class NnUNetFolder(OwnFolder, Segmentation):
         0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
     )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
-    postprocessing: bool = added(
+    postprocessing: bool = Field(
         False,
         description="whether the largest component alone is kept of what is found, wherever that raises Dice on the "
         "hospitals' validation cases together, as nnU-Net decides it",

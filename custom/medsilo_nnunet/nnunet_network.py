@@ -6,12 +6,13 @@ hospital import anything else.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import not_
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from medsilo.extend import MedsiloError, Network, Section, added
+from medsilo.extend import MedsiloError, Network, Section
 
 MOST_STAGES = 12
 Along = Annotated[tuple[Annotated[int, Field(ge=1, le=7)], ...], Field(min_length=2, max_length=3)]
@@ -50,8 +51,8 @@ class ArchitectureNumbers(Section):
     conv_op: Literal["torch.nn.modules.conv.Conv2d", "torch.nn.modules.conv.Conv3d"]
     kernel_sizes: tuple[Along, ...] = Field(max_length=MOST_STAGES)
     strides: tuple[Along, ...] = Field(max_length=MOST_STAGES)
-    n_conv_per_stage: Blocks | None = added(None)  # of PlainConvUNet
-    n_blocks_per_stage: Blocks | None = added(None)  # of ResidualEncoderUNet
+    n_conv_per_stage: Blocks | None = Field(None, exclude_if=not_)  # of PlainConvUNet
+    n_blocks_per_stage: Blocks | None = Field(None, exclude_if=not_)  # of ResidualEncoderUNet
     n_conv_per_stage_decoder: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field(max_length=MOST_STAGES)
     conv_bias: bool = True
     norm_op: Literal["torch.nn.modules.instancenorm.InstanceNorm2d", "torch.nn.modules.instancenorm.InstanceNorm3d"]

@@ -1,10 +1,11 @@
 """nnU-Net's plans.json as a part of our plan: typed, so that nothing in it is imported that nnU-Net did not write."""
 
+from operator import not_
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from medsilo.extend import Section, added
+from medsilo.extend import Section
 from medsilo_nnunet.nnunet_network import Architecture
 
 Voxels = Annotated[int, Field(ge=1, le=65_536)]
@@ -51,7 +52,7 @@ class Configuration(Section):
     resampling_fn_probabilities_kwargs: ResamplingNumbers
     architecture: Architecture
     batch_dice: bool
-    next_stage: Literal["3d_cascade_fullres"] | None = added(None)
+    next_stage: Literal["3d_cascade_fullres"] | None = Field(None, exclude_if=not_)
 
 
 class SecondStage(Section):

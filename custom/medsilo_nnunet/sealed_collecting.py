@@ -20,6 +20,7 @@ from medsilo.extend import (
     SLACK,
     Assembly,
     Bounds,
+    Channel,
     Deal,
     Gathering,
     Inquiry,
@@ -28,7 +29,6 @@ from medsilo.extend import (
     MedsiloError,
     Member,
     Message,
-    Messenger,
     Name,
     Offer,
     Parcel,
@@ -37,6 +37,7 @@ from medsilo.extend import (
     SealedBlock,
     SiteOfInquiry,
     Stop,
+    SumMemory,
     Tensors,
     Terms,
     UnmaskingRequest,
@@ -77,7 +78,7 @@ class KeysTold(Message):
 
 def terms_of(study: str, question: SegmentationQuestion, sites: Sequence[str]) -> Terms:
     """Return the terms of a collecting."""
-    return Terms(study, question.hash, tuple(sites), "pairwise", threshold=len(sites))
+    return Terms(study, question.hash, tuple(sites), threshold=len(sites))
 
 
 class SealedMeasuringSite(MeasuringSite):
@@ -85,7 +86,7 @@ class SealedMeasuringSite(MeasuringSite):
 
     def __init__(self, question: SegmentationQuestion, own: SiteOfInquiry) -> None:
         super().__init__(question, own)
-        self.signer = own.signer()
+        self.signer, self.memory = own.signer(), SumMemory()
         self.member: Member | None = None
         self.told: Fingerprint | None = None
         self.blocks: dict[int, SealedBlock] = {}  # as they were sealed, by the sum
@@ -109,7 +110,8 @@ class SealedMeasuringSite(MeasuringSite):
     def _keys(self, asked: SealedRequest) -> KeysTold:
         terms = terms_of(asked.study, self.question, asked.sites)
         held = self.counted()
-        self.member, self.told, self.blocks = Member.begin(terms, self.own.name, self.signer), None, {}
+        self.member = Member.begin(terms, self.own.name, self.signer, self.memory)
+        self.told, self.blocks = None, {}
         means = Means(reader=held.reader, memory=held.memory)
         return KeysTold(introduction=self.member.introduction().facts(), means=means)
 
@@ -153,7 +155,7 @@ class SealedCollecting:
     """The server's side: it relays letters, and reads two sums."""
 
     def __init__(
-        self, question: SegmentationQuestion, messenger: Messenger, sites: Sequence[str], timeout: float
+        self, question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
     ) -> None:
         self.question, self.package = question, package_facts()
         self.terms = terms_of(token_hex(16), question, sorted(sites))
@@ -249,7 +251,7 @@ def sealed_bounds(question: SegmentationQuestion) -> Bounds:
 
 
 def collected(
-    question: SegmentationQuestion, messenger: Messenger, sites: Sequence[str], timeout: float
+    question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredTogether]:
     """Return what all hospitals measured, in one file."""
     return {TOGETHER: SealedCollecting(question, messenger, sites, timeout).collect()}

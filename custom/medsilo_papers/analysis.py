@@ -27,6 +27,7 @@ from medsilo.extend import (
     load_plan,
     load_tensors,
     paths,
+    read_for,
     site_folder,
 )
 
@@ -72,7 +73,8 @@ class FinishedRun:
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
         """The site's data, as it trained and was tested on them; of images of any size, pieces."""
-        data = self.plan.task.site_data(site, self.sites, self.plan.seed, settings.of(site).data)
+        source = read_for(self.plan, settings.of(site).data)
+        data = self.plan.task.site_data(site, self.sites, self.plan.seed, source)
         return SiteData(
             *(self.plan.task.pieces(part, self.plan.seed) for part in (data.train, data.validation, data.test))
         )
@@ -84,10 +86,7 @@ class FinishedRun:
         files = [folder / paths.BEST for folder in folders]
         path = next((file for file in files if file.exists()), None)
         if path is None:
-            why = "where hospitals seal, they alone have it" if self.plan.transport.sealed else "it was not kept"
-            raise MedsiloError(
-                f"run '{self.folder.name}': no model of {site} is here: {why}; analyse a run that has it"
-            )
+            raise MedsiloError(f"run '{self.folder.name}': no model of {site} is here; analyse a run that has it")
         model = self.plan.algorithm.whole(self.plan.build_networks())
         model.load_state_dict(load_tensors(path)[0])
         return model.to(device).eval()

@@ -44,13 +44,12 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.memory import forget_most, most_held
 from medsilo.core.spill import Spill
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
-from medsilo.flare import open_streams
+from medsilo.flare import patches
 from medsilo.flare.gate import MOST_OPEN, Gate, is_unread
 from medsilo.flare.janitor import MOST as SERVERS_MOST
 from medsilo.flare.janitor import BoundedStreams
-from medsilo.flare.leftovers import BUFFER, LEFTOVERS, MOST
-from medsilo.flare.open_streams import MOST_KEPT, MOST_STREAMS
 from medsilo.flare.outline import DEEPEST, check_body, check_outline
+from medsilo.flare.patches import BUFFER, LEFTOVERS, MOST_KEPT, MOST_LEFT, MOST_STREAMS
 from medsilo.flare.wire import let_tensors_travel, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 from tests.conftest import make_plan
@@ -389,9 +388,9 @@ def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(
     assert timers() <= seen + 9  # those of what the hospital itself gets
     assert {task.completed_task_ttl for task in finished()} == {65.0}
     now = time.monotonic()
-    monkeypatch.setattr(open_streams, "monotonic", lambda: now + 2.0)
+    monkeypatch.setattr(patches, "monotonic", lambda: now + 2.0)
     assert cells.takes() and len(finished()) > MOST_KEPT - 10
-    monkeypatch.setattr(open_streams, "monotonic", lambda: now + 70.0)
+    monkeypatch.setattr(patches, "monotonic", lambda: now + 70.0)
     assert cells.takes() and len(finished()) < 10
 
 
@@ -405,13 +404,13 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
     gc.collect()
     gc.disable()
     try:
-        for _ in range(2 * MOST // BUFFER // 3):
+        for _ in range(2 * MOST_LEFT // BUFFER // 3):
             assert cells.takes()
             cells.got.clear()
         left = [len(thing.buffer) for thing in gc.get_objects() if isinstance(thing, TxTask)]
     finally:
         gc.enable()
-    assert (sum(left) < 3 * MOST) == frees  # the hospital's own, in the same process, are larger
+    assert (sum(left) < 3 * MOST_LEFT) == frees  # the hospital's own, in the same process, are larger
     assert BUFFER in left  # the server's
 
 

@@ -19,8 +19,8 @@ from medsilo.core.errors import Refused
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.janitor import LostConnections
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
-from medsilo.flare.patience import LIMITS, Patience, PatientRequests, limits
-from medsilo.flare.pieces import ArrivingTensors, PiecedTensors, in_one, in_pieces
+from medsilo.flare.patience import LIMITS, Patience, limits
+from medsilo.flare.pieces import ArrivingTensors, PatientRequests, PiecedTensors, in_one, in_pieces
 from medsilo.flare.wire import to_parcel
 from medsilo.runs.messages import Parcel
 from tests.conftest import make_plan

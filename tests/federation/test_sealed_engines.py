@@ -11,17 +11,16 @@ from tests.federation.test_simulator import CPU, assert_same_outcome
 
 
 @pytest.mark.parametrize(
-    "method, mode, threads",
+    "method, threads",
     [
-        pytest.param("fedavg", "pairwise", 1, marks=pytest.mark.long),
-        pytest.param("adafed", "group", None, marks=pytest.mark.slow),
-        pytest.param("adafed", "pairwise", None, marks=pytest.mark.long),
-        pytest.param("f-adafed", "pairwise", None, marks=pytest.mark.long),
-        pytest.param("fedsm", "pairwise", None, marks=pytest.mark.slow),
+        pytest.param("fedavg", 1, marks=pytest.mark.long),
+        pytest.param("adafed", None, marks=pytest.mark.slow),
+        pytest.param("f-adafed", None, marks=pytest.mark.long),
+        pytest.param("fedsm", None, marks=pytest.mark.slow),
     ],
 )
-def test_sealed_simulator_equals_the_loop(method: str, mode: str, threads: int | None, tmp_path: Path) -> None:
-    plan = make_plan(method, f"transport.sealing={mode}")
+def test_sealed_simulator_equals_the_loop(method: str, threads: int | None, tmp_path: Path) -> None:
+    plan = make_plan(method, "transport.sealing=pairwise")
     inprocess.run(plan, folder=tmp_path / "loop")
     simulator.run(plan, tmp_path / "simulator", CPU, threads=threads)
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")

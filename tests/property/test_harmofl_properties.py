@@ -6,8 +6,9 @@ from torch import nn
 
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.perturbation import PerturbedOptimizer
+from tests.conftest import over_all
 
-every_seed = pytest.mark.parametrize("seed", range(8))
+every_seed = over_all("seed", range(8))
 
 
 def drawn(seed: int) -> tuple[AmplitudeNorm, torch.Tensor]:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from medsilo.mixing import folding, layout, mixers, waiting
+from medsilo.mixing import contributions, layout, mixers
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
-from medsilo.mixing.server import DynamicStep, FedAdam, Scaffold
+from tests.conftest import over_all
 
 SEEDS = range(8)
 NEAR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.complex64: 2e-6}
 KINDS = ["weighted", "uniform", "soft", "similarity", "identity"]
-every_study = pytest.mark.parametrize("seed", SEEDS)
+every_study = over_all("seed", SEEDS)
 every_mixer = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -91,9 +91,8 @@ def sizes(request, monkeypatch):
     """The same must hold when every tensor is cut into many blocks and everything that waits goes to the disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
-        monkeypatch.setattr(folding, "STRIP", 5)
         monkeypatch.setattr(mixers, "COLUMNS", 2)
-        monkeypatch.setattr(waiting, "MEMORY", 0)
+        monkeypatch.setattr(contributions, "MEMORY", 0)
 
 
 @every_study
@@ -194,8 +193,6 @@ HARD = {
 
 
 COUNTS = {"a": 3, "b": 50, "c": 1, "d": 1, "e": 400}
-GROUPS = {"north": "bd", "south": "ace"}
-PARTS = {site: group for group, sites in GROUPS.items() for site in sites}
 
 
 def drawn(hard, dtype):
@@ -218,16 +215,7 @@ def mean_of(models, counts):
     return mean
 
 
-def grouped(models, groups):
-    """The mean over groups of the means within them."""
-    here = [[site for site in sorted(groups[group]) if site in models] for group in sorted(groups)]
-    means = [mean_of([models[site] for site in own], [COUNTS[site] for site in own]) for own in here if own]
-    return mean_of(means, [sum(COUNTS[site] for site in own) for own in here if own])
-
-
-def found(mixer, models, order, parts=None, initial=None):
-    if parts:
-        mixer.divide(parts)
+def found(mixer, models, order, initial=None):
     mixer.start(COUNTS, initial)
     mixer.start(COUNTS)
     for site in order:
@@ -243,15 +231,12 @@ def same_bits(one, other):
 @pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mean_is_the_same_whatever_came_when(dtype, hard, sizes):
-    """m ← m + a (θ - m) in sorted order, to the last bit; with groups, within them first."""
+    """m ← m + a (θ - m) in sorted order, to the last bit."""
     models = drawn(hard, dtype)
-    wanted = mean_of(models.values(), COUNTS.values())
-    for order in ("abcde", "edcba", "cbead"):
+    for order in ("abcde", "edcba", "cbead", "dc", "eca", "b"):
+        here = [site for site in COUNTS if site in order]
+        wanted = mean_of([models[site] for site in here], [COUNTS[site] for site in here])
         same_bits(found(WeightedMean(), models, order), wanted)
-        same_bits(found(WeightedMean(), models, order, PARTS), grouped(models, GROUPS))
-    for order in ("dc", "eca", "b"):  # some are missing, or a whole group
-        here = {site: models[site] for site in order}
-        same_bits(found(WeightedMean(), models, order, PARTS), grouped(here, GROUPS))
 
 
 def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():
@@ -269,20 +254,6 @@ def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():
     mean = mixer.result("000")["w"]
     away, rounded_away = (float((own - true).square().mean().sqrt()) for own in (mean, rounded))
     assert away < 1.05 * rounded_away < 1e-8
-
-
-@pytest.mark.parametrize(
-    "make", [WeightedMean, UniformMean, lambda: WeightedMean(rate=0.3), Scaffold, FedAdam, lambda: DynamicStep(0.1)]
-)
-def test_groups_of_one_site_change_no_bit_and_others_only_the_last_ones(make, sizes):
-    models, given = drawn("ties", torch.float32), drawn("denormal", torch.float32)["a"]
-    for order in ("edcba", "db"):
-        flat = found(make(), models, order, initial=given)
-        same_bits(found(make(), models, order, {site: site for site in COUNTS}, given), flat)
-        for name, tensor in found(make(), models, order, PARTS, given).items():
-            torch.testing.assert_close(tensor, flat[name], rtol=1e-5, atol=1e-6)
-    whole = found(WeightedMean(), models, "edcba", dict.fromkeys(COUNTS, "all"))
-    same_bits(whole, mean_of(models.values(), COUNTS.values()))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

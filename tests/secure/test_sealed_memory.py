@@ -139,10 +139,7 @@ def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str,
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "mode"),
-    [
-        (1, "pairwise"),
-        *(pytest.param(seed, mode, marks=pytest.mark.long) for seed, mode in ((0, "group"), (2, "none"))),
-    ],
+    [(1, "pairwise"), (2, "none")],
 )
 def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: int, mode: str, tmp_path: Path) -> None:
     """Each study has a seed of its own, so that nothing that is left of another one is alike to its models."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from medsilo import cli
 from medsilo.flare.jobs import write_job
 from medsilo.runs import paths
 from medsilo.runs.reading import read_diary, read_rounds, read_summary
@@ -14,7 +13,7 @@ from medsilo.site_page.page_server import PageServer
 from medsilo.site_page.pages import SitePages
 from tests.browser import Browser, chromium
 from tests.conftest import SITES, make_plan
-from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
+from tests.secure.consortium import SERVER, Consortium, wait_until
 from tests.unit.test_participant import SMALL
 from tests.unit.test_site_page import Stream, Visitor
 
@@ -47,10 +46,6 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
             tab.do("Page.navigate", url=server.start)
             wait_for(tab, "document.title.startsWith('Studies at')")
             job = session.submit_job(str(tmp_path / "job"))
-            live = tmp_path / "live.html"
-            watch = ["watch", job, "--kit", str(consortium.kit(LEAD)), "--live", str(live)]
-            watching = threading.Thread(target=cli.main, args=(watch,))
-            watching.start()
             asked = f"a[href$='plan/{plan.hash}']"
 
             def asks() -> bool:
@@ -69,12 +64,10 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
             wait_for(tab, "document.querySelectorAll('#rows tr').length >= 3 && !!window.EventSource")
             many = tab.ask("document.querySelectorAll('#rows tr').length")
             wait_for(tab, f"document.querySelectorAll('#rows tr').length > {many}")  # they come by themselves
-            wait_until(lambda: live.exists() and HOSPITAL in live.read_text(), 60, "the lead's own page")
             follow(tab, "#stop")
             status = "document.body.innerText.includes('has withdrawn its approval of this plan')"
             assert tab.ask(status)
             wait_until(lambda: str(session.get_job_status(job)).startswith("FINISHED"), 120, "the job's end")
-            watching.join(120)
             tab.do("Page.navigate", url=f"http://127.0.0.1:{server.server_port}{server.base}/study/approved")
             wait_for(tab, "document.body.innerText.includes('This hospital refused: this hospital has withdrawn')")
             assert not [line for line in tab.complaints if "favicon" not in line]
@@ -88,7 +81,6 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
     assert diary[-1].kind == "refused"
     left = max(line.round for line in diary if line.kind == "answered")
     assert left == max(line.round for line in read_rounds(run) if HOSPITAL in line.answered) < ROUNDS
-    assert "The study has ended" in live.read_text()
 
 
 @pytest.mark.long

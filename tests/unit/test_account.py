@@ -15,7 +15,8 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
 from medsilo.federation import inprocess
-from medsilo.federation.participant import Participant
+from medsilo.federation.around import TrainingSite
+from medsilo.federation.seams import Place
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon_of
 from medsilo.report.page import write
@@ -135,12 +136,15 @@ def test_a_tampered_ledger_lets_nothing_leave(photos: Path, tmp_path: Path) -> N
 
 
 # ---------------------------------------------------------------------------------------------------- answer by answer
-def site(root: Path, data: Path, plan: dict = PRIVATE, **demands: Any) -> Participant:
-    return Participant(parse_plan(plan), "a", ["a"], settings_of(data, **demands), site_folder(root / "study", "a"))
+def site(root: Path, data: Path, plan: dict = PRIVATE, **demands: Any) -> TrainingSite:
+    folder = site_folder(root / "study", "a")
+    return TrainingSite(Place(parse_plan(plan), "a", ["a"], settings_of(data, **demands), folder))
 
 
-def weights(participant: Participant) -> Groups:
-    return {"model": {name: t.clone() for name, t in participant.plan.build_networks()["model"].state_dict().items()}}
+def weights(site: TrainingSite) -> Groups:
+    return {
+        "model": {name: t.clone() for name, t in site.participant.plan.build_networks()["model"].state_dict().items()}
+    }
 
 
 def ask(plan: Plan, groups: Groups, number: int, **facts: Any) -> Parcel:
@@ -154,12 +158,12 @@ def same(one: Parcel, other: Parcel) -> bool:
 
 def test_the_same_request_gets_the_same_answer_from_the_disk_and_costs_nothing(photos: Path, tmp_path: Path) -> None:
     first = site(tmp_path, photos)
-    request = ask(first.plan, weights(first), 1)
+    request = ask(first.participant.plan, weights(first), 1)
     answer = first.answer(request)
     spent = standing(tmp_path).epsilon(1e-3)
     again = site(tmp_path, photos).answer(request)
     assert same(answer, again) and answer.facts == again.facts and standing(tmp_path).epsilon(1e-3) == spent
-    other = ask(first.plan, {"model": {name: t + 0.01 for name, t in request.groups["model"].items()}}, 1)
+    other = ask(first.participant.plan, {"model": {name: t + 0.01 for name, t in request.groups["model"].items()}}, 1)
     assert not same(site(tmp_path, photos).answer(other), answer)
     assert standing(tmp_path).epsilon(1e-3) > spent
 
@@ -168,22 +172,22 @@ def test_noise_is_new_in_every_attempt(photos: Path, tmp_path: Path) -> None:
     answers = []
     for number in range(2):
         one = site(tmp_path / str(number), photos)
-        answers.append(one.answer(ask(one.plan, weights(one), 1)))
+        answers.append(one.answer(ask(one.participant.plan, weights(one), 1)))
     assert not same(*answers)
 
 
 def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
     first = site(tmp_path, photos)
-    request = ask(first.plan, weights(first), 1)
+    request = ask(first.participant.plan, weights(first), 1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Ledger, "charge", interrupt)
         first.answer(request)
-    assert first.state.done == -1 and list(first.folder.glob("state-1.safetensors"))
-    assert site(tmp_path, photos).state.stand_after(1, 1)  # its own state is not there
+    assert first.participant.state.done == -1 and list(first.folder.glob("state-1.safetensors"))
+    assert site(tmp_path, photos).participant.state.stand_after(1, 1)  # its own state is not there
     assert standing(tmp_path).epsilon(1e-3) == 0
     first.answer(request)
     later = site(tmp_path, photos)
-    assert later.state.stand_after(1, 1) is None and later.state.done == 1
+    assert later.participant.state.stand_after(1, 1) is None and later.participant.state.done == 1
 
 
 def interrupt(*given: Any, **named: Any) -> None:
@@ -224,7 +228,7 @@ def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp
     with pytest.raises(Refused, match=r"privacy\.epsilon"):
         for number in range(50):
             shifted = {name: tensor + number * 1e-3 for name, tensor in model["model"].items()}
-            one.answer(ask(one.plan, {"model": shifted}, 1))
+            one.answer(ask(one.participant.plan, {"model": shifted}, 1))
     assert number >= 2 and standing(tmp_path).epsilon(1e-3) <= 2.2
 
 

@@ -17,9 +17,9 @@ from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.server_side import ServerSide
 from medsilo.federation import inprocess
-from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.layers import batch_norm_names
 from medsilo.methods.adafed import AdaFed
 from medsilo.mixing.mixers import SimilarityMix

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.federation import inprocess
-from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel

@@ -1,11 +1,14 @@
 """AmplitudeNorm against the paper's equations in float64 numpy, image by image, with angles."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
+from tests.conftest import over_all
 
 SHAPES = [(3, 12, 16), (1, 9, 7), (2, 8, 11), (2, 4, 6, 5), (1, 5, 8, 8), (4, 10)]
 TOLERANCE = {"rtol": 0, "atol": 1e-6}
@@ -45,9 +48,7 @@ def draw(shape: tuple[int, ...], count: int = 3, seed: int = 0, batches: int = 3
     return [random.random((count, *shape)) * random.uniform(0.5, 2) + random.uniform(-1, 1) for _ in range(batches)]
 
 
-@pytest.mark.parametrize("band", [None, 0.0, 0.1, 0.25, 0.5])
-@pytest.mark.parametrize("start", ["batch", "zero"])
-@pytest.mark.parametrize("shape", SHAPES)
+@over_all("band, start, shape", product([None, 0.0, 0.1, 0.25, 0.5], ["batch", "zero"], SHAPES))
 def test_equations_2_to_4(shape: tuple[int, ...], start: str, band: float | None) -> None:
     norm = AmplitudeNorm(shape, decay=0.3, band=band, start=start).double()
     running = np.zeros(shape)
@@ -193,7 +194,7 @@ def test_wrong_numbers_are_refused(wrong: dict) -> None:
         AmplitudeNorm(**{"shape": (3, 8, 8), **wrong})
 
 
-@pytest.mark.parametrize(("images", "batch", "epochs"), [(40, 8, 1), (41, 8, 2), (5, 16, 1), (37, 16, 3), (1, 4, 1)])
+@over_all("images, batch, epochs", [(40, 8, 1), (41, 8, 2), (5, 16, 1), (37, 16, 3), (1, 4, 1)])
 @pytest.mark.parametrize("start", ["batch", "zero"])
 @pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 1.0])
 def test_how_many_images_an_average_covers(images: int, batch: int, epochs: int, decay: float, start: str) -> None:

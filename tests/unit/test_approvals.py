@@ -3,6 +3,8 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,21 @@ from medsilo.check.approving import KitAtHome, difference
 from medsilo.cli import main
 from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import Aborted, MedsiloError, Refused
+from medsilo.core.package import package_facts
 from medsilo.federation import permission
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission, approvals_of
 from medsilo.federation.sealed.identity import KitFiles
-from medsilo.plan import Plan
+from medsilo.federation.seams import Place
+from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
+from medsilo.site import approvals
+from medsilo.site.accepted import REMEMBERED
 from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.sources import DataSource
 from tests.conftest import SITES, make_plan
 from tests.unit.test_participant import SMALL, Server
 from tests.unit.test_sealed_identity import certificate, fresh, pem, root
@@ -54,17 +62,21 @@ class Home:
         self.folder, self.kit = folder, make_kit(folder, site)
         self.plan = make_plan("fedavg", *SMALL, "training.rounds=4")
         self.place = folder / "medsilo/study/sites" / site
-        self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), site, self.kit)
+        self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), site, self.kit, WANTED)
 
     def approve(self, **limits: Any) -> None:
         self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits.of(**limits))
 
     def permission(self, plan: Plan | None = None, **given: Any) -> Permission:
         settings = WANTED.model_copy(update=given)
-        return Permission(plan or self.plan, A, SITES, settings, self.place, "lead@clinic.example", self.kit)
+        return Permission(Place(plan or self.plan, A, SITES, settings, self.place, "lead@clinic.example", self.kit))
 
-    def participant(self) -> Participant:
-        return Participant(self.plan, A, SITES, WANTED, self.place, lead="lead@clinic.example", kit=self.kit)
+    def site(self) -> Permission:
+        """The hospital's site as the executor has it."""
+        permission = self.permission()
+        permission.check()
+        permission.inner = TrainingSite(permission.place)
+        return permission
 
 
 @pytest.fixture
@@ -88,7 +100,7 @@ def refused(home: Home, words: str, **given: Any) -> None:
 def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     """Refused before data are read; approved; one round after the last; withdrawn while it trains; approved again."""
     with pytest.raises(Refused) as error:
-        home.participant()
+        home.site()
     assert str(error.value) == (
         f"this hospital has not approved plan {home.plan.hash}; its engineer decides there: "
         f"medsilo approve {home.plan.hash} --kit KIT"
@@ -96,7 +108,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     [asked] = home.approvals.asked()
     assert (asked.hash, asked.study, asked.lead) == (home.plan.hash, "study", "lead@clinic.example")
     home.approve(rounds=2)
-    site, server = home.participant(), Server(home.plan)
+    site, server = home.site(), Server(home.plan)
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"
     server.take(site.answer(server.ask("round", 1)))
     strangers = server.ask("round", 2)
@@ -105,14 +117,14 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     with pytest.raises(Refused, match="approved without stranger plan"):
         site.answer(strangers)
 
-    site.permission._looked = float("-inf")  # a second has passed in the middle of a round
+    site._looked = float("-inf")  # a second has passed in the middle of a round
     batches: list[int] = []
 
     def withdraw_in_its_middle() -> None:
         batches.append(1)
         if len(batches) == 2:
             home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
-            site.permission._looked = float("-inf")
+            site._looked = float("-inf")
 
     with pytest.raises(Refused, match="has withdrawn its approval of plan"):
         site.answer(server.ask("round", 2), withdraw_in_its_middle)
@@ -126,7 +138,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
 
 def test_what_is_withdrawn_at_the_last_moment_does_not_leave(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     home.approve()
-    site, server = home.participant(), Server(home.plan)
+    site, server = home.site(), Server(home.plan)
     made = Participant._answer
 
     def made_then_withdrawn(self: Participant, *given: Any) -> Parcel:
@@ -154,6 +166,64 @@ def test_each_limit_holds(home: Home) -> None:
     home.permission().check()
     with pytest.raises(MedsiloError, match="rounds: 0 is too small; give 1 or more"):
         home.approve(rounds=0)
+
+
+def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:
+    """A server that tells an approved list of sites for a plan that has others, or names nobody."""
+    home.approve(sites=tuple(SITES[:2]))
+    with pytest.raises(Refused, match=f"approved without {SITES[2]} plan"):
+        home.permission().check(SITES[:2], 1)
+    values = home.plan.resolved()
+    values["participation"] |= {"sites": [], "minimum": 2}
+    nobody = parse_plan(values)
+    home.approvals.decide(nobody.hash, "approved", "engineer", ApprovalLimits.of(sites=tuple(SITES[:2])))
+    with pytest.raises(Refused, match="approved with named sites only, which are not in plan"):
+        home.permission(nobody).check(SITES[:2], 1)
+
+
+def test_rounds_are_counted_and_not_believed(home: Home) -> None:
+    """A server that asks round 1 again and again with other models, in this study and under another name."""
+    home.approve(rounds=2)
+    site, server = home.site(), Server(home.plan)
+    site.answer(server.ask("join", 0))
+    first = server.ask("round", 1)
+    site.answer(first)
+    again = site.answer(first)  # as after a line that was cut: it tells nothing new and costs nothing
+    assert again.facts["task"] == "round"
+
+    def other(study: str = "") -> Parcel:
+        asked = server.ask("round", 1)
+        asked.facts |= {"study": study} if study else {}
+        asked.groups = {
+            group: {name: tensor * 1.001 if tensor.is_floating_point() else tensor for name, tensor in named.items()}
+            for group, named in asked.groups.items()
+        }
+        return asked
+
+    site.answer(other())
+    for asked in (other("another"), server.ask("round", 2)):
+        with pytest.raises(Refused, match="answered all 2 rounds that it approved of plan"):
+            site.answer(asked)
+    [counted] = (home.approvals.folder / "answered").iterdir()
+    before = counted.read_text()
+    for text in ("", "{}", "[" * 9000):
+        counted.write_text(text)
+        with pytest.raises(Refused, match="count of answered rounds is damaged"):
+            site.answer(first)
+    counted.write_text(before)
+    site.answer(first)
+
+
+def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.approve()
+    home.permission().check()
+    refused(home, "approved for other data than it has now plan", data=DataSource(folder=tmp_path))
+    own = package_facts()
+    monkeypatch.setattr(approvals, "package_facts", lambda: {**own, "hash": "f" * 64})
+    told = rf"approved with medsilo .* \({own['hash'][:12]}\), and not with .* \({'f' * 12}\) that it runs now, plan"
+    refused(home, f"{told}.*; its engineer decides there")
+    home.approve()
+    home.permission().check()
 
 
 def test_a_site_waits_for_the_decision_as_long_as_its_hospital_says(
@@ -185,10 +255,10 @@ def test_a_site_waits_for_the_decision_as_long_as_its_hospital_says(
 
 def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
     with pytest.raises(Refused, match="with the key of its kit, and here is none"):
-        Permission(home.plan, A, SITES, WANTED, home.place)
-    Permission(home.plan, A, SITES, SiteSettings(), home.place).check()
+        Permission(Place(home.plan, A, SITES, WANTED, home.place))
+    Permission(Place(home.plan, A, SITES, SiteSettings(), home.place)).check()
     own = settings_of("cpu", None, home.folder / "local")  # of a run on this machine, whose owner has nobody to ask
-    Permission(home.plan, A, SITES, own, home.place).check()
+    Permission(Place(home.plan, A, SITES, own, home.place)).check()
 
 
 # ---------------------------------------------------------------------------------------------------- not to be forged
@@ -299,6 +369,77 @@ def test_the_difference_to_an_approved_plan_hides_nothing(home: Home) -> None:
     assert difference(one, one) == []
 
 
+# ---------------------------------------------------------------------------------------------------- settings
+SETTINGS = "device: cpu\napproval: required\n"
+
+
+def checked(home: Home, *more: str) -> str:
+    """Return what 'medsilo check' says of the settings of a kit."""
+    given = ["check", "--kit", str(home.folder), "--private", str(home.folder / "private.txt"), "--json", *more]
+    with redirect_stdout(StringIO()) as out:
+        main(given)
+    findings = json.loads(out.getvalue())["findings"]
+    return " | ".join(f"{one['severity']} {one['what']}" for one in findings if one["where"] == "settings")
+
+
+def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(home: Home) -> None:
+    """Also while a study runs, and whichever of the hospital's own files was changed."""
+    file = home.folder / "local/medsilo.yaml"
+    home.approve()
+    assert "ok local/ is as it was accepted on" in checked(home)
+    permission = home.permission()
+    permission.check()
+    for name, text in (
+        ("medsilo.yaml", "device: cpu\n"),
+        ("medsilo.yaml", f"{SETTINGS}#\n"),
+        ("resources.json", '{"class_allow_list": ["*"]}'),
+        ("authorization.json", "{}"),
+    ):
+        other = home.folder / "local" / name
+        other.write_text(text)
+        for own in (permission, home.permission(), home.permission(approval="none")):
+            with pytest.raises(Refused, match=rf"this hospital's {name} changed since .*; its engineer .* --accept"):
+                own.check()
+        assert "stops" in checked(home) and f"{name} changed since" in checked(home)
+        other.unlink()
+        file.write_text(SETTINGS)
+        permission.check()
+    file.unlink()
+    with pytest.raises(Refused, match=r"medsilo.yaml \(missing\) changed since"):
+        permission.check()
+    assert "stops this hospital's medsilo.yaml is missing" in checked(home, "--accept")
+
+
+def test_an_engineer_says_that_a_change_is_meant(home: Home) -> None:
+    checked(home)
+    (home.folder / "local/medsilo.yaml").write_text(f"{SETTINGS}threads: 2\n")
+    refused(home, "changed since")
+    assert "ok local/ is as it was accepted on" in checked(home, "--accept")
+    refused(home, "has not approved")
+    (home.folder / "local/medsilo.yaml").write_text("device: cpu\n")
+    refused(home, "changed since")
+    checked(home, "--accept")  # nothing is promised any more, so nothing is remembered
+    home.permission(approval="none").check()
+    (home.folder / "local/medsilo.yaml").write_text("device: cpu\nthreads: 2\n")
+    home.permission(approval="none").check()
+    assert main(["check", "--accept"]) == 2
+
+
+def test_what_is_remembered_of_settings_is_signed_by_the_kit(home: Home, tmp_path: Path) -> None:
+    checked(home)
+    file = home.folder / REMEMBERED
+    true = file.read_text()
+    other = Home(tmp_path / "other", B)
+    checked(other)
+    forged = json.loads(true)
+    forged["accepted"]["files"] = {}
+    for text in ("", "[]", "{" * 9000, json.dumps(forged), (other.folder / REMEMBERED).read_text(), true * 9000):
+        file.write_text(text)
+        refused(home, "damaged or not signed by its key, so nothing runs")
+    file.write_text(true)
+    refused(home, "has not approved")
+
+
 # ---------------------------------------------------------------------------------------------------- commands
 def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path) -> None:
     kit = ["--kit", str(home.folder)]
@@ -313,7 +454,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     home.permission().check()
     path = home.approvals.folder / "asked" / f"{home.plan.hash}.json"
     path.write_text(path.read_text().replace('"rounds":4', '"rounds":9'))  # withdrawing needs no plan that can be read
-    assert main(["withdraw", home.plan.hash, *kit]) == 0
+    assert main(["decline", home.plan.hash, *kit]) == 0
     refused(home, "has withdrawn")
     job = ["--job", str(root / "jobs/fedavg"), "--set", "training.rounds=2"]
     assert main(["decline", *job, *kit]) == 0
@@ -326,7 +467,6 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
         (["approve", "12345678"], "no plan that asked here begins with"),
         (["approve"], "which plan?"),
         (["approve", home.plan.hash, *job], "which plan?"),
-        (["withdraw", "0" * 64], "not approved here"),
         (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
     ):
         assert main([*wrong, *kit]) != 0

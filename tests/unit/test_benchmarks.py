@@ -90,15 +90,6 @@ def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
     assert found.server_mb > 100 and found.round_seconds > 0
 
 
-@pytest.mark.slow
-def test_what_differences_spare(tmp_path: Path) -> None:
-    found = over_tls.spared("fedavg", [8, 16], 2, tmp_path)
-    assert [found.down[number].ratio < 0.95 for number in (1, 2)] == [False, True]
-    assert found.up[1].ratio < 0.95 > found.up[2].ratio
-    assert found.up[2].sent < found.up[2].packed < found.up[2].whole == found.down[2].whole
-    assert found.milliseconds > 0 < found.pays_below and found.row.count("|") == 7
-
-
 @linux
 @pytest.mark.slow
 def test_what_fedsm_costs_a_site(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
+from medsilo.site.policy import EXECUTOR, HARMLESS
 from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
@@ -53,6 +54,7 @@ SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_si
 PLAN = make_plan("fedavg", *SMALL)
 CPU = SiteSettings(device="cpu")
 GB = 1 << 30
+RELAY = "nvflare.app_common.widgets.metric_relay.MetricRelay"
 NOW = datetime.now(UTC)
 
 
@@ -293,6 +295,33 @@ def test_what_the_plan_and_the_policy_say_of_the_site(local: Path, root: Path) -
         assert ["promises 99 GPUs" in one.what for one in stops] == [True] * (number == 99 and not ignored)
     (stranger,) = found(check(visit(site="hospital-x"), rehearse), "job", "stops")
     assert "not hospital-x" in stranger.what
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("resources", {"class_allow_list": [EXECUTOR, "nvflare.app_common.widgets."]}, "nvflare.app_common.widgets."),
+        ("resources", {"class_allow_list": [EXECUTOR, "nvflare.app_common.widgets"]}, "nvflare.app_common.widgets"),
+        ("resources", {"class_allow_list": [EXECUTOR, RELAY]}, RELAY),
+        ("resources", {"class_allow_list": ["medsilo.flare."]}, "medsilo.flare."),
+        ("resources", {"class_allow_list": ["*"]}, "has *"),
+        ("resources", {"class_allow_list": [EXECUTOR], "class_list_enforcement_mode": "warn"}, "is not enforce"),
+        ("resources", {"format_version": 2}, "NVFlare's own holds"),
+        ("authorization", {"permissions": {"lead": {"byoc": "o:site"}, "member": {}}}, "lets lead send code"),
+    ],
+)
+@pytest.mark.parametrize("promise", ["approval: required\n", "privacy: {epsilon: 3, delta: 1.0e-5}\n", ""])
+def test_a_list_that_makes_promises_void_stops(local: Path, name: str, values: dict, words: str, promise: str) -> None:
+    """MetricRelay of NVFlare's deletes any file that a job names: medsilo.yaml, in which the promise stands."""
+    (local / "medsilo.yaml").write_text(f"device: cpu\n{promise}")
+    (local / f"{name}.json").write_text(json.dumps(values))
+    stops = [one.what for one in found(check(visit(plan=None, local=local), rehearse), "policy", "stops")]
+    assert [words in one for one in stops] == ([True] if promise else [])
+    (local / f"{name}.json").write_text("{}")
+    if name == "resources":
+        own = {"class_allow_list": [EXECUTOR, "st_anna.filters.Blurred", HARMLESS[1]]}
+        (local / "resources.json").write_text(json.dumps(own))
+    assert not found(check(visit(plan=None, local=local), rehearse), "policy", "stops")
 
 
 def test_an_average_of_too_few_images_stops(local: Path) -> None:
@@ -770,7 +799,9 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     job = job_of(tmp_path / "job", task=task, sites=["tnbc"])
     local = tmp_path / "local-of-Dr-Schmidt"
     local.mkdir()
-    (local / "medsilo.yaml").write_text(f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\n")
+    (local / "medsilo.yaml").write_text(
+        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nlimits: {{least_cases: 1}}\n"
+    )
     files = {kind: tmp_path / f"check.{kind}" for kind in ("html", "txt")}
     arguments = ["check", "--job", str(job), "--site", "tnbc", "--site-config", str(local)]
     arguments += ["--json", "--html", str(files["html"]), "--private", str(files["txt"])]

@@ -52,10 +52,9 @@ def test_labels_are_counted_wherever_they_are_known() -> None:
     assert label_counts([(torch.zeros(1), mask) for mask in masks], 2) == [4, 4]  # type: ignore[arg-type]
 
 
-def test_a_plan_without_weights_is_the_plan_of_before(tmp_path: Path) -> None:
+def test_a_plan_without_weights_is_the_plan_that_says_none(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
     assert plan.with_changes(["training.class_weights=none"]).hash == plan.hash
-    assert "class_weights" not in plan.resolved()["training"]
     left = {}
     for name in ("none", "balanced"):
         inprocess.run(plan.with_changes([f"training.class_weights={name}"]), folder=tmp_path / name)

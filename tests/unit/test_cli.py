@@ -39,6 +39,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("comapre", "did you mean compare?"),
         ("Run jobs/fedavg", "did you mean run?"),
         ("nonsense", "'nonsense' is no command ("),
+        ("withdraw", "'withdraw' is no longer a command: 'medsilo decline' withdraws an approval, too ("),
         ("--versoin", "did you mean --version?"),
         ("run", "JOB is missing: a job's folder"),
         ("run jobs/fedavg --devcie cpu", "no option --devcie; did you mean --device?"),
@@ -129,7 +130,7 @@ def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixt
         assert "--json" in text, name
         assert ("--out" in text) == ("-o, --out" in text), name
         writing += [name] if "--out" in text else []
-    assert len(writing) == 17
+    assert len(writing) == 16
 
 
 def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:

@@ -17,7 +17,7 @@ from medsilo.deploy.together import Committee, answering_together
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
-from medsilo.study.committee import committee_scores
+from medsilo.study.cross import committee_scores
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.volumes import Volume, read_mask, write_volume
 from tests.conftest import SITES, make_plan

@@ -18,9 +18,8 @@ from medsilo.federation.inprocess import Loop
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import CellResult, Round
 from medsilo.site.settings import SiteSettings
-from medsilo.study.asked import asked
 from medsilo.study.cells import Row, cells_of, parse_sweep, run_cell
-from medsilo.study.compare import shown
+from medsilo.study.compare import asked, shown
 from medsilo.study.tables import rounds_to
 from tests.conftest import make_plan, wanted
 
@@ -98,9 +97,9 @@ def test_rounds_until_a_level_is_reached() -> None:
 
 
 def test_the_page_shows_a_command_for_everybody() -> None:
-    given = ["compare", "--row", "a b: seed=1", "--data", "/home/me/data", "--out", "x", "--notes", "n", "--seeds", "0"]
+    given = ["compare", "--row", "a b: seed=1", "--data", "/home/me/data", "--out", "x", "--title", "n", "--seeds", "0"]
     assert shown(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
-    given = ["compare", "--data=/home/me/data", "--notes=n", "--site-config", "/home/me", "--set=seed=1"]
+    given = ["compare", "--data=/home/me/data", "--title=n", "--site-config", "/home/me", "--set=seed=1"]
     assert shown(given) == "medsilo compare --data DATA --site-config LOCAL --set seed=1"
     assert shown(["compare", "-o", "/home/me", "-o/home/me", "--json", "--seeds", "0"]) == "medsilo compare --seeds 0"
 
@@ -111,14 +110,14 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
     out = tmp_path / "study"
     arguments = ["compare", "--plan", str(plan), "--methods", "fedavg,local", "--seeds", "0", "--out", str(out)]
     arguments += ["--row", "diverging: algorithm.name=fedavg training.learning_rate=1000 training.rounds=30"]
-    arguments += ["--engine", "inprocess", "--at-once", "1", "--machine", "a test", "--device", "cpu"]
+    arguments += ["--engine", "inprocess", "--at-once", "1", "--device", "cpu"]
     arguments += ["--set", "participation.sites=[hospital-x,hospital-y]"]
     assert main(arguments) == 1
     heard = capsys.readouterr()
     assert "diverging, seed 0" in heard.err and "training diverged" in heard.err
     assert "3/3" in heard.out
     text = (out / "table.md").read_text()
-    assert "2 of 3 runs are finished" in text and "Machine: a test" in text
+    assert "2 of 3 runs are finished" in text and " CPU cores" in text
     assert "| hospital-x | hospital-y |" in text and "hospital-a |" not in text
     assert "| diverging | – | – |" in text and "training diverged" in text
     rows = {row["title"]: row["seeds"] for row in json.loads((out / "table.json").read_text())}

@@ -22,9 +22,10 @@ from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refus
 from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
-from medsilo.federation.asking import RETRY_PAUSE, Missing, Outgoing, Receive
+from medsilo.federation.asking import RETRY_PAUSE
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.reading import read_summary
@@ -33,7 +34,7 @@ from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
-from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, all_but_newer, make_plan, slow_but
+from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, make_plan, slow_but
 
 A, B, C = SITES
 CPU = SiteSettings(device="cpu")
@@ -127,13 +128,14 @@ def task_and_round(parcel: Parcel) -> tuple[str, int]:
 
 
 @cache
-def without_c(method: str = "fedavg") -> dict[str, Tensor]:
+def without_c(method: str = "fedavg", rounds: int = 2) -> dict[str, Tensor]:
     """The model that all sites share when C never contributes to a round."""
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         return LOST if site == C and asked.facts["task"] == "round" else honest(site, asked, work)
 
-    study = Study(make_plan(method, *SMALL, *GO_ON), Path(mkdtemp()) / "run", script)
+    plan = make_plan(method, *SMALL, *GO_ON, f"training.rounds={rounds}")
+    study = Study(plan, Path(mkdtemp()) / "run", script)
     study.run()
     return study.model("global/last")
 
@@ -246,35 +248,38 @@ FALSE_FACTS = {
     "no memory": (lambda reply: reply.facts.pop("memory"), "memory"),
     "a metric that is a fact": (lambda reply: reply.metrics.update(samples=7.0), "samples"),
 }
-BAD_PARCELS = [pytest.param(*case, id=name) for name, case in {**FALSE, **FALSE_FACTS}.items()]
+BAD_PARCELS = {**FALSE, **FALSE_FACTS}
 
 
-@pytest.mark.parametrize(("falsify", "reason"), BAD_PARCELS)
-def test_a_false_parcel_is_refused_by_name_and_nothing_of_it_counts(
-    falsify: Callable[[Parcel], None], reason: str, tmp_path: Path
-) -> None:
+def test_a_false_parcel_is_refused_by_name_and_nothing_of_it_counts(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """One study, in which one site tells another falsehood in every round."""
+    cases = list(BAD_PARCELS.values())
+
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        task, number = task_and_round(asked)
         reply = work()
-        if site == C and asked.facts["task"] == "round":
-            falsify(reply)
+        if site == C and task == "round":
+            cases[number - 1][0](reply)
         return [(site, reply)]
 
-    study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
+    plan = make_plan("fedavg", *SMALL, *GO_ON, f"training.rounds={len(cases)}")
+    study = Study(plan, tmp_path / "run", script)
     summary = study.run()
     assert summary == study.summary
     assert summary.status == "finished"
-    for record in study.rounds:
-        assert record.answered == [A, B]
-        assert list(record.refused) == [C]
-        assert reason in record.refused[C]
-        assert record.lost == {}
-        assert C not in record.sites
     missed = summary.sites[C].missed
-    assert list(missed) == [1, 2]
-    assert all(text.startswith("refused: ") and reason in text for text in missed.values())
-    assert all("\n" not in text for text in missed.values())
-    assert [summary.sites[site].contributed for site in SITES] == [2, 2, 0]
-    assert_equal(study.model("global/last"), without_c())
+    assert list(missed) == list(range(1, len(cases) + 1))
+    for record, (name, (_, reason)) in zip(study.rounds, BAD_PARCELS.items(), strict=True):
+        with subtests.test(name):
+            assert record.answered == [A, B]
+            assert list(record.refused) == [C]
+            assert reason in record.refused[C]
+            assert record.lost == {}
+            assert C not in record.sites
+            told = missed[record.round]
+            assert told.startswith("refused: ") and reason in told and "\n" not in told
+    assert [summary.sites[site].contributed for site in SITES] == [len(cases), len(cases), 0]
+    assert_equal(study.model("global/last"), without_c(rounds=len(cases)))
 
 
 def test_without_c_is_another_model() -> None:
@@ -770,7 +775,7 @@ class Counted(Dataset):
         return self.cases[index]
 
 
-@pytest.mark.parametrize("method", all_but_newer(*METHODS))
+@pytest.mark.parametrize("method", slow_but(["fedavg", "ditto", "scaffold", "harmofl", "adafed", "fedsm"], METHODS))
 def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) -> None:
     plan = make_plan(method, *SMALL)
     data = {}

@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medsilo.study.evidence import Difference, Scores, Variance, compare, holm, seeds_of, winner
-from medsilo.study.luck import luck_of, pooled_luck
-from medsilo.study.power import in_words, sensitivity
+from medsilo.study.evidence import (
+    Difference,
+    Scores,
+    Variance,
+    compare,
+    holm,
+    in_words,
+    luck_of,
+    pooled_luck,
+    seeds_of,
+    sensitivity,
+    winner,
+)
 
 
 def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) -> Scores:

@@ -28,10 +28,10 @@ from medsilo.core import distribution
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation.accepting import check_packages
-from medsilo.federation.asking import Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Outgoing, Receive
 from medsilo.flare import simulator
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable

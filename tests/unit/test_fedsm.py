@@ -19,8 +19,8 @@ from medsilo.core.files import load_tensors
 from medsilo.deploy import THRESHOLDS, SuperModel
 from medsilo.deploy.tuning import tune
 from medsilo.federation import inprocess
-from medsilo.federation.asking import Missing
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
 from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for

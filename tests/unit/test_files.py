@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import TYPES, load_tensors, newest, save_tensors, sweep, write_json, write_text
-from medsilo.core.spill import Spill, StoredVector
+from medsilo.core.files import load_tensors, newest, save_tensors, sweep, write_json, write_text
+from medsilo.core.spill import TYPES, Spill, StoredVector
 from medsilo.core.text import is_safe_name
 
 TENSORS = {

@@ -55,9 +55,8 @@ def test_data_that_are_read_when_needed_keep_patients_and_classes() -> None:
         assert all((mine[place][0] == theirs[place][0]).all() for place in range(len(mine)))
 
 
-def test_a_plan_without_folds_is_what_it_was() -> None:
+def test_a_fold_is_part_of_the_plan() -> None:
     plan = make_plan("fedavg", *SMALL)
-    assert "fold" not in plan.resolved()["task"]
     assert make_plan("fedavg", *SMALL, "task.fold={number: 1, of: 3}").hash != plan.hash
     with pytest.raises(PlanError, match="fold 4 of 3: there are only 3"):
         make_plan("fedavg", *SMALL, "task.fold={number: 4, of: 3}")

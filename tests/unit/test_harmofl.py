@@ -203,7 +203,10 @@ def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
         assert not torch.equal(both["4.weight"], getattr(model, "model", model).state_dict()["4.weight"])
 
 
-@pytest.mark.parametrize("method", slow_but(["fedbn", "scaffold", "ditto"], OTHERS))
+# One method of each kind: a group that stays, a server's state, a network of the site's own, several phases.
+@pytest.mark.parametrize(
+    "method", slow_but(["fedbn", "scaffold", "ditto"], ["fedbn", "scaffold", "ditto", "moon", "adafed"])
+)
 def test_a_composed_method_resumes_as_if_it_had_not_stopped(method: str, tmp_path: Path) -> None:
     changes = HALVES[: 1 if make_plan(method).algorithm.own_step else 2]
     assert_resumes(make_plan(method, *SMALL, "training.rounds=3", *changes), 2, tmp_path)
@@ -213,8 +216,12 @@ def test_a_composed_method_resumes_as_if_it_had_not_stopped(method: str, tmp_pat
 def test_a_super_model_takes_the_step_and_not_the_layer(method: str) -> None:
     with pytest.raises(PlanError, match="super model has no input layer"):
         make_plan(method, *SMALL, HALVES[0])
+    assert make_plan(method, *SMALL, HALVES[1]).algorithm.perturbation
+
+
+def test_a_super_model_s_experts_learn_with_the_step() -> None:
     weights = [
-        inprocess.run(make_plan(method, *SMALL, "training.rounds=2", *half))
+        inprocess.run(make_plan("fedsm", *SMALL, "training.rounds=2", *half))
         .models["hospital-b"]
         .state_dict()["4.weight"]
         for half in ([], HALVES[1:])

@@ -19,14 +19,14 @@ from medsilo.core.errors import Died, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.text import LONGEST
 from medsilo.deploy.tuning import THRESHOLDS
-from medsilo.federation.asking import Missing
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.seams import Missing
 from medsilo.flare.wire import DIED, REFUSAL, refusal, to_parcel
 from medsilo.runs.messages import DEEPEST, Parcel
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
-from tests.conftest import SITES, make_plan, slow_but
+from tests.conftest import SITES, make_plan
 from tests.unit.test_coordinator import GO_ON, LOST, SMALL, Answers, Scripted, Study, assert_equal, task_and_round
 
 A, B, C = SITES
@@ -193,6 +193,15 @@ ROUND = {
     "a metric too many": (metrics(**{STEERS: 1.0}), "has or lacks metric"),
     "a metric too few": (lambda reply: reply.metrics.pop("validation"), "has or lacks metric validation"),
     "withheld ten thousand times": (facts(withheld=["test"] * 5_000), "withheld is too long: at most 2"),
+    "finite weights beyond all": (
+        lambda reply: reply.groups.update(
+            {
+                g: {n: torch.full_like(t, 1e37) if n.endswith("weight") else t for n, t in own.items()}
+                for g, own in reply.groups.items()
+            }
+        ),
+        "long, beyond any honest one",
+    ),
     "a sparse tensor": (
         lambda reply: reply.groups.update(
             {g: {n: t.to_sparse() if t.ndim else t for n, t in own.items()} for g, own in reply.groups.items()}
@@ -261,14 +270,14 @@ SUPER_TEST = {
     "a stranger": (outcome(chosen={"nobody": 3}), "'nobody', which is not a site of the study"),
     "sums": (outcome(sums=[0.0] * len(THRESHOLDS)), "it does not give 0 sums of scores"),
 }
-TABLES = [JOIN, ROUND, DELIVER, TEST]  # which one method shows in `make test`, and the other in `make test-slow`
+TABLES = [JOIN, ROUND, DELIVER, TEST]  # which one method shows in `make test`, and the other before a release
 HOSTILE = [
     pytest.param(
         method,
         task,
         *case,
         id=f"{method}-{task}-{name}",
-        marks=[pytest.mark.slow] if table in TABLES and method != METHODS[0] else [],
+        marks=[pytest.mark.long] if table in TABLES and method != METHODS[0] else [],
     )
     for method, task, table in [
         *((method, "join", JOIN) for method in METHODS),
@@ -353,7 +362,7 @@ def mutate(reply: Parcel, drawn: random.Random) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("seed", slow_but(range(15), range(30)))
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(15, 30))])
 def test_no_answer_at_random_ends_a_study(method: str, seed: int, tmp_path: Path) -> None:
     """All five answers of one site, changed at random: 300 in all. The rest of the study stands."""
     drawn = random.Random(seed)

@@ -13,6 +13,7 @@ from medsilo.core.package import PLACE, metadata_files, package_facts, package_f
 from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, canonical_job, check_components, find_job, pack, plan_of
 from medsilo.plan import load_plan
 from medsilo.registry import METHODS
+from tests.conftest import over_all
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 FEDERATED = sorted(name for name, method in METHODS.items() if not method.pooled)
@@ -36,7 +37,7 @@ def test_the_jobs_are_what_make_jobs_writes(tmp_path: Path) -> None:
     assert not changed, "edit jobs/source, never these, and say make jobs"
 
 
-@pytest.mark.parametrize("method", FEDERATED)
+@over_all("method", FEDERATED)
 def test_jobs_have_the_canonical_form(method: str) -> None:
     job = JOBS / method
     plan = plan_of(job)
@@ -82,16 +83,14 @@ def test_a_job_goes_to_the_hospitals_that_the_plan_names(
     assert json.loads((job / "meta.json").read_text())["deploy_map"] == {"app": addressed}
 
 
-@pytest.mark.parametrize("method", FEDERATED)
+@over_all("method", FEDERATED)
 def test_jobs_differ_in_their_method_only(method: str) -> None:
     reference = plan_of(JOBS / "fedavg").resolved()
     own = plan_of(JOBS / method).resolved()
     assert {key for key in reference if reference[key] != own[key]} <= {"algorithm"}
 
 
-@pytest.mark.parametrize(
-    "path", sorted(JOBS.glob("*/plans/*.yaml")), ids=lambda path: f"{path.parents[1].name}-{path.stem}"
-)
+@over_all("path", sorted(JOBS.glob("*/plans/*.yaml")))
 def test_a_job_s_further_plans_load_and_are_of_its_method(path: Path) -> None:
     assert load_plan(path).algorithm.name == path.parents[1].name
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import ParticipationError
-from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan

@@ -14,10 +14,10 @@ from nvflare.private.privacy_manager import Scope
 from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
-from medsilo.federation.asking import Missing
 from medsilo.federation.kept_answer import digest_of
 from medsilo.federation.known import SMALLEST, KnownTensors, ReceivedTensors, mark_of
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing
 from medsilo.flare.executor import _changes_answers
 from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import held_of, refusal, to_parcel
@@ -29,6 +29,7 @@ from tests.unit.test_coordinator import SMALL, Answers, Study, assert_equal
 
 A, B, C = SITES
 FROZEN = {"0.0.weight": 5184, "1.0.weight": 18432}  # bytes
+NOBODY: Any = None  # behind a layer that is looked at alone
 LARGE = {*FROZEN, "4.weight"}  # that may be named
 
 
@@ -36,12 +37,11 @@ class KeepingSite:
     """A site behind a line, as the executor makes one."""
 
     def __init__(self, participant: Participant) -> None:
-        self.participant = participant
-        self.received = ReceivedTensors(participant.folder, participant.plan.transport.delta)
+        sealed = participant.plan.transport.sealed
+        self.received = ReceivedTensors(participant, participant.folder, lambda: not sealed)
 
     def answer(self, order: Parcel) -> Parcel:
-        reply = self.participant.answer(self.received.open(order))
-        return self.received.close(reply, names=not self.participant.plan.transport.sealed)
+        return self.received.answer(order, lambda: None)
 
 
 def keeping(study: Study) -> Study:
@@ -237,13 +237,13 @@ def test_a_shortened_order_is_filled_to_the_same_bits(tmp_path: Path) -> None:
         },
         "personal": {"floats": torch.randn(40, 64), "short": torch.randn(SMALLEST // 4 - 1)},
     }
-    server = KnownTensors()
+    server = KnownTensors(NOBODY)
     assert server.shorten(A, whole) == (whole, {})  # nothing is known of a site that says nothing
     server.confirm(A, {})
     first, marks = server.shorten(A, whole)
     assert first == whole and sorted(marks["model"]) == ["counts", "floats", "halves", "odd", "truths"]
-    ReceivedTensors(tmp_path).open(order_of(first, marks))
-    site = ReceivedTensors(tmp_path)  # another process
+    ReceivedTensors(NOBODY, tmp_path).open(order_of(first, marks))
+    site = ReceivedTensors(NOBODY, tmp_path)  # another process
     server.confirm(A, site.holds)
     second, marks = server.shorten(A, whole)
     assert {group: sorted(own) for group, own in second.items()} == {
@@ -261,14 +261,14 @@ def test_a_shortened_order_is_filled_to_the_same_bits(tmp_path: Path) -> None:
     assert leaves.facts["same"] == {"model": ["counts", "floats", "halves", "truths"]}
     assert server.whole(A, leaves.groups, leaves.facts["same"], whole)["model"].keys() == whole["model"].keys()
     with pytest.raises(Refused, match="names model/counts"):
-        KnownTensors(sealed=True).whole(A, leaves.groups, leaves.facts["same"], whole)
+        KnownTensors(NOBODY, sealed=True).whole(A, leaves.groups, leaves.facts["same"], whole)
     with pytest.raises(Refused, match="names model/counts"):  # that is of the order to another site
         server.whole(B, leaves.groups, leaves.facts["same"], whole)
 
 
 def test_what_a_filter_has_changed_on_its_way_is_not_taken_for_the_servers(tmp_path: Path) -> None:
     """A quantised model is not the server's: it is neither named by the server nor by the site."""
-    server, site = KnownTensors(), ReceivedTensors(tmp_path)
+    server, site = KnownTensors(NOBODY), ReceivedTensors(NOBODY, tmp_path)
     whole: Groups = {"model": {"w": torch.randn(64, 64)}}
     server.confirm(A, {})
     sent, marks = server.shorten(A, whole)
@@ -283,7 +283,7 @@ def test_what_a_filter_has_changed_on_its_way_is_not_taken_for_the_servers(tmp_p
 def test_a_tensor_is_hashed_once_for_all_sites_and_not_where_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
     monkeypatch.setattr("medsilo.federation.known.mark_of", lambda tensor: hashed.append(1) or mark_of(tensor))
-    server = KnownTensors()
+    server = KnownTensors(NOBODY)
     common = {"model": {"w": torch.randn(2048), "v": torch.randn(2048)}}
     for site in SITES:
         server.confirm(site, {})
@@ -299,7 +299,7 @@ def test_a_disk_that_does_not_take_copies_costs_bytes_only(monkeypatch: pytest.M
     def full(path: Path, text: str) -> None:
         raise MedsiloError("index.json could not be written: the disk is full")
 
-    site, whole = ReceivedTensors(tmp_path), {"model": {"w": torch.randn(64, 64)}}
+    site, whole = ReceivedTensors(NOBODY, tmp_path), {"model": {"w": torch.randn(64, 64)}}
     monkeypatch.setattr("medsilo.federation.known.write_text", full)
     came = site.open(order_of(whole, {"model": {"w": mark_of(whole["model"]["w"])}}))
     assert site.holds == {} and not (tmp_path / RECEIVED).exists()

@@ -13,10 +13,10 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 from medsilo import cli
 from medsilo.check.leaks import describe
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
@@ -92,7 +92,7 @@ def test_it_follows_the_sites_policy() -> None:
 @pytest.mark.parametrize(
     ("resources", "starts"),
     [
-        ({"class_allow_list": ["nvflare.app_common.np."]}, False),
+        ({"class_allow_list": ["nvflare.app_common.np.np_trainer.NPTrainer"]}, False),
         ({"class_allow_list": ["medsilo.flare."]}, True),
         ({"class_allow_list": [EXECUTOR]}, True),
         ({"class_allow_list": ["medsilo.flare.executor"]}, True),

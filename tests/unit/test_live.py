@@ -1,4 +1,4 @@
-"""A person who watches a study: the states of sites, no long silence, a page that is renewed."""
+"""A person who watches a study: the states of sites, no long silence."""
 
 import re
 import threading
@@ -8,21 +8,19 @@ from typing import Any
 
 import pytest
 
-from medsilo.cli import main
-from medsilo.cli.live_report import LiveReport
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import doing, inprocess
 from medsilo.federation.turns import TurnKeeper
-from medsilo.report.live_page import render_live
 from medsilo.runs import paths
 from medsilo.runs.reading import read_doing, read_now
-from medsilo.runs.record import Record
 from medsilo.runs.schema import Doing, Progress, Round, SiteRound, SiteTurn, Turns
 from medsilo.study.progress import Moment, StudyProgress, listed
 from tests.conftest import make_plan
 
 SITES = ["a", "b", "c", "d"]
+
+NOBODY: Any = None  # behind a channel that is looked at alone
 
 
 def a_round(number: int, **seconds: float) -> Round:
@@ -98,7 +96,7 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
 def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
     told: list[Turns | None] = []
     now = [100.0]
-    keeper = TurnKeeper(told.append, lambda: now[0])
+    keeper = TurnKeeper(NOBODY, told.append, lambda: now[0])
     assert keeper.now() is None
     keeper.begin("round", 3, ["a", "b"])
     now[0] += 5
@@ -119,14 +117,14 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
 
 def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
     """Over TLS: what the server itself sees."""
-    keeper = TurnKeeper()
+    keeper = TurnKeeper(NOBODY)
     keeper.begin("round", 1, ["a"])
     told = Progress(planned=1, metric="dice", turns=keeper.now()).as_json()
     assert set(told["turns"]) == {"task", "round", "at", "sites"} and told["turns"]["sites"]["a"].keys() == {
         "asked",
         "answered",
     }
-    assert "turns" not in Progress(planned=1, metric="dice").as_json()
+    assert Progress(planned=1, metric="dice").as_json()["turns"] is None
 
 
 def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
@@ -202,59 +200,3 @@ def test_a_command_that_has_begun_is_never_silent_for_long(capsys: pytest.Captur
         assert screen._doing and re.fullmatch(
             r"comparing: fedavg, seed 0 \(round 1 of 3 is over\) \(\d s\)", screen._doing()
         )
-
-
-# ---------------------------------------------------------------------------------------------------- the page
-def test_the_page_of_a_running_study_says_who_is_slow_and_renews_itself() -> None:
-    moment = Moment()
-    progress = StudyProgress(["a", "<b>"], 5, "dice", look=lambda: moment)
-    page = render_live(progress, "run")
-    assert 'http-equiv="refresh"' in page and "0 of 5 rounds" in page and "<b>" not in page
-    for number in (1, 2):
-        progress.add(a_round(number, **{"a": 4.0, "<b>": 42.0}))
-    moment = Moment(turns(3, a=(50.0, None)), {"a": Doing(task="round", round=3, at=0, deed="training", share=0.5)})
-    page = render_live(progress, "run")
-    for words in ("&lt;b&gt; is slow: 42 s a round", "training 50 %, late by 44 s", "0.700", "2 of 5 rounds", "<svg"):
-        assert words in page, words
-    assert (
-        "late by" not in (ended := render_live(progress, "run", "The study was stopped."))
-        and 'equiv="refresh' not in ended
-    )
-
-
-def test_the_live_page_gives_way_to_the_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    small = [
-        "--set",
-        "task.name=synthetic-activity",
-        "--set",
-        "training.rounds=2",
-        "--set",
-        "task.persons=8",
-        "--device",
-        "cpu",
-    ]
-    place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", "one"]
-    assert main(["run", "fedavg", "--live", *place, *small]) == 0
-    said, page = capsys.readouterr().out, tmp_path / "one" / paths.REPORT
-    assert f"live page: {page}" in said
-    own = page.read_bytes()
-    assert b"refresh" not in own
-    assert main(["report", str(tmp_path / "one")]) == 0 and page.read_bytes() == own
-
-
-def test_the_page_of_a_run_that_was_stopped_does_not_renew_itself(tmp_path: Path) -> None:
-    said: list[str] = []
-    live = LiveReport(StudyProgress(["a"], 5, "dice"), tmp_path / "run", said.append)
-    live.renew()
-    live.stop()
-    assert not said and not live.page.exists()  # there is no run
-    Record(tmp_path / "run").begin(make_plan("fedavg"))
-    live.renew()
-    assert len(said) == 1 and "refresh" in live.page.read_text()
-    (tmp_path / "run" / paths.SUMMARY).touch()
-    again = LiveReport(StudyProgress(["a"], 5, "dice"), tmp_path / "run", said.append)  # after an end that was bad
-    again.renew()
-    assert len(said) == 2
-    (tmp_path / "run" / paths.SUMMARY).unlink()
-    live.stop()
-    assert "refresh" not in (page := live.page.read_text()) and "The study was stopped." in page

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.mixing import layout, mixers, waiting
+from medsilo.mixing import contributions, layout, mixers
 from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedNova
 
@@ -27,7 +27,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
         monkeypatch.setattr(mixers, "COLUMNS", 2)
-        monkeypatch.setattr(waiting, "MEMORY", 0)
+        monkeypatch.setattr(contributions, "MEMORY", 0)
 
 
 def drawn(seed: int, dtype: torch.dtype = torch.float64, positive: bool = False) -> dict[str, Tensor]:

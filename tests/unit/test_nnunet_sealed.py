@@ -13,8 +13,8 @@ import torch
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.tensors import Tensors
-from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.inprocess import Loop
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.loop import Stop
 from medsilo.runs.messages import Parcel
 from medsilo.sealing import member, relay

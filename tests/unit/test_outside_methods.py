@@ -25,7 +25,7 @@ from tests.unit.test_algorithms import (
 from tests.unit.test_baselines import PLAIN_SGD, Local, Server, Site, plain, study
 from tests.unit.test_harmofl import assert_resumes
 
-FILES = Path(__file__).parents[1] / "outside_methods"
+FILES = Path(__file__).parents[1] / "outside"
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,14 @@ EVERY = [
 every_method = pytest.mark.parametrize(("method", "changes"), slow_but(KINDS, EVERY), ids=lambda part: str(part)[:40])
 
 
+def each_with(name: str, *values: Any) -> pytest.MarkDecorator:
+    """Every method with the last value, and one method of each kind with the others: those are the engine's part."""
+    cases = [(method, changes, values[-1]) for method, changes in EVERY]
+    cases += [(*kind, value) for kind in KINDS for value in values[:-1]]
+    fast = [(*kind, value) for kind in KINDS for value in values]
+    return pytest.mark.parametrize(("method", "changes", name), slow_but(fast, cases), ids=lambda part: str(part)[:40])
+
+
 def planned(method: str, changes: list[str], rounds: int = 4) -> Plan:
     return make_plan(method, *SMALL, f"training.rounds={rounds}", *changes)
 
@@ -138,8 +146,7 @@ def test_a_site_that_is_rebuilt_before_every_task_answers_the_same(
     assert left == {*states, "last.safetensors", "best.safetensors", "metrics.csv", "plan.yaml", "test.csv"}
 
 
-@every_method
-@pytest.mark.parametrize("rebuilt", [False, True])
+@each_with("rebuilt", False, True)
 def test_a_round_asked_again_gets_the_same_answer(
     method: str, changes: list[str], rebuilt: bool, tmp_path: Path
 ) -> None:
@@ -189,8 +196,7 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
         assert fresh.metrics != reply.metrics
 
 
-@every_method
-@pytest.mark.parametrize("after", [1, 2, 6])
+@each_with("after", 1, 2, 6)
 def test_a_crash_inside_a_round_leaves_no_trace(method: str, changes: list[str], after: int, tmp_path: Path) -> None:
     """Stopped in validation or training, in this process or with a new one."""
     plan = planned(method, [*changes, "training.batch_size=4"])
@@ -471,13 +477,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
     return of
 
 
-@every_method
-@pytest.mark.parametrize("stopped", [2, 4])
+STOPS = [
+    *((*kind, [stop]) for kind in KINDS for stop in (2, 4)),
+    *((method, [], [1]) for method in ("scaffold", "harmofl", "adafed", "fedsm")),
+]
+OFTEN = [(*one, [1, 2]) for one in [*EVERY, *((method, []) for method in METHODS if (method, []) not in EVERY)]]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "stops"), slow_but(STOPS, [*STOPS, *OFTEN]), ids=lambda part: str(part)[:40]
+)
 def test_a_study_that_stopped_goes_on_as_if_it_had_not(
-    method: str, changes: list[str], stopped: int, tmp_path: Path, whole: Callable[[Plan], Path]
+    method: str, changes: list[str], stops: list[int], tmp_path: Path, whole: Callable[[Plan], Path]
 ) -> None:
     plan = planned(method, changes)
-    stop_and_resume(plan, tmp_path / "run", stopped)
+    stop_and_resume(plan, tmp_path / "run", *stops)
     assert_same_run(whole(plan), tmp_path / "run")
 
 
@@ -488,15 +502,6 @@ def stop_and_resume(plan: Plan, folder: Path, *stops: int) -> None:
         summary = Record(folder).summary()
         assert (summary.status, summary.reason) == ("failed", "stopped")
     assert inprocess.run(plan, folder=folder, resume=True).summary.status == "finished"
-
-
-@pytest.mark.parametrize("method", slow_but(["scaffold", "harmofl", "adafed", "fedsm"], METHODS))
-def test_a_study_that_stopped_in_its_first_round_goes_on(
-    method: str, tmp_path: Path, whole: Callable[[Plan], Path]
-) -> None:
-    plan = planned(method, [])
-    stop_and_resume(plan, tmp_path / "run", 1)
-    assert_same_run(whole(plan), tmp_path / "run")
 
 
 def test_a_study_may_stop_often_and_twice_in_the_same_round(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:

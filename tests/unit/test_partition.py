@@ -8,6 +8,7 @@ import torch
 
 from medsilo.core.errors import DataError, PlanError
 from medsilo.tasks.partition import Partition, by_column, dirichlet, iid, proportions
+from tests.conftest import over_all
 
 COMBINATIONS = [
     (samples, sites, alpha, minimum)
@@ -18,7 +19,7 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("samples", "sites", "alpha", "minimum"), COMBINATIONS)
+@over_all("samples, sites, alpha, minimum", COMBINATIONS)
 def test_every_sample_exactly_once_and_no_site_below_the_minimum(samples, sites, alpha, minimum):
     labels = np.random.default_rng(samples).integers(0, 6, samples)
     parts = dirichlet(labels, sites, alpha, seed=3, minimum=minimum)

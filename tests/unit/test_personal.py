@@ -564,4 +564,3 @@ def test_the_hessian_free_product_comes_near_the_exact_one_with_a_small_delta() 
         found[delta] = max(float((one - other).abs().max()) for one, other in zip(product, exact, strict=True))
     assert found[1e-5] < 1e-9 < found[1e-3]
     assert make_plan("per-fedavg", "algorithm.delta=0.00001").hash != make_plan("per-fedavg").hash
-    assert "delta" not in make_plan("per-fedavg").resolved()["algorithm"]

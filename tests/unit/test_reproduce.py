@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.cli import parsed
-from medsilo.study.asked import asked
+from medsilo.study.compare import asked
 from tests.conftest import wanted
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/reproduce.md").read_text()

@@ -1,21 +1,21 @@
-"""The evidence for a hospital's review: a "yes" only where a test of this very build ran and passed."""
+"""Evidence for a hospital: what is installed, what leaves, and claims that only tests of this very build show."""
 
 import ast
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
-from medsilo.review.claims import CLAIMS, Claim
-from medsilo.review.evidence_folder import CLAIMED, PACKAGES, PAGE, REPORTS, judge, write_evidence
-from medsilo.review.installed import SBOM, installed, write_sbom
-from medsilo.review.junit import BUILD, read_junit
+from medsilo.review import PACKAGES, REPORTS, SBOM, installed, write_evidence
+from tests import claims
+from tests.claims import CLAIMS, Claim, why_not
 from tests.conftest import make_plan
+from tests.junit import BUILD, read_junit
 
 NAMED = sorted({test for claim in CLAIMS for test in claim.tests})
 OWN = """import pytest
@@ -62,11 +62,9 @@ def claim_of(*names: str) -> Claim:
 
 def test_only_what_ran_and_passed_is_shown(report: Path) -> None:
     results = read_junit(report)
-    assert judge(claim_of("test_both", "test_grouped"), results).shown
+    assert why_not(claim_of("test_both", "test_grouped"), results) == []
     for name, why in (("test_one", "failed"), ("test_left_out", "was skipped"), ("test_gone", "did not run")):
-        verdict = judge(claim_of("test_both", name), results)
-        assert not verdict.shown and verdict.why_not == (f"tests/test_own.py::{name} {why}",)
-    assert not judge(claim_of("test_both"), results, other_build=True).shown
+        assert why_not(claim_of("test_both", name), results) == [f"tests/test_own.py::{name} {why}"]
     reasons = {case.test: case.reason for case in results.cases if case.outcome == "failed"}
     assert "the second differs" in reasons["tests/test_own.py::test_one"]
     assert "no_such_module" in reasons["tests/test_broken.py::import"]
@@ -88,29 +86,32 @@ def all_passed(path: Path, build: str) -> Path:
     return path
 
 
+def test_results_of_this_build_show_claims(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    report = all_passed(tmp_path / "test.xml", package_facts()["hash"])
+    assert claims.main([str(report)]) == 0
+    assert f"{len(CLAIMS)} of {len(CLAIMS)} claims" in capsys.readouterr().out
+    report.write_text(report.read_text().replace("time=", "gone=", 1).replace("<testcase", "<other", 1))
+    assert claims.main([str(report)]) == 1
+    said = capsys.readouterr().out
+    assert f"NOT SHOWN  {next(own.question for own in CLAIMS if NAMED[0] in own.tests)}" in said
+    assert f"{NAMED[0]} did not run" in said
+
+
+@pytest.mark.parametrize("build", ["", "0" * 64])
+def test_results_of_another_build_show_nothing(build: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert claims.main([str(all_passed(tmp_path / "test.xml", build))]) == 1
+    said = capsys.readouterr()
+    assert "not results of this build" in said.err and not said.out
+
+
 def test_the_folder_is_whole(tmp_path: Path) -> None:
     plans = {"fedavg": make_plan("fedavg"), "local": make_plan("local")}
-    report = all_passed(tmp_path / "test.xml", package_facts()["hash"])
-    verdicts = write_evidence(tmp_path / "evidence", plans, [report])
-    assert all(verdict.shown for verdict in verdicts)
-    page = (tmp_path / "evidence" / PAGE).read_text()
-    assert page.count("<strong>yes</strong>") == len(CLAIMS) and "not shown" not in page
-    places = set(re.findall(r'href="#(test-[\w-]+)"', page))
-    assert len(places) == len(NAMED) and all(f'<tr id="{place}">' in page for place in places)
+    page = write_evidence(tmp_path / "evidence", plans).read_text()
+    assert "No job was given" not in page and '<th scope="row">fedavg</th>' in page and "torch" in page
     assert "What leaves a site under FedAvg" in (tmp_path / "evidence" / REPORTS / "fedavg.txt").read_text()
     packages = {own["name"]: own for own in json.loads((tmp_path / "evidence" / PACKAGES).read_text())}
     assert packages["torch"]["licence"] and len(packages["torch"]["hash"]) == 64
-    claimed = json.loads((tmp_path / "evidence" / CLAIMED).read_text())
-    assert claimed["medsilo"] == package_facts() and all(own["shown"] for own in claimed["claims"])
-
-
-@pytest.mark.parametrize("build", ["", "0" * 64, None])
-def test_without_tests_of_this_build_nothing_is_shown(build: str | None, tmp_path: Path) -> None:
-    reports = [] if build is None else [all_passed(tmp_path / "test.xml", build)]
-    assert not any(verdict.shown for verdict in write_evidence(tmp_path / "evidence", {}, reports))
-    page = (tmp_path / "evidence" / PAGE).read_text()
-    assert ("No tests were given" if build is None else "Tests of another build") in page
-    assert "No job was given" in page and "<strong>yes</strong>" not in page
+    assert "No job was given" in write_evidence(tmp_path / "none", {}).read_text()
 
 
 def test_every_package_has_a_licence_and_a_hash_or_says_that_it_has_not() -> None:
@@ -121,7 +122,7 @@ def test_every_package_has_a_licence_and_a_hash_or_says_that_it_has_not() -> Non
 
 @pytest.mark.slow
 def test_the_sbom_lists_what_is_installed(tmp_path: Path) -> None:
-    write_sbom(tmp_path / SBOM)
+    assert main(["evidence", "fedavg", "--out", str(tmp_path)]) == 0
     listed = json.loads((tmp_path / SBOM).read_text())
     assert listed["bomFormat"] == "CycloneDX"
     names = {own["name"].lower().replace("_", "-") for own in listed["components"]}

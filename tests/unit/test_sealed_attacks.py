@@ -16,10 +16,10 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Tensors
 from medsilo.sealing import masks, member, relay
 from medsilo.sealing.fixed_point import SIGNED, as_tensor, as_words, integer_weights
-from medsilo.sealing.letters import Deal, MixtureClaim, Offer, SumClaim, Survivors, UnmaskingRequest
+from medsilo.sealing.letters import Deal, Offer, SumClaim, Survivors, UnmaskingRequest
 from medsilo.sealing.masks import agree, own_mask, pair_mask
 from medsilo.sealing.shamir import combine
-from medsilo.sealing.streams import Words, add_stream, add_streams
+from medsilo.sealing.streams import Words, add_streams
 from medsilo.sealing.terms import SERVER, SealedBlock
 from tests.sealed import Hospitals, as_groups, block, close, correlation, mean_of, names, numbers, terms
 
@@ -125,34 +125,6 @@ def test_a_row_is_noise_to_all_but_its_hospital(left_out: bool, monkeypatch: pyt
     assert study.members["site-1"].open_sums(claim, [own], sums) == {}
 
 
-@pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize("left_out", [False, True])
-def test_the_server_of_a_group(bits: int, left_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an upload, nor the difference of two rounds, nor a mixture tells it anything."""
-    if left_out:
-        monkeypatch.setattr(member, "add_streams", lambda *args: None)
-    study, models = Hospitals(terms(3, "group")), numbers(3, SIZE)
-    own = block(models, bits=bits)
-    rounds = [study.mixtures(number, [own], as_groups(models)) for number in (1, 2)]
-    uploads = [server._words["site-0"]["model"] for server in rounds]
-    mixture = words_of(own, rounds[0].mix({"model": (1, 1, 1)})[1])
-    model = models["site-0"]["a"]
-    found = [correlation(read(seen), model) for seen in (*uploads, mixture)]
-    assert min(found) > 0.4 if left_out else max(found) < CHANCE
-    if not left_out:
-        assert correlation(read(uploads[0] - uploads[1]), model) < CHANCE
-
-
-def test_one_hospital_that_helps_the_server_opens_a_group() -> None:
-    """As the terms say: this is what the mode does not protect against."""
-    study, models = Hospitals(terms(3, "group")), numbers(3, SIZE)
-    own = block(models)
-    server, helper = study.mixtures(1, [own], as_groups(models)), study.members["site-2"]
-    upload = server._words["site-0"]["model"].copy()
-    add_stream(upload, helper._upload_key(own, 1, "site-0", server._nonces["site-0"]), -1)
-    assert study.terms.safe_against == (0, 0) and correlation(read(upload), models["site-0"]["a"]) > 0.99
-
-
 def test_fewer_shares_than_the_threshold_are_not_the_secret() -> None:
     study = Hospitals(terms(6, threshold=4))
     server = study.begin(1, [block(numbers(6))])
@@ -195,8 +167,6 @@ def test_two_unmaskings_of_a_round(sealed_round: Round) -> None:
     study.seal(again, as_groups(models))
     with pytest.raises(Refused, match="second, different unmasking of round 1"):
         study.members["site-0"].confirm(again.survivors(), [own])
-    fresh = member.Member.begin(study.terms, "site-0", study.signer("site-0"), study.members["site-0"])
-    assert fresh._kept.unmasking == study.members["site-0"]._kept.unmasking
     same = study.begin(1, [own])  # after a failure of the server, with all who were in the first
     study.seal(same, as_groups(models))
     claim, sums = study.open(same)
@@ -387,38 +357,6 @@ def test_a_sum_of_another_round_or_of_other_sites() -> None:
         site.open_sums(claim, [own], {"model": sums["model"] + 1})
     with pytest.raises(Refused, match="the server: what it sealed is not a tensor"):
         site.open_sums(claim, [own], {})
-
-
-def test_a_matrix_that_changes_after_the_upload() -> None:
-    """The server of a group mixes with other weights than were agreed on, and tells so or not."""
-    study, models = Hospitals(terms(4, "group")), numbers(4)
-    own, agreed, other = block(models, total=1 << 16), (10, 20, 30, 40), (0, 1, 1, 98)
-    old = study.mixtures(2, [own], as_groups(models)).mix({"model": agreed})
-    server, site = study.mixtures(3, [own], as_groups(models)), study.members["site-0"]
-    honest, right = server.mix({"model": agreed})
-    changed, wrong = server.mix({"model": other})
-    told: dict[str, tuple[MixtureClaim, Tensors, str]] = {
-        "weights": (changed, wrong, "the server: the weights that it mixed model with in round 3 are not those agreed"),
-        "not told": (honest, wrong, "a sum does not open"),
-        "round": (honest.model_copy(update={"round": 2}), right, "the server: it sends the mixture of round 2"),
-        "upload": (
-            honest.model_copy(update={"nonces": {**honest.nonces, "site-0": bytes(16)}}),
-            right,
-            "the server: it tells an upload of this site in round 3 that it did not send",
-        ),
-        "absent": (
-            honest.model_copy(update={"nonces": {"site-0": honest.nonces["site-0"]}}),
-            right,
-            "the server: the weights of model count a site that sent nothing",
-        ),
-    }
-    for claim, mixed, said in told.values():
-        with pytest.raises(Refused, match=said):
-            site.open_mixtures(claim, 3, [own], mixed, {"model": agreed})
-    opened = site.open_mixtures(honest, 3, [own], right, {"model": agreed})
-    assert close(opened["model"], mean_of(models, names(4), dict(zip(names(4), map(float, agreed), strict=True))))
-    with pytest.raises(Refused, match="a sum does not open"):  # a mixture of another round, under this one's name
-        site.open_mixtures(honest, 3, [own], old[1], {"model": agreed})
 
 
 def test_letters_of_wrong_size_or_form() -> None:

@@ -12,7 +12,9 @@ from cryptography.x509.oid import NameOID
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.sealing.letters import Assembly, GroupKey
+from medsilo.sealing.fixed_point import Flat
+from medsilo.sealing.keeping import SumMemory
+from medsilo.sealing.letters import Assembly
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Certified, PrivateKey, Signer, Unsigned
 from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, terms
@@ -153,16 +155,18 @@ def test_a_kit_that_does_not_fit_together() -> None:
 def test_a_server_that_swaps_keys_is_noticed() -> None:
     """It puts keys of its own under a site's name, with and without a certificate of its own."""
     study = Hospitals(terms(3), {site: certified(site) for site in names(3)})
-    fresh_members = {site: Member.begin(study.terms, site, study.signer(site)) for site in names(3)}
+    fresh_members = {site: Member.begin(study.terms, site, study.signer(site), SumMemory()) for site in names(3)}
     honest = [member.introduction() for member in fresh_members.values()]
-    attacker = Member.begin(study.terms, "site-2", Unsigned()).introduction()
+    attacker = Member.begin(study.terms, "site-2", Unsigned(), SumMemory()).introduction()
     swapped = {
         "the signature on its keys": honest[2].model_copy(update={"channel": attacker.channel}),
         "the signature on its key": honest[2].model_copy(update={"signing": attacker.signing}),
         "its keys are not signed": attacker,
-        "is that of site-1": Member.begin(study.terms, "site-2", certified("site-1")).introduction(),
+        "is that of site-1": Member.begin(study.terms, "site-2", certified("site-1"), SumMemory()).introduction(),
         # Signed by the site itself, in another study
-        "signature": Member.begin(terms(3, study="other"), "site-2", study.signer("site-2")).introduction(),
+        "signature": Member.begin(
+            terms(3, study="other"), "site-2", study.signer("site-2"), SumMemory()
+        ).introduction(),
     }
     for said, false in swapped.items():
         with pytest.raises(Refused, match=f"site-2: .*{said}"):
@@ -172,20 +176,19 @@ def test_a_server_that_swaps_keys_is_noticed() -> None:
     with pytest.raises(Refused, match="the server: the sites whose keys it relays"):
         fresh_members["site-0"].meet(Assembly(introductions=(honest[0], honest[2], honest[1])))
     fresh_members["site-0"].meet(Assembly(introductions=tuple(honest)))
-    other = Member.begin(study.terms, "site-2", study.signer("site-2")).introduction()
+    other = Member.begin(study.terms, "site-2", study.signer("site-2"), SumMemory()).introduction()
     with pytest.raises(Refused, match="other keys of the sites than before"):
         fresh_members["site-0"].meet(Assembly(introductions=(*honest[:2], other)))
 
 
 def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() -> None:
     """Without certificates a server could swap keys; the two sides then differ in all that is derived from them."""
-    members = {site: Member.begin(terms(3), site, Unsigned()) for site in names(3)}
+    members = {site: Member.begin(terms(3), site, Unsigned(), SumMemory()) for site in names(3)}
     honest = tuple(member.introduction() for member in members.values())
-    other = Member.begin(terms(3), "site-2", Unsigned()).introduction()
+    other = Member.begin(terms(3), "site-2", Unsigned(), SumMemory()).introduction()
     members["site-0"].meet(Assembly(introductions=honest))
     members["site-1"].meet(Assembly(introductions=(*honest[:2], other)))
-    box = members["site-0"].group_keys().boxes["site-1"]
-    with pytest.raises(Refused, match="site-0: what it sent through the server cannot be opened"):
-        members["site-1"].take_group_key(GroupKey(box=box))
-    with pytest.raises(Refused, match="site-1: the common key is drawn by site-0"):
-        members["site-1"].group_keys()
+    told = numbers(3)["site-0"]
+    box = members["site-0"].tell(1, "statistics", told)
+    with pytest.raises(Refused, match="site-0: what it told the hospitals as statistics in round 1 cannot be opened"):
+        members["site-1"].told("site-0", 1, "statistics", Flat.like(told), box)

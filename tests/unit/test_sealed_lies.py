@@ -13,9 +13,9 @@ from torch import Tensor
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
 from medsilo.core.files import load_tensors
-from medsilo.federation.asking import Missing
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from tests.conftest import make_plan, slow_but
@@ -63,8 +63,8 @@ def replay_deal(asked: Parcel, before: dict[str, Parcel]) -> None:
 
 
 def replay_result(asked: Parcel, before: dict[str, Parcel]) -> None:
-    asked.facts["sealing"]["held"] = before["round 2"].facts["sealing"]["held"]
-    asked.groups = before["round 2"].groups
+    asked.facts["sealing"]["held"] = before["round 3"].facts["sealing"]["held"]
+    asked.groups = before["round 3"].groups
 
 
 def unmask_without_one(asked: Parcel, before: dict[str, Parcel]) -> None:
@@ -79,29 +79,22 @@ def other_rows(asked: Parcel, before: dict[str, Parcel]) -> None:
     asked.facts["sealing"]["rows"]["model"] = {site: list(reversed(row)) for site, row in rows.items()}
 
 
-def other_mixture(asked: Parcel, before: dict[str, Parcel]) -> None:
-    rows = asked.facts["sealing"]["held"]["model"]["claim"]["rows"]
-    rows["model"] = list(reversed(rows["model"]))
-
-
 LIES = [
-    ("fedavg", "pairwise", "agree", 0, swap_keys, "it relays other keys of this site than it sent"),
-    ("fedavg", "pairwise", "round", 2, swap_mask, "without the keys that this site offered for it last"),
-    ("fedavg", "pairwise", "round", 2, replay_deal, "it replays a round, or swaps keys"),
-    ("fedavg", "group", "round", 3, replay_result, "it replays model of round 1 in round 3"),
-    ("fedavg", "pairwise", "unmask", 2, unmask_without_one, "second, different unmasking|a sum of round 2 that it is"),
-    ("adafed", "pairwise", "round", 2, other_rows, "it changes the weights of round 2"),
-    ("adafed", "pairwise", "offer", 3, other_rows, "are not those that this site made of what the hospitals told"),
-    ("adafed", "group", "round", 3, other_rows, "are not those that this site made of what the hospitals told"),
-    ("adafed", "group", "round", 3, other_mixture, "the weights that it mixed model with in round 2 are not those"),
+    ("fedavg", "agree", 0, swap_keys, "it relays other keys of this site than it sent"),
+    ("fedavg", "round", 2, swap_mask, "without the keys that this site offered for it last"),
+    ("fedavg", "round", 2, replay_deal, "it replays a round, or swaps keys"),
+    ("adafed", "deliver", 4, replay_result, "it replays model of round 2 in round 4"),
+    ("fedavg", "unmask", 2, unmask_without_one, "second, different unmasking|a sum of round 2 that it is"),
+    ("adafed", "round", 2, other_rows, "it changes the weights of round 2"),
+    ("adafed", "offer", 3, other_rows, "are not those that this site made of what the hospitals told"),
 ]
 
 
-@pytest.mark.parametrize("method, mode, task, number, lie, reason", LIES)
+@pytest.mark.parametrize("method, task, number, lie, reason", LIES)
 def test_every_site_refuses_a_server_that_lies(
-    method: str, mode: str, task: str, number: int, lie: Callable[..., None], reason: str, tmp_path: Path
+    method: str, task: str, number: int, lie: Callable[..., None], reason: str, tmp_path: Path
 ) -> None:
-    plan, liar = plan_of(method, mode, "transport.sealing_clear=[]"), Liar(task, number, lie)
+    plan, liar = plan_of(method, "pairwise", "transport.sealing_clear=[]"), Liar(task, number, lie)
     transport = Scripted(participants_of(plan, tmp_path / "run"), liar)
     coordinator = Coordinator(plan, HOSPITALS, transport, Record(tmp_path / "run"), "scripted", settings=CPU)
     with pytest.raises(ParticipationError):
@@ -142,8 +135,8 @@ def test_a_site_that_is_asked_to_unmask_a_round_twice(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------- hospitals that compare
 def test_the_server_reads_no_statistics(tmp_path: Path) -> None:
     """And mixes by the same weights as one that does."""
-    plans = {how: plan_of("adafed", how) for how in ("none", "group")}
-    plans["sealed"] = plan_of("adafed", "group", "transport.sealing_clear=[]")
+    plans = {how: plan_of("adafed", how) for how in ("none", "pairwise")}
+    plans["sealed"] = plan_of("adafed", "pairwise", "transport.sealing_clear=[]")
     weights, read = {}, {}
     for how, plan in plans.items():
         coordinator = lead(plan, tmp_path / how)
@@ -151,9 +144,9 @@ def test_the_server_reads_no_statistics(tmp_path: Path) -> None:
         kept = list((tmp_path / how / "checkpoints").glob("*.safetensors"))
         statistics = [t for path in kept for name, t in load_tensors(path)[0].items() if name.startswith("statistics/")]
         read[how] = any(bool(tensor.any()) for tensor in statistics)
-    assert weights["none"] == weights["group"] == weights["sealed"]
-    assert read == {"none": True, "group": True, "sealed": False}
-    assert furthest(tmp_path / "sealed", tmp_path / "group") == 0.0
+    assert weights["none"] == weights["pairwise"] == weights["sealed"]
+    assert read == {"none": True, "pairwise": True, "sealed": False}
+    assert furthest(tmp_path / "sealed", tmp_path / "pairwise") == 0.0
 
 
 def other_weights(*liars: str) -> Script:
@@ -203,14 +196,12 @@ def first_time(task: str, number: int, gone: Missing, works: bool) -> Script:
 
 
 LETTERS = [
-    ("pairwise", "agree", 0),
-    ("pairwise", "offer", 2),
-    ("pairwise", "round", 2),
-    ("pairwise", "confirm", 2),
-    ("pairwise", "unmask", 2),
-    ("pairwise", "compare", 1),
-    ("group", "agree", 0),
-    ("group", "round", 2),
+    ("agree", 0),
+    ("offer", 2),
+    ("round", 2),
+    ("confirm", 2),
+    ("unmask", 2),
+    ("compare", 1),
 ]
 
 
@@ -223,33 +214,30 @@ def clear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("works", [False, True], ids=["not made", "lost on its way"])
-@pytest.mark.parametrize("mode, task, number", slow_but([("pairwise", "round", 2), ("group", "agree", 0)], LETTERS))
+@pytest.mark.parametrize("task, number", slow_but([("round", 2), ("agree", 0)], LETTERS))
 def test_a_lost_answer_is_asked_for_again_where_the_plan_waits(
-    mode: str, task: str, number: int, works: bool, clear: Path, tmp_path: Path
+    task: str, number: int, works: bool, clear: Path, tmp_path: Path
 ) -> None:
-    plan = plan_of("adafed", mode, "transport.sealing_clear=[]", "participation.when_missing=wait")
+    plan = plan_of("adafed", "pairwise", "transport.sealing_clear=[]", "participation.when_missing=wait")
     coordinator = lead(plan, tmp_path / "run", first_time(task, number, LOST, works))
     assert furthest(tmp_path / "run", clear) <= 1e-6
     assert coordinator.rounds[-1].answered == HOSPITALS
 
 
-@pytest.mark.parametrize("mode, task, number", [("pairwise", "round", 2), ("group", "round", 2)])
-def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(
-    mode: str, task: str, number: int, clear: Path, tmp_path: Path
-) -> None:
-    plan = plan_of("adafed", mode, "transport.sealing_clear=[]")
-    lead(plan, tmp_path / "run", first_time(task, number, DIED, True))
+def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(clear: Path, tmp_path: Path) -> None:
+    plan = plan_of("adafed", "pairwise", "transport.sealing_clear=[]")
+    lead(plan, tmp_path / "run", first_time("round", 2, DIED, True))
     assert furthest(tmp_path / "run", clear) <= 1e-6
 
 
-STOPPED = [letters for letters in LETTERS if letters[1] not in ("confirm", "unmask")]  # for those three are enough
+STOPPED = [letters for letters in LETTERS if letters[0] not in ("confirm", "unmask")]  # for those three are enough
 
 
-@pytest.mark.parametrize("mode, task, number", slow_but([("pairwise", "round", 2), ("group", "round", 2)], STOPPED))
+@pytest.mark.parametrize("task, number", slow_but([("round", 2)], STOPPED))
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
-    mode: str, task: str, number: int, clear: Path, tmp_path: Path
+    task: str, number: int, clear: Path, tmp_path: Path
 ) -> None:
-    plan = plan_of("adafed", mode, "transport.sealing_clear=[]")
+    plan = plan_of("adafed", "pairwise", "transport.sealing_clear=[]")
     with pytest.raises(ParticipationError, match="3 of 4 sites answered, the plan needs 4: d lost: no answer"):
         lead(plan, tmp_path / "run", first_time(task, number, LOST, True))
     lead(plan, tmp_path / "run", resume=True)
@@ -357,7 +345,8 @@ def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count
     schedule = {place + 1: each for place, each in enumerate((m, some) for some in groups for m in MOMENTS)}
     rules = [*RULES, f"training.rounds={len(schedule)}", "training.learning_rate=0.0001", *GO_ON]
     for how in ("none", "pairwise"):
-        plan = make_plan("fedavg", *rules, f"transport.sealing={how}", sites=sites)
+        few = [f"transport.sealing_threshold={count - most}"] * (how == "pairwise")
+        plan = make_plan("fedavg", *rules, f"transport.sealing={how}", *few, sites=sites)
         folder = tmp_path / how
         members = {site: Participant(plan, site, sites, CPU, folder / "sites" / site) for site in sites}
         transport = Scripted(members, killed(schedule, how != "none"))

@@ -122,8 +122,7 @@ def test_no_two_purposes_are_told_in_the_same_words() -> None:
     assert len({derive(b"secret", *purpose) for purpose in purposes}) == len(purposes)
 
 
-@pytest.mark.parametrize("mode", ["pairwise", "group"])
-def test_no_stream_is_used_twice(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stream_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a site: over rounds, blocks, recipients, a round that is repeated after a restart, and two studies."""
     used: list[bytes] = []
 
@@ -133,19 +132,16 @@ def test_no_stream_is_used_twice(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(member, "add_streams", recorded)
     models, site = numbers(4), "site-1"
-    readers = {"sum": {}, "row": {"reader": "site-0"}} if mode == "pairwise" else {"sum": {}, "row": {}}
+    readers = {"sum": {}, "row": {"reader": "site-0"}}
     blocks = [block(models, name, **kind) for name, kind in readers.items()]  # type: ignore[arg-type]
     for study in ("one", "two"):
-        hospitals = Hospitals(terms(4, mode, study=study))
+        hospitals = Hospitals(terms(4, study=study))
         for number in (1, 2, 2, 3):
             hospitals.restart(site)
             groups = as_groups(models, "sum", "row")[site]
-            if mode == "group":
-                hospitals.members[site].seal_upload(number, blocks, groups)
-            else:
-                deal = hospitals.begin(number, blocks).deals()[site]
-                hospitals.members[site].seal(deal, blocks, groups)
-    a_round = (3 + 1 + 1) * 2 if mode == "pairwise" else 2  # for each block: three pairs, its own, the reader's
+            deal = hospitals.begin(number, blocks).deals()[site]
+            hospitals.members[site].seal(deal, blocks, groups)
+    a_round = (3 + 1) * 2 + 1  # for each block: three pairs and its own; the reader's of one
     assert len(used) == len(set(used)) == 2 * 4 * a_round
 
 

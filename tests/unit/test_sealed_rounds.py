@@ -7,11 +7,12 @@ import torch
 
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.sealing.fixed_point import FixedPoint, Flat, integer_weights
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import Reveal
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Unsigned
-from medsilo.sealing.terms import HOSPITALS, SERVER, SealedBlock, Terms
-from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, sent, terms
+from medsilo.sealing.terms import SERVER, SealedBlock, Terms
+from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, terms
 
 MOMENTS = ("before the upload", "after the upload", "during unmasking")
 
@@ -99,7 +100,8 @@ def test_a_sum_for_the_server() -> None:
     study.seal(server, as_groups(models))
     claim, sums = study.open(server)
     assert close(server.read(own, sums), mean_of(models, names(3)))
-    assert study.members["site-0"].open_sums(claim, [own], sums) == {}
+    opened = study.members["site-0"].open_sums(claim, [own], sums)["model"]  # as the server may tell it
+    assert close(opened, mean_of(models, names(3)))
 
 
 def dense(count: int) -> list[tuple[int, ...]]:
@@ -121,58 +123,6 @@ def test_a_row_for_each_hospital(gone: set[str]) -> None:
         assert set(opened) == {f"for {site}"}
         weights = dict(zip(names(4), row, strict=True))
         assert close(opened[f"for {site}"], mean_of(models, claim.sites, weights))
-
-
-# ------------------------------------------------------------ group
-@pytest.mark.parametrize("count", [3, 4, 5, 6])
-def test_any_hospitals_in_any_mixture(count: int) -> None:
-    study, models, sites = Hospitals(terms(count, "group")), numbers(count), names(count)
-    own = block(models, total=1 << 16)
-    for number, gone in enumerate(some for size in range(count - 2) for some in combinations(sites, size)):
-        server = study.mixtures(number, [own], as_groups(models), without=gone)
-        assert server.sites == tuple(site for site in sites if site not in gone)
-        for site, full in zip(sites, dense(count), strict=True):
-            row = integer_weights([weight * (other not in gone) for other, weight in zip(sites, full, strict=True)])
-            claim, mixed = server.mix({"model": row})
-            opened = study.members[site].open_mixtures(sent(claim), number, [own], mixed, {"model": row})
-            assert close(opened["model"], mean_of(models, sites, dict(zip(sites, row, strict=True))), 1e-7)
-
-
-def test_a_group_and_pairs_give_the_same_numbers() -> None:
-    models, row = numbers(4), dense(4)[0]
-    group, pairs = Hospitals(terms(4, "group")), Hospitals(terms(4))
-    one, other = block(models, total=1 << 16), block(models, total=1 << 16, reader="site-0", weights=row)
-    claim, mixed = group.mixtures(1, [one], as_groups(models)).mix({"model": row})
-    mixture = group.members["site-0"].open_mixtures(claim, 1, [one], mixed, {"model": row})["model"]
-    server = pairs.begin(1, [other])
-    pairs.seal(server, as_groups(models))
-    summed = pairs.members["site-0"].open_sums(*_with(pairs.open(server), other))["model"]
-    assert all(torch.equal(mixture[name], summed[name]) for name in mixture)
-
-
-def _with(opened: tuple, own: SealedBlock) -> tuple:
-    return opened[0], [own], opened[1]
-
-
-def test_a_group_with_weights_that_nobody_is_told() -> None:
-    study, models = Hospitals(terms(3, "group")), numbers(3)
-    own, cases = block(models, total=300), dict(zip(names(3), (5, 60, 7), strict=True))
-    server = study.mixtures(1, [own], as_groups(models), weights={site: {"model": n} for site, n in cases.items()})
-    claim, mixed = server.mix({"model": (1, 1, 1)})
-    opened = study.members["site-2"].open_mixtures(claim, 1, [own], mixed, {"model": (1, 1, 1)}, {"model": 72})
-    assert close(opened["model"], mean_of(models, names(3), cases))
-
-
-def test_a_group_whose_server_goes_back_some_rounds() -> None:
-    study, models, row = Hospitals(terms(3, "group")), numbers(3), {"model": (1, 1, 1)}
-    own = block(models)
-    for number in (1, 2, 3, 4, 5, 2, 2, 3):
-        claim, mixed = study.mixtures(number, [own], as_groups(models)).mix(row)
-        for site in study.terms.sites:
-            study.restart(site)
-            opened = study.members[site].open_mixtures(claim, number, [own], mixed, row)
-            assert close(opened["model"], mean_of(models, names(3)))
-    assert list(study.members["site-0"]._kept.stamps) == [2, 3]
 
 
 def test_what_hospitals_tell_each_other_past_the_server() -> None:
@@ -203,51 +153,41 @@ def test_what_hospitals_tell_each_other_past_the_server() -> None:
 
 # ------------------------------------------------------------ what is not opened
 def test_what_would_tell_one_model() -> None:
-    study, models = Hospitals(terms(4, "group")), numbers(4)
-    own = block(models, total=1 << 16)
-    server = study.mixtures(1, [own], as_groups(models))
-    for row, told in (((1, 0, 0, 0), False), ((0, 1, 0, 0), True), ((1, 1, 0, 0), True), ((0, 1, 1, 0), False)):
-        claim, mixed = server.mix({"model": row})
-        if told:
-            with pytest.raises(Refused, match="the model of one other"):
-                study.members["site-0"].open_mixtures(claim, 1, [own], mixed, {"model": row})
-        else:
-            study.members["site-0"].open_mixtures(claim, 1, [own], mixed, {"model": row})
+    models = numbers(4)
     pairs = Hospitals(terms(4))
-    for reader in (HOSPITALS, SERVER, "site-0"):
+    for reader in (SERVER, "site-0"):
         few = block(models, weights=(1, 1, 0, 0), reader=reader)
-        server_of_pairs = pairs.begin(1, [few])
-        pairs.seal(server_of_pairs, as_groups(models))
+        server = pairs.begin(1, [few])
+        pairs.seal(server, as_groups(models))
         with pytest.raises(Refused, match="the model of one other"):
-            pairs.open(server_of_pairs)
+            pairs.open(server)
 
 
 @pytest.mark.parametrize(
-    "count, mode, threshold, said",
+    "count, threshold, said",
     [
-        (2, "group", 0, "of two hospitals"),
-        (300, "group", 0, "of two hospitals"),
-        (4, "pairwise", 2, "from 3 to 4"),
-        (4, "pairwise", 5, "from 3 to 4"),
-        (4, "group", 3, "belong to the mode pairwise"),
+        (2, 2, "of two hospitals"),
+        (300, 200, "of two hospitals"),
+        (4, 2, "from 3 to 4"),
+        (4, 5, "from 3 to 4"),
     ],
 )
-def test_terms_that_protect_nobody(count: int, mode: str, threshold: int, said: str) -> None:
+def test_terms_that_protect_nobody(count: int, threshold: int, said: str) -> None:
     sites = tuple(sorted(names(count)))
     with pytest.raises(PlanError, match=said):
-        Terms("s", "plan", sites, mode, threshold)  # type: ignore[arg-type]
+        Terms("s", "plan", sites, threshold)
 
 
 def test_what_the_terms_promise() -> None:
     assert terms(6, threshold=5, confirm=True).safe_against == (4, 3)
     assert terms(6, threshold=5).safe_against == (4, None)
-    assert terms(6, "group").safe_against == (0, 0)
     assert [terms(count, threshold=count).safe_with_rows for count in (3, 4, 5, 6)] == [1, 1, 2, 2]
 
 
 def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> None:
-    study, models = Hospitals(terms(3, "group")), numbers(3)
+    study, models = Hospitals(terms(3)), numbers(3)
     own = block(models)
+    deal = study.begin(1, [own]).deals()["site-0"]
     for value, said in (
         (17.0, "b holds 17, beyond the bound"),
         (float("nan"), "b holds NaN"),
@@ -255,9 +195,9 @@ def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> 
     ):
         bad = {"a": models["site-0"]["a"], "b": torch.tensor([[0.0, value], [0.0, 0.0]])}
         with pytest.raises(Refused, match=said):
-            study.members["site-0"].seal_upload(1, [own], {"model": bad})
+            study.members["site-0"].seal(deal, [own], {"model": bad})
     with pytest.raises(Refused, match="too large for the range"):
-        study.members["site-0"].seal_upload(1, [own], {"model": models["site-0"]}, {"model": 2})
+        study.members["site-0"].seal(deal, [own], {"model": models["site-0"]}, {"model": 2})
 
 
 # ------------------------------------------------------------ wrong and late
@@ -299,11 +239,11 @@ def test_what_comes_late_or_twice_is_not_added() -> None:
 
 
 def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
-    study, models = Hospitals(terms(3, "group")), numbers(3)
+    study, models = Hospitals(terms(3)), numbers(3)
     own = block(models)
-    server = study.mixtures(1, [own], as_groups(models), without=names(3))
-    stamp, sealed = study.members["site-0"].seal_upload(1, [own], {"model": models["site-0"]})
-    words = sealed["model"]
+    server = study.begin(1, [own])
+    deal = server.deals()["site-0"]
+    words = study.members["site-0"].seal(deal, [own], {"model": models["site-0"]})["model"]
     for wrong, said in (
         ({}, "lacks a block"),
         ({"model": words[:-1]}, "has the shape"),
@@ -312,9 +252,7 @@ def test_what_a_site_seals_must_have_the_form_that_was_agreed_on() -> None:
         ({"model": words, "more": words}, "one too many"),
     ):
         with pytest.raises(Refused, match=f"site-0: .*{said}"):
-            server.add("site-0", stamp, wrong)  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="site-0: it sealed for round 1"):
-        study.mixtures(2, [own], as_groups(models), without=names(3)).add("site-0", stamp, sealed)
+            server.add("site-0", wrong)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------ state
@@ -324,9 +262,9 @@ def test_a_site_that_keeps_nothing_secret_in_its_texts() -> None:
     member.offer(1)
     kept, channels = member._kept, member._linked
     assert kept.turn
-    secrets = [kept.channel, kept.signing, kept.group_key or b"", kept.turn.mask, kept.turn.seed]
+    secrets = [kept.channel, kept.signing, kept.turn.mask, kept.turn.seed]
     assert all(secret.hex().encode() in member.saved() for secret in secrets)
-    told = " ".join(f"{thing!r} {thing}" for thing in (member, kept, kept.turn, kept.unmasking, channels))
+    told = " ".join(f"{thing!r} {thing}" for thing in (member, kept, kept.turn, channels))
     assert not any(secret.hex() in told or repr(secret) in told for secret in secrets)
     assert told.startswith("<Member site-1 of s>")
 
@@ -334,7 +272,7 @@ def test_a_site_that_keeps_nothing_secret_in_its_texts() -> None:
 def test_state_of_another_study_or_a_damaged_one() -> None:
     saved = Hospitals(terms(3)).members["site-1"].saved()
     with pytest.raises(MedsiloError, match="of another study"):
-        Member.load(terms(3, study="other"), Unsigned(), saved)
+        Member.load(terms(3, study="other"), Unsigned(), saved, SumMemory())
     with pytest.raises(MedsiloError, match="secrets are damaged") as error:
-        Member.load(terms(3), Unsigned(), saved[:-9])
+        Member.load(terms(3), Unsigned(), saved[:-9], SumMemory())
     assert not error.value.private and error.value.__suppress_context__

@@ -8,9 +8,11 @@ import pytest
 from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.course import promises
-from medsilo.course.promises import OPEN, SEALING
+from medsilo.course.secure_aggregation import OPEN, SEALING
+from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.inprocess import StudyResult
+from medsilo.federation.sealed.what import terms_of
 from medsilo.plan import Plan
 from medsilo.report.page import render
 from medsilo.report.read import read_all
@@ -60,9 +62,9 @@ def furthest(one: StudyResult, other: StudyResult) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ the same models
-@pytest.mark.parametrize("method, mode", [("fedavg", "pairwise"), ("fedavg", "group"), ("adafed", "group")])
-def test_sealed_models_are_those_of_clear_mixing(method: str, mode: str) -> None:
-    assert furthest(run(method, "none"), run(method, mode)) <= 1e-6
+@pytest.mark.parametrize("method", ["fedavg", "adafed"])
+def test_sealed_models_are_those_of_clear_mixing(method: str) -> None:
+    assert furthest(run(method, "none"), run(method, "pairwise")) <= 1e-6
 
 
 @pytest.mark.slow
@@ -71,27 +73,14 @@ def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", long_if_newer(READ_AT_SITES))
-def test_group_gives_clear_mixing_after_ten_rounds(method: str) -> None:
-    assert furthest(run(method, "none", "training.rounds=10"), run(method, "group", "training.rounds=10")) <= 1e-5
-
-
-NO_GROUP = {(method, "group") for method in ("fednova", "scaffold")}
 COUNTED = ["fedavg", "fedbn", "fednova", "scaffold", "adafed", "harmofl"]
 
 
-@pytest.mark.parametrize(
-    "method, mode",
-    slow_but(
-        [("fedavg", "pairwise"), ("fedbn", "group")],
-        [(method, mode) for method in COUNTED for mode in ("pairwise", "group") if (method, mode) not in NO_GROUP],
-    ),
-)
-def test_numbers_of_cases_are_sealed_too(method: str, mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", slow_but(["fedavg", "fedbn"], COUNTED))
+def test_numbers_of_cases_are_sealed_too(method: str, tmp_path: Path) -> None:
     """The same models, and nothing that reached the server tells how many cases a hospital trains on."""
     folder, asked = tmp_path / "study", "transport.sealing_counts=100000"
-    sealed = run(method, mode, asked, folder=folder)
+    sealed = run(method, "pairwise", asked, folder=folder)
     assert furthest(run(method, "none"), sealed) <= 1e-6
     page = " ".join(unescape(render(read_all([folder]), "A study")).split())
     for site in SITES:
@@ -100,7 +89,7 @@ def test_numbers_of_cases_are_sealed_too(method: str, mode: str, tmp_path: Path)
         assert all(line.sites[site].samples is None and line.sites[site].share is None for line in sealed.history)
     assert promises.COUNTED in page and ">sealed<" in page
     assert promises.COUNTED in sealed.summary.details.as_json()["sealing"]["protects"]
-    assert promises.COUNTED in describe(plan_of(method, mode, asked), {}, SETTINGS)
+    assert promises.COUNTED in describe(plan_of(method, "pairwise", asked), {}, SETTINGS)
 
 
 def test_a_hospital_with_more_cases_than_are_sealed_does_not_tell_how_many() -> None:
@@ -112,22 +101,19 @@ ALONE = SiteSettings(device="cpu", smallest_average=1, share_personal_model=Fals
 
 
 @pytest.mark.parametrize(
-    "method, mode",
+    "method",
     [
-        ("fedsm", "pairwise"),
-        pytest.param("fedsm", "group", marks=pytest.mark.slow),
-        pytest.param("fedsm-extra", "pairwise", marks=pytest.mark.slow),
-        pytest.param("fedsm-ensemble", "pairwise", marks=pytest.mark.slow),
+        "fedsm",
+        pytest.param("fedsm-extra", marks=pytest.mark.slow),
+        pytest.param("fedsm-ensemble", marks=pytest.mark.slow),
     ],
 )
-def test_personal_models_never_leave_and_the_super_model_has_the_sites_own(
-    method: str, mode: str, tmp_path: Path
-) -> None:
+def test_personal_models_never_leave_and_the_super_model_has_the_sites_own(method: str, tmp_path: Path) -> None:
     """As in clear mixing where no hospital shares its personal model."""
-    rules = ["training.rounds=3", *["algorithm.selector_sync=none"] * (mode == "group")]
+    rules = ["training.rounds=3"]
     clear, sealed = tmp_path / "clear", tmp_path / "sealed"
     one = inprocess.run(plan_of(method, "none", *rules), settings=ALONE, folder=clear)
-    other = inprocess.run(plan_of(method, mode, *rules), settings=SETTINGS, folder=sealed)
+    other = inprocess.run(plan_of(method, "pairwise", *rules), settings=SETTINGS, folder=sealed)
     assert furthest(one, other) <= 1e-5
     for site in SITES:
         own = sorted(path.name for path in (sealed / "sites" / site / "supermodel").rglob("*.safetensors"))
@@ -159,24 +145,21 @@ def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: 
         make_plan(method, "transport.sealing=pairwise", *changes)
 
 
-@pytest.mark.parametrize("method", STEPPING)
-def test_a_server_that_steps_has_to_read_the_mean(method: str) -> None:
-    assert make_plan(method, "transport.sealing=pairwise").transport.sealed
-    with pytest.raises(PlanError, match="has to read the mean, which 'group' hides from it; use pairwise"):
-        make_plan(method, "transport.sealing=group")
+def test_a_plan_with_the_mode_that_is_gone_says_what_to_write() -> None:
+    with pytest.raises(PlanError, match="transport.sealing: 'group' is no more: .* set pairwise"):
+        make_plan("fedavg", "transport.sealing=group")
 
 
-def test_group_has_no_threshold_and_no_hospitals_without_a_key() -> None:
-    with pytest.raises(PlanError, match="belongs to pairwise"):
-        make_plan("fedavg", "transport.sealing=group", "transport.sealing_threshold=2")
-    with pytest.raises(PlanError, match="have no key"):
-        make_plan("fedavg", "transport.sealing=group", "participation.unseen=[hospital-d]")
-
-
-def test_a_plan_that_says_nothing_of_sealing_has_the_hash_that_it_had() -> None:
+def test_a_plan_that_says_nothing_of_sealing_is_not_sealed() -> None:
     plan = make_plan("fedavg")
-    assert plan.resolved()["transport"] == {"precision": "float32"}
     assert make_plan("fedavg", "transport.sealing=none", "transport.sealing_bits=64").hash == plan.hash
+
+
+@pytest.mark.parametrize("count", range(3, 13))
+def test_by_default_one_hospital_may_help_a_server_that_lies(count: int) -> None:
+    plan = make_plan("fedavg", "transport.sealing=pairwise", sites=[f"site-{place:02}" for place in range(count)])
+    keeping, lying = terms_of(plan, "study", plan.participation.sites).safe_against
+    assert keeping >= 2 and lying is not None and lying >= 1
 
 
 def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
@@ -191,9 +174,8 @@ def test_sums_over_features_keep_their_digits_in_32_bits() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what is kept where
-@pytest.mark.parametrize("mode", ["group", "pairwise"])
-def test_record_leak_report_and_page_say_the_same_three_sentences(mode: str, tmp_path: Path) -> None:
-    plan = plan_of("adafed", mode, *STATISTICS)
+def test_record_leak_report_and_page_say_the_same_three_sentences(tmp_path: Path) -> None:
+    plan = plan_of("adafed", "pairwise", *STATISTICS)
     study = inprocess.run(plan, settings=SETTINGS, folder=tmp_path / "study")
     said = study.summary.details.as_json()["sealing"]["protects"]
     page = " ".join(unescape(render(read_all([tmp_path / "study"]), "A study")).split())
@@ -203,10 +185,10 @@ def test_record_leak_report_and_page_say_the_same_three_sentences(mode: str, tmp
 
 
 def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> None:
-    study = run("fedavg", "group", folder=tmp_path / "study")
+    study = run("fedavg", "pairwise", folder=tmp_path / "study")
     sealing = study.summary.details.as_json()["sealing"]
-    assert sealing["mode"] == "group" and "noise" in sealing["protects"][0]
-    assert not (tmp_path / "study" / "global").exists()  # the server can't read the common model
+    assert sealing["mode"] == "pairwise" and "learns sums" in sealing["protects"][0]
+    assert open_source(tmp_path / "study").facts["file"] == "global/best.safetensors"
     for site in SITES:
         own = tmp_path / "study" / "sites" / site
         assert (own / "best.safetensors").exists()
@@ -227,8 +209,6 @@ def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
 
 
 def test_the_leak_report_counts_sealed_bytes() -> None:
-    clear, pairwise, rows = (
-        leaks(plan_of(*each))[-1].bytes for each in (("adafed", "none"), ("adafed", "group"), ("adafed", "pairwise"))
-    )
-    assert 1.9 * clear < pairwise < 2.1 * clear
-    assert 5.8 * clear < rows < 6.2 * clear  # one for each of three hospitals
+    for method, times in (("fedavg", 2), ("adafed", 6)):  # of AdaFed one for each of three hospitals
+        clear, sealed = (leaks(plan_of(method, how))[-1].bytes for how in ("none", "pairwise"))
+        assert (times - 0.2) * clear < sealed < (times + 0.2) * clear

@@ -8,6 +8,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError
 from medsilo.mixing.mixers import SimilarityMix, UniformMean, WeightedMean
 from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
+from tests.conftest import over_all
 
 SEEDS = range(6)
 Site = list[tuple[Tensor, Tensor]]
@@ -49,7 +50,7 @@ def weights_by_numpy(distances: np.ndarray, self_weight: float) -> np.ndarray:
     return weights
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@over_all("seed", SEEDS)
 @pytest.mark.parametrize("sites", [2, 3, 20])
 def test_equations_5_to_8(sites: int, seed: int) -> None:
     statistics = draw(sites, seed)
@@ -82,7 +83,7 @@ def test_small_distances_beside_large_values_are_exact() -> None:
     assert distances[0, 1].item() == pytest.approx(1e-6, rel=1e-5)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@over_all("seed", SEEDS)
 def test_permuting_sites_permutes_distances_and_weights(seed: int) -> None:
     statistics = draw(9, seed)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
@@ -94,7 +95,7 @@ def test_permuting_sites_permutes_distances_and_weights(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@over_all("seed", SEEDS)
 def test_near_twins_get_the_largest_weights(seed: int) -> None:
     statistics = draw(7, seed)
     statistics[5] = [(mean + 1e-3, variance) for mean, variance in statistics[2]]
@@ -182,7 +183,7 @@ def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) 
     return [mixer.result(site) for site in sorted(models)]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@over_all("seed", SEEDS)
 def test_rows_of_shares_are_fedavg_and_uniform_rows_are_equal_weights(seed: int) -> None:
     """With W = p in every row (batch norm among the tensors) FedAvg; with 1/N FedBN with equal weights."""
     generator = torch.Generator().manual_seed(seed)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from medsilo.core.errors import Refused
 from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
+from medsilo.site.policy import CONTROLLERS, EXECUTORS, HARMLESS, ways_around
 from medsilo.site.settings import read_settings
 
 EXAMPLES = ["strict-hospital", "teaching-hospital"]
@@ -53,9 +55,14 @@ def test_every_file_is_read_and_explained(example: str, root: Path) -> None:
         (EXECUTOR, True, True),
         ("medsilo.flare.filters.OnlyTheseGroups", True, True),
         ("medsilo.flare.filters.Noisy", True, True),
-        ("medsilo.flare.controller.MedsiloController", False, True),
-        ("medsilo.flare.executor.MedsiloExecutorX", False, True),
-        (WIDGET, False, True),
+        ("medsilo.flare.inquiry_job.InquiryExecutor", False, True),
+        ("medsilo.flare.controller.MedsiloController", False, False),
+        ("medsilo.flare.executor.MedsiloExecutorX", False, False),
+        ("medsilo.flare.filters.add_job_audit_event", False, False),
+        ("medsilo.flare.workspace.write_text", False, False),
+        ("nvflare.app_common.logging.job_log_streamer.JobLogStreamer", False, True),
+        ("nvflare.app_common.widgets.metric_relay.MetricRelay", False, False),
+        (WIDGET, False, False),
         ("nvflare.app_common.np.np_trainer.NPTrainer", False, False),
         ("subprocess.Popen", False, False),
         (f"{EXECUTOR};os", False, False),
@@ -73,6 +80,23 @@ def test_classes_that_a_job_may_name(path: str, strict: bool, teaching: bool, ro
         else:
             with pytest.raises(UnsafeComponentError):
                 authorizer.authorize_component_config({"path": path}, workspace=Workspace(str(kit)))
+
+
+def test_our_classes_are_where_the_lists_say() -> None:
+    for path in (*CONTROLLERS, *EXECUTORS, *HARMLESS):
+        module, _, name = path.rpartition(".")
+        assert isinstance(getattr(import_module(module), name), type)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> None:
+    """The teaching hospital leaves open that jobs bring code, and nothing else."""
+    open_ = [told for told, _ in ways_around(root / "site_configs" / example)]
+    assert open_ == (
+        []
+        if example == "strict-hospital"
+        else ["local/authorization.json lets lead send code, which may change anything"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from nvflare.apis.analytix import AnalyticsDataType
-from nvflare.apis.fl_constant import EventScope, FLContextKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
-from medsilo.flare.analytics import WHOSE, origin
+from medsilo.federation.tracking import EventFiles, Points
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
@@ -63,6 +59,17 @@ def test_what_a_site_withholds_is_not_tracked(tmp_path: Path) -> None:
     assert all(set(found[site]) == {"train_loss"} for site in SITES)
 
 
+def test_a_tracker_that_fails_ends_no_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: EventFiles, points: Points) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(EventFiles, "write", full)
+    assert inprocess.run(make_plan("local", *SMALL), folder=tmp_path / "run").summary.finished
+    assert caplog.text.count("EventFiles can't be written (OSError) and stops here") == 1
+
+
 def test_mlflow_is_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(MedsiloError, match="mlflow is not installed"):
@@ -80,16 +87,6 @@ def test_mlflow_holds_the_rounds(tmp_path: Path) -> None:
         for name, points in curves.items():
             history = client.get_metric_history(runs[site].info.run_id, name)
             assert sorted((point.step, pytest.approx(point.value)) for point in history) == points
-
-
-def test_a_point_that_a_site_sends_by_itself_is_nobodys() -> None:
-    """Sites have no way to TensorBoard but the answers that the server accepted."""
-    event = create_analytic_dxo("validation", 0.5, AnalyticsDataType.SCALAR, global_step=1).to_shareable()
-    event.set_header(WHOSE, "hospital-a")
-    context = FLContext()
-    assert origin(context, event) == "hospital-a"
-    context.set_prop(FLContextKey.EVENT_SCOPE, EventScope.FEDERATION)
-    assert origin(context, event) is None
 
 
 def test_a_run_that_goes_on_is_tracked_as_if_it_had_not_stopped(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from medsilo.runs.schema import Verdict
-from medsilo.study.asked import asked
 from medsilo.study.cells import Row, cells_of
+from medsilo.study.compare import asked
 from medsilo.study.evidence import Difference, Scores
 from medsilo.study.tables import sure
 from medsilo.study.verdict import Statistics, _tested

@@ -10,7 +10,7 @@ from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml
 from medsilo.plan import load_plan
 from medsilo.site.settings import read_settings
-from tests.conftest import make_plan
+from tests.conftest import make_plan, over_all
 
 PLAN = make_plan()
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -44,7 +44,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@over_all("name", BAD)
 @pytest.mark.parametrize("reader", ["plan", "settings", "consortium", "--set"])
 def test_bad_yaml_is_one_line_at_once(name: str, reader: str, tmp_path: Path) -> None:
     text, words = BAD[name]

@@ -1,7 +1,7 @@
 """Reading a plan before it is approved: in words, and as a difference to the last one that was."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,10 @@ from medsilo.check.kit import Kit, read_kit
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
-from medsilo.federation.permission import approvals_of
+from medsilo.federation.permission import accepted_of, approvals_of
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.plan import Plan, parse_plan
+from medsilo.site.accepted import check_there
 from medsilo.site.approvals import Approvals, AskingPlan, Decision
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings, read_settings
@@ -37,11 +38,11 @@ class KitAtHome:
     def read(cls, folder: Path) -> "KitAtHome":
         """Read a kit; raises MedsiloError where it is none of a hospital's."""
         kit, local = read_kit(folder), folder / "local"
-        files = KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
+        files = files_of(kit)
         settings = read_settings(local)
         book = book_of_kit(settings, local, kit.name)
         assert book
-        return cls(kit, local, settings, book, approvals_of(book, kit.name, files))
+        return cls(kit, local, settings, book, approvals_of(book, kit.name, files, settings))
 
     @property
     def output(self) -> Path:
@@ -65,6 +66,22 @@ class KitAtHome:
         return None
 
 
+def files_of(kit: Kit) -> KitFiles:
+    """Return what a kit signs with."""
+    return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
+
+
+def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
+    """Yield whether the settings are those that the engineer accepted; they are from now on where that is said."""
+    if not (kit.folder / "fed_client.json").is_file():  # of a person or a relay, which train nothing
+        return
+    check_there(kit.folder.parent / "local")
+    accepted = accepted_of(kit.name, files_of(kit))
+    since = accepted.accept(settings) if accept else accepted.begin(settings)
+    if since:
+        yield Finding("settings", "ok", f"local/ is as it was accepted on {since}")
+
+
 def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
     """Yield whether a plan is approved, where this hospital wants that."""
     if home.settings.approval == "none":
@@ -73,10 +90,16 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
     remedy = f"medsilo approve {plan.hash} --kit KIT"
     if decision is None:
         yield Finding("approval", "note", "nobody here has decided about this plan yet", remedy)
-    elif objection := decision.objection(plan.algorithm.name, plan.participation.everyone, 0, time.time()):
+    elif objection := objection_now(home, decision, plan):
         yield Finding("approval", "note", f"this hospital {objection} this plan", remedy)
     else:
         yield Finding("approval", "ok", ", ".join(["this plan is approved", *decision.limits.words()]))
+
+
+def objection_now(home: KitAtHome, decision: Decision, plan: Plan, sites: Collection[str] = ()) -> str:
+    """Return why a plan may not run here now, as the rest of "this hospital ..."; nothing where it may."""
+    own = plan.participation.everyone
+    return decision.objection(plan.algorithm.name, own, sites, 0, home.approvals.data, time.time())
 
 
 def in_words(plan: Plan) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.text import size_text
 from medsilo.federation.evaluation import MOST, PAIR
 from medsilo.federation.limits import asked_of, learning_per_answer
-from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, with_own_split
+from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.plan import Plan
 from medsilo.runs.paths import HOSPITAL
 from medsilo.site.book import PARTS, Book, data_set
@@ -42,6 +42,7 @@ def source_of(
         source = source.beside(output_of(settings, local), settings.compute())
     if source and only_tested:
         source = source.for_test()
+    source = read_for(plan, source)
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
         return source
     if book and book.has_key:

@@ -107,7 +107,7 @@ def describe(
     lines += _groups(found, policy) if found else ["no tensor"]
     least = settings.least(plan.task.synthetic)
     if found:
-        lines += ["", *_sealing(plan), *_added_up(plan), *_as_differences(plan)]
+        lines += ["", *through_features(plan)]
     lines += ["", *_numbers(plan, settings)]
     if settings.protects(plan.task.synthetic):
         lines += ["", *_coarse(plan, settings)]
@@ -126,12 +126,7 @@ def describe(
 def left_in_short(plan: Plan) -> tuple[list[tuple[str, str, int]], list[str]]:
     """Return the groups that left each site with their rounds and bytes a round, and further lines, naming no site."""
     groups = [(leak.group, leak.when, leak.bytes) for leak in leaks(plan)]
-    lines = [*_sealing(plan), *_added_up(plan), *_as_differences(plan), *told_besides(plan)]
-    if plan.privacy:
-        lines.append(
-            f"The study promised differential privacy: ε = {plan.privacy.epsilon:g} at δ = {plan.privacy.delta:g} for "
-            f"each {plan.privacy.unit}."
-        )
+    lines = [*through_features(plan), *told_besides(plan)]
     lines.append(
         "Numbers: cases of each part, losses, scores and counts over validation and test cases, as far as the hospital "
         "tells them; seconds and memory."
@@ -139,34 +134,9 @@ def left_in_short(plan: Plan) -> tuple[list[tuple[str, str, int]], list[str]]:
     return groups, lines
 
 
-def _sealing(plan: Plan) -> list[str]:
-    """Against whom the tensors are sealed, and what of them is not."""
-    transport = plan.transport
-    lines = transport.promises
-    if transport.sealed and any(group.at_home for group in plan.course.delivery.given):
-        lines.append("No personal model goes to another hospital, whatever share_personal_model says.")
-    return lines
-
-
-def _added_up(plan: Plan) -> list[str]:
-    """The hospitals that read what others send, in place of the server."""
-    groups = plan.participation.groups
-    return [
-        f"On NVFlare {adder} reads the tensors of {', '.join(site for site in groups[name] if site != adder)}, and the "
-        f"server gets their mean with its own (medsilo.yaml: sums_at)."
-        for name, adder in sorted(plan.participation.sums_at.items())
-        if len(groups[name]) > 1
-    ]
-
-
-def _as_differences(plan: Plan) -> list[str]:
-    """Return that fewer bytes may leave than the table says."""
-    if not plan.transport.delta:
-        return []
-    return [
-        "Bytes are those of whole tensors. On NVFlare differences to what the site was given are sent in their place, "
-        "as far as they are smaller: the server reads the same numbers of them (docs/reliability.md)."
-    ]
+def through_features(plan: Plan) -> list[str]:
+    """Return what leaves, or is hidden, through what the plan has beside its method."""
+    return [line for feature in plan.features for line in feature.leaves(plan)]
 
 
 def _groups(found: list[Leak], policy: Policy) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from medsilo.check.approving import KitAtHome, approval_findings
+from medsilo.check.approving import KitAtHome, accepted_findings, approval_findings
 from medsilo.check.data import data_findings, data_tables
 from medsilo.check.demands import book_of_kit, limit_findings, limit_tables, source_of
 from medsilo.check.forecast import REMEDY, Rehearsal, free_memory, rehearsal_findings, rehearsal_table, within
@@ -29,10 +29,9 @@ from medsilo.check.result import Finding, Report
 from medsilo.check.spending import privacy_findings
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
-from medsilo.federation.limits import check_adder
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan
-from medsilo.site.policy import read_policy
+from medsilo.site.policy import EXECUTOR, read_policy, ways_around
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
@@ -58,6 +57,7 @@ class Visit:
     free_disk: Callable[[Path], int] = free_space
     free_memory: Callable[[Compute], int] = free_memory
     now: datetime | None = None
+    accept: bool = False  # whether the engineer says that the settings are as they should be
 
 
 def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda line: None) -> Report:
@@ -75,6 +75,11 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
 
     say("looking at the machine")
     settings = _settings(visit, report)
+    with _guarded("policy", report):
+        note(_ways_around(visit, settings))
+    with _guarded("settings", report):
+        if visit.kit and not visit.kit.serves and _is_read(report):
+            note(accepted_findings(visit.kit, settings, visit.accept))
     with _guarded("environment", report):
         note(check_environment(visit.required))
     report.findings.append(check_own_package(visit.stated))
@@ -101,7 +106,6 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
         cases = _look_at_data(visit, visit.plan, settings, rehearse, report, say)
     with _guarded("policy", report):
         note(_policy(visit, visit.plan, cases))
-        note(_reader(visit, visit.plan, settings))
     with _guarded("approval", report):
         if visit.kit and not visit.kit.serves:
             note(approval_findings(KitAtHome.read(visit.kit.folder.parent), visit.plan))
@@ -129,6 +133,17 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
     return settings.model_copy(update={"data": visit.source}) if visit.source else settings
 
 
+def _is_read(report: Report) -> bool:
+    return not any(found.where == "settings" and found.severity == "stops" for found in report.findings)
+
+
+def _ways_around(visit: Visit, settings: SiteSettings) -> Iterator[Finding]:
+    """Yield how a job could take away what medsilo.yaml promises."""
+    promises = settings.approval != "none" or settings.privacy is not None
+    for told, remedy in ways_around(visit.local) if visit.local and promises else ():
+        yield Finding("policy", "stops", f"{told}; so approval and privacy in {FILE_NAME} hold nothing", remedy)
+
+
 def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
     """Yield what the plan and the hospital's own files say about this site."""
     named = plan.participation.everyone
@@ -140,7 +155,7 @@ def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
     policy = read_policy(visit.local, visit.scope)
     if not policy.starts and not visit.carries_code:  # NVFlare asks the list only where a job brings no code
         told = "class_allow_list in local/resources.json has none of medsilo's classes"
-        yield Finding("policy", "stops", told, "add 'medsilo.flare.' to it, as the example site_configs do")
+        yield Finding("policy", "stops", told, f"add {EXECUTOR} to it, as the example site_configs do")
     if policy.gpus > (there := gpus()):
         told = f"local/resources.json promises {policy.gpus} GPUs, and {there} are here; NVFlare will not start"
         yield Finding("policy", "stops", told, "set num_of_gpus (and mem_per_gpu_in_GiB) to what is there, or 0")
@@ -148,19 +163,6 @@ def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
         over = "" if cases is None else f" over {cases} training cases"
         told = f"privacy.json holds back {', '.join(held)}{over}, which this method sends"
         yield Finding("policy", "stops", told, "see 'medsilo leak-report': allow it, or ask for another method")
-
-
-def _reader(visit: Visit, plan: Plan, settings: SiteSettings) -> Iterator[Finding]:
-    """Yield which hospital reads what this one sends, and whether it may."""
-    adder = plan.participation.adder_of(visit.site)
-    if adder in (None, visit.site):
-        return
-    try:
-        check_adder(plan, visit.site, settings)
-    except MedsiloError as error:
-        yield Finding("policy", "stops", str(error), f"add {adder} there, or ask for a plan without it")
-    else:
-        yield Finding("policy", "note", f"{adder} reads what this site sends, to add it up (participation.sums_at)")
 
 
 def _look_at_data(

@@ -163,6 +163,7 @@ def leak_report(
     import dataclasses
 
     from medsilo.check.leaks import averages_images, describe, leaks
+    from medsilo.federation.protection import read_for
     from medsilo.flare.jobs import find_job, plan_of, stated
     from medsilo.site.policy import Policy, read_policy
     from medsilo.site.settings import SiteSettings, read_settings
@@ -172,7 +173,7 @@ def leak_report(
     settings = read_settings(folder) if folder else SiteSettings()
     study = plan_of(found, changes, plan, settings.packages) if folder else plan_of(found, changes, plan)
     policy = read_policy(folder, stated(found)[1]) if folder else Policy()
-    source = DataSource(folder=data) if data else settings.data
+    source = read_for(study, DataSource(folder=data) if data else settings.data)
     images: dict[str, int | str] = {}
     for site in study.participation.sites if averages_images(study) else ():
         try:
@@ -228,12 +229,17 @@ def check(
             help="where names of files go that only this hospital may see",
         ),
     ] = Path("medsilo-check-private.txt"),
+    accept: Annotated[
+        bool,
+        typer.Option("--accept", help="the kit's local/ was changed by this hospital: studies run with it from now on"),
+    ] = False,
 ) -> int:
     """At a hospital, before joining: look at machine, kit and data for a job.
 
     Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: the command makes no sense.
     """
     screen.note("loading PyTorch")
+    import dataclasses
     import sys
 
     from medsilo.check.rehearsal import rehearse
@@ -243,7 +249,9 @@ def check(
     try:
         if kit and site_config:
             raise MedsiloError("--kit and --site-config both name settings; give one of them")
-        visit = _visit(job, plan, changes, kit, site_config, data, site)
+        if accept and not kit:
+            raise MedsiloError("--accept is about a kit; give --kit")
+        visit = dataclasses.replace(_visit(job, plan, changes, kit, site_config, data, site), accept=accept)
     except MedsiloError as error:
         return screen.fail(error, 2)
     found = check(visit, rehearse, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
@@ -336,7 +344,7 @@ def _exported(file: Path, data: str) -> str:
     try:
         lines = file.read_text("utf-8").splitlines()
         return "".join(f"{line}\n" for line in lines if json.loads(line)["entry"]["data"] == data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise MedsiloError(f"--against: the export cannot be read ({type(error).__name__})", str(file)) from error
 
 

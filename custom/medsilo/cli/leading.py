@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.live_report import LivePage
 from medsilo.cli.running import conclude
 from medsilo.cli.show import Screen
 from medsilo.study.progress import Moment, StudyProgress
@@ -137,22 +136,7 @@ def status(
     return 0
 
 
-def watch(
-    screen: Screen,
-    job: options.JobId,
-    *,
-    kit: options.Kit,
-    live: Annotated[
-        Path | None,
-        typer.Option(
-            "--live",
-            "--page",
-            metavar="PAGE",
-            parser=options.output_file,
-            help="a page that is rewritten after every round",
-        ),
-    ] = None,
-) -> int:
+def watch(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
     """Show a job's rounds, one line per site, until it ends.
 
     Ends with 0 if the job finished, else with 1. Ctrl-C ends the watching, not the job.
@@ -162,7 +146,6 @@ def watch(
 
     heard = _Heard()
     progress = StudyProgress((), 0, "score", look=heard.moment)
-    page = LivePage(progress, live, f"Job {job}", screen.say) if live else None
     screen.answer(job=job)
 
     def stands(study: "Progress") -> None:
@@ -170,15 +153,11 @@ def watch(
         heard.take(study)
 
     try:
-        with screen.rounds(progress, page.renew if page else None) as on_round:
+        with screen.rounds(progress) as on_round:
             ended = lead.watch(job, kit, lambda line, study: on_round(line), screen.say, stands)
     except KeyboardInterrupt:
-        if page:
-            page.write("Nobody watches this study any more.")
         screen.warn(f"no longer watching; the job goes on (to end it: medsilo abort {job} --kit {kit})")
         return 130
-    if page:
-        page.write(f"The study has ended: {ended}.")
     screen.say(f"{ended}; results: medsilo fetch {job} --kit {kit}")
     screen.answer(status=ended)
     if ended == "FINISHED:COMPLETED":

@@ -224,9 +224,6 @@ DeviceOfRun = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVIC
 Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help=DATA)]
 DataOfRun = Annotated[Path | None, typer.Option(metavar="FOLDER", help=f"{DATA} (default: the run's)")]
 SiteConfig = Annotated[Path | None, typer.Option(metavar="FOLDER", help=SITE_CONFIG)]
-Live = Annotated[
-    bool, typer.Option("--live", help="rewrite report.html after every round; a browser renews it by itself")
-]
 SiteConfigs = Annotated[Path | None, typer.Option("--site-config", metavar="FOLDER", help=SITE_CONFIGS)]
 Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
 ModelOf = Annotated[

@@ -1,4 +1,4 @@
-"""Commands for a hospital's decision about a plan: approvals, approve, decline, withdraw, site-page."""
+"""Commands for a hospital's decision about a plan: approvals, approve, decline, site-page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,7 +72,12 @@ def approve(
         int | None, typer.Option(metavar="TIME", parser=lasting, help="for so long: 12h, 30d or 8w (default: no end)")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(metavar="N", parser=options.positive, help="no answer after so many rounds")
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=options.positive,
+            help="answer so many rounds of this plan at most, over all its studies",
+        ),
     ] = None,
     sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
     method: Annotated[str, typer.Option(metavar="METHOD", help="only if the plan has this method")] = "",
@@ -105,19 +110,12 @@ def decline(
     changes: options.Changes,
     by: By = "",
 ) -> int:
-    """At a hospital: say that a plan must not run here; signed with the key of the kit.
+    """At a hospital: say that a plan must not run here, or no longer; signed with the key of the kit.
 
-    A study that waits for the decision is told at once.
+    A study that waits for the decision is told at once. After an approval this withdraws it: a study that runs stops
+    here before its next answer leaves; what has left before stays where it is.
     """
     return _decide(screen, "declined", kit, hash, (job, plan, changes), by)
-
-
-def withdraw(screen: Screen, hash: Hash = None, *, kit: Kit, by: By = "") -> int:
-    """At a hospital: take an approval back; a study that runs stops here before its next answer leaves.
-
-    What has left before stays where it is.
-    """
-    return _decide(screen, "withdrawn", kit, hash, (None, None, []), by)
 
 
 def site_page(
@@ -167,6 +165,9 @@ def _decide(
     if asked and verdict == "approved":  # the others need no plan that can be read
         for name, words in in_words(home.plan_of(asked)):
             screen.say(f"{name}: {words}")
+    before = home.approvals.last(meant)
+    if verdict == "declined" and before and before.verdict == "approved":
+        verdict = "withdrawn"
     decision = home.approvals.decide(meant, verdict, by or getpass.getuser(), limits)
     screen.say(_line(decision))
     if verdict == "approved" and home.settings.approval == "none":

@@ -109,8 +109,7 @@ def committee(
     """
     screen.begin(f"reading {len(runs)} runs")
     from medsilo.report.table import committee_table
-    from medsilo.study.committee import committee_scores
-    from medsilo.study.cross import run_settings
+    from medsilo.study.cross import committee_scores, run_settings
 
     with screen.busy("testing the models together and alone"):
         settings = settings_of(device, data, site_config, run_settings(runs[0]), **ALL_MINE)

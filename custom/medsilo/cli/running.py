@@ -8,7 +8,6 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.given_settings import settings_of
-from medsilo.cli.live_report import LiveReport
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
@@ -65,7 +64,6 @@ def run(
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
-    live: options.Live = False,
 ) -> int:
     """Run a job in NVFlare's simulator, with all its sites on this machine.
 
@@ -87,7 +85,7 @@ def run(
     for line in study.cautions(study.participation.sites):
         screen.say(f"caution: {line}")
     job_of_run = found if engine == "simulator" else None
-    _study(screen, study, folder, settings, job=job_of_run, threads=threads, live=live)
+    _study(screen, study, folder, settings, job=job_of_run, threads=threads)
     return conclude(screen, folder)
 
 
@@ -100,7 +98,6 @@ def _study(
     job: Path | None = None,
     threads: int | None = None,
     resumes: bool = False,
-    live: bool = False,
 ) -> None:
     """Run or go on with a study, as NVFlare's job or, without one, in this process, and show its rounds."""
     from functools import partial
@@ -111,14 +108,8 @@ def _study(
     where = "starting NVFlare" if job else "starting in this process"
     screen.say(f"{where}: {len(sites)} hospitals, {plan.rounds} rounds")
     progress = StudyProgress(sites, plan.rounds, plan.task.metric, look=partial(Moment.of_run, folder))
-    page = LiveReport(progress, folder, screen.say) if live else None
-    try:
-        with screen.rounds(progress, page.renew if page else None) as on_round:
-            _start(plan, folder, settings, job, threads, resumes, on_round, screen.say)
-    except BaseException:
-        if page:
-            page.stop()
-        raise
+    with screen.rounds(progress) as on_round:
+        _start(plan, folder, settings, job, threads, resumes, on_round, screen.say)
 
 
 def _start(
@@ -229,8 +220,6 @@ def compare(
         typer.Option(metavar="N", parser=options.positive, help="runs side by side (default: 2 if they fit)"),
     ] = None,
     title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
-    notes: Annotated[str, typer.Option(help="a paragraph for the page")] = "",
-    machine: Annotated[str, typer.Option(help="a word on the machine, for the page (default: its CPU cores)")] = "",
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
@@ -246,12 +235,11 @@ def compare(
 
     from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
-    from medsilo.study.asked import Asked, asked
-    from medsilo.study.compare import Study, most_at_once, shown
+    from medsilo.study.compare import Asked, Study, asked, most_at_once, shown
 
     wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out, folds)
     base, cells = asked(wanted)
-    about = About(title=title, notes=notes, command=shown(ctx.obj), machine=machine or f"{os.cpu_count()} CPU cores")
+    about = About(title=title, command=shown(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
     study = Study(out, about, base, cells, against, primary)
     settings = settings_of(device, data, site_config, **ALL_MINE)
     with screen.busy("comparing") as tell_more:
@@ -278,7 +266,6 @@ def resume(
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,
     site_config: options.SiteConfigs = None,
-    live: options.Live = False,
 ) -> int:
     """Go on with a run that stopped, from its last finished round.
 
@@ -308,7 +295,7 @@ def resume(
     job_of_run = (
         folder / paths.JOB if (folder / paths.JOB).is_dir() else None
     )  # else it was begun with --engine inprocess
-    _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True, live=live)
+    _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True)
     return conclude(screen, folder)
 
 

@@ -108,24 +108,10 @@ class Screen:
         print_table(columns, rows)
 
     @contextmanager
-    def rounds(
-        self, progress: "StudyProgress", renew: Callable[[], None] | None = None
-    ) -> Iterator[Callable[[Any], None]]:
-        """Show the rounds of a study, each given to the yielded function: live on a terminal, else line by line.
-
-        renew: is called often while it runs.
-        """
+    def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
+        """Show the rounds of a study, each given to the yielded function: live on a terminal, else line by line."""
         self.doing(progress.sentence)
-        ticker = _Ticker(renew) if renew else None
-        try:
-            with self._rounds(progress) as on_round:
-                yield on_round
-        finally:
-            if ticker:
-                ticker.stop()
 
-    @contextmanager
-    def _rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
         def on_round(record: Any) -> None:
             lines = progress.add(record)
             self.event("round", {"of": progress.planned, **progress.last})
@@ -190,21 +176,16 @@ class _Ticker:
     """Does something again and again in a thread of its own, until it is stopped or its listener has gone."""
 
     def __init__(self, does: Callable[[], None]) -> None:
-        self._does, self._over, self._turn = does, threading.Event(), threading.Lock()
+        self._does, self._over = does, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._over.wait(LOOK):
             try:
-                self.now()
+                self._does()
             except OSError:  # a pipe that nobody reads any more
                 return
-
-    def now(self) -> None:
-        """Do it at once, and never twice at the same time."""
-        with self._turn:
-            self._does()
 
     def stop(self) -> None:
         """End it; returns when it has ended."""

@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -22,13 +21,9 @@ from nvflare.fuel.flare_api.flare_api import Session
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.text import is_safe_name, plain
-from medsilo.flare.inquiry_job import executor_of, read_answers, write_inquiry_job
-from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
-from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
-from medsilo.flare.workspace import REFUSED
+from medsilo.flare.patches import connect
 from medsilo.runs import paths
-from medsilo.runs.reading import read_progress
-from medsilo.runs.record import Record
+from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round, Summary
 
 COMPLETED = "FINISHED:COMPLETED"
@@ -77,22 +72,9 @@ def connected(kit: Path) -> Iterator[Session]:
 
 
 def open_session(user: str, kit: Path, timeout: float) -> Session:
-    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
-
-    NVFlare 2.9 reads for ever from a connection that comes while it gives up, and waits for the end of that. Whoever
-    stops the communication once more closes such a connection, and waits with it.
-    """
+    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds."""
     session = Session(username=user, startup_path=str(kit))
-    try:
-        session.try_connect(timeout)
-    except Exception:
-        closing = threading.Thread(target=session.close, daemon=True)
-        closing.start()
-        closing.join(1.0)
-        while closing.is_alive():
-            threading.Thread(target=session.api.cell.core_cell.communicator.stop, daemon=True).start()
-            closing.join(1.0)
-        raise
+    connect(session, timeout)
     return session
 
 
@@ -114,6 +96,8 @@ def submit(
     It has started then; when hospitals can't take part as agreed, it ends with the reason before anything is trained.
     share: everybody in the consortium may follow it.
     """
+    from medsilo.flare.jobs import check_components, pack, plan_of  # what is heavy is imported where it is needed
+
     plan = plan_of(job, changes, other_plan)
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
@@ -177,6 +161,8 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
 
 def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]:
     """The sites that can't even load the package: NVFlare doesn't say whose process failed, so ask each alone."""
+    from medsilo.flare.jobs import add_meta, plan_of, write_job
+
     jobs = {}
     for site in sites:
         alone = packed.with_name(f"roll-call-{site}")
@@ -434,9 +420,11 @@ class _Left:
 def _left(session: Session, job_id: str) -> _Left:
     with tempfile.TemporaryDirectory() as folder:
         workspace = _download(session, job_id, Path(folder))
-        run, refusal = _run_in(workspace), workspace / REFUSED
+        run, refusal = _run_in(workspace), workspace / paths.REFUSED
         why = plain(refusal.read_text("utf-8", "replace")) if refusal.is_file() else None
-        return _Left(Record(run).summary(), Record(run).rounds(), why) if run else _Left(None, [], why)
+        if not run:
+            return _Left(None, [], why)
+        return _Left(read_summary(run) if (run / paths.SUMMARY).exists() else None, read_rounds(run, True), why)
 
 
 def _download(session: Session, job_id: str, folder: Path) -> Path:
@@ -452,6 +440,8 @@ def _run_in(workspace: Path) -> Path | None:
 
 def inquire(name: str, question: str, kit: Path, out: Path, say: Say) -> list[Path]:
     """Ask all connected hospitals by an inquiry of this name; returns the files with the answers, in `out`."""
+    from medsilo.flare.inquiry_job import executor_of, read_answers, write_inquiry_job
+
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder:
         job = Path(folder) / "job"
@@ -465,7 +455,7 @@ def inquire(name: str, question: str, kit: Path, out: Path, say: Say) -> list[Pa
         ended = watch(job_id, kit, lambda line, study: None, say)
         with connected(kit) as session:
             workspace = _download(session, job_id, Path(folder))
-            if (refusal := workspace / REFUSED).is_file():
+            if (refusal := workspace / paths.REFUSED).is_file():
                 raise MedsiloError(plain(refusal.read_text("utf-8", "replace")))
             if ended != COMPLETED:
                 raise MedsiloError(

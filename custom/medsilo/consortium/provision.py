@@ -20,6 +20,7 @@ from nvflare.lighter.utils import load_private_key, sign_folders
 from medsilo.consortium.description import PRIVATE, Consortium
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, write_json, write_text
+from medsilo.site.policy import CONTROLLERS
 from medsilo.site.settings import read_settings
 
 # In the kit of a relay: where it listens; of who is behind one: where it is, and that nobody else is connected to.
@@ -182,7 +183,7 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
         read_settings(fresh / hospital.name / "local")
     local = fresh / consortium.server.host / "local"
     resources = json.loads((local / "resources.json.default").read_text())
-    resources["class_allow_list"].append("medsilo.flare.")
+    resources["class_allow_list"] += CONTROLLERS
     storage = consortium.server.storage
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
     components = {component["id"]: component for component in resources["components"]}

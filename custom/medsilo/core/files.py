@@ -7,15 +7,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors
-import torch
 import yaml
-from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.spill import Kept, StoredVector, bytes_of
+
+if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a second and a half to import
+    from torch import Tensor
+
+    from medsilo.core.spill import Kept
 
 FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
 
@@ -100,28 +101,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-# What the format calls the types of numbers.
-TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Kept], facts: Mapping[str, Any] | None = None) -> None:
+def save_tensors(path: Path, tensors: "Mapping[str, Kept]", facts: Mapping[str, Any] | None = None) -> None:
     """Write named tensors and JSON facts into one safetensors file, atomically.
 
     By hand for a reason: one tensor after another, so that those on the disk are never in memory together; the
     format's own library wants all of them at once.
     """
+    from medsilo.core.spill import TYPES, StoredVector, bytes_of
+
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # each number where it is aligned
@@ -143,24 +130,27 @@ def save_tensors(path: Path, tensors: Mapping[str, Kept], facts: Mapping[str, An
             file.write(bytes_of(tensor))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """The tensors and facts of a file that `save_tensors` wrote."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise MedsiloError(
-            f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
-        ) from error
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
 
 
 def load_facts(path: Path) -> dict[str, Any]:
     """The facts of a file that `save_tensors` wrote, without its tensors."""
+    with _opened(path) as file:
+        return json.loads(file.metadata()["facts"])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    import safetensors
+
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return json.loads(file.metadata()["facts"])
-    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise MedsiloError(
+            yield file
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MedsiloError(  # facts may be nested as deep as a file is long
             f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
         ) from error
 

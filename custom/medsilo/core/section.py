@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -19,14 +19,6 @@ class Section(BaseModel):
     """A part of the plan. Unknown keys are refused, values never change after checking, infinities are no numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-def added(default: Any, **told: Any) -> Any:
-    """Return a field that came after plans and records were written: left out where it has its default.
-
-    So a plan of before keeps its hash.
-    """
-    return Field(default, exclude_if=lambda value: bool(value == default), **told)
 
 
 S = TypeVar("S", bound=Section)

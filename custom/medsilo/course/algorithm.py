@@ -1,66 +1,25 @@
 """The definition of a federated method."""
 
-import json
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.declared import Private, not_declared
+from medsilo.course.additions import INPUT, Amplitude, Perturbation
+from medsilo.course.declared import Private
 from medsilo.course.outcome import OneModel, Outcome
 from medsilo.course.phase import Course, Phase
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.layers import head_names
-from medsilo.learning.steps import Step
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
-
-INPUT = "amplitude"  # the name of the input layer among a site's networks
-
-
-class InputLayer(Section):
-    """A layer that every batch passes once before a network sees it, and the groups in which its state travels."""
-
-    @abstractmethod
-    def layer(self, shape: Sequence[int]) -> nn.Module:
-        """Return the layer for images of this shape."""
-
-    @abstractmethod
-    def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
-        """Return these phases with the layer's own groups in them."""
-
-    @property
-    @abstractmethod
-    def released_alone(self) -> bool:
-        """Return whether what it tells of the images leaves before training, in a way that has an account."""
-
-
-class LearningStep(Section):
-    """A step that takes the place of the optimizer's plain one."""
-
-    @abstractmethod
-    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
-        """Return the step of this network."""
-
-
-def _half_of_harmofl(name: str) -> BeforeValidator:
-    """Return what reads one of the two things that a plan may add to any method; both stand in HarmoFL's own file."""
-
-    def read(value: Any) -> Any:
-        if value is None or isinstance(value, Section):
-            return value
-        half = getattr(import_module("medsilo.methods.harmofl"), name)
-        return half.model_validate_json(json.dumps(value, default=str), strict=True)
-
-    return BeforeValidator(read)
 
 
 class Algorithm(Section):
@@ -81,13 +40,13 @@ class Algorithm(Section):
     own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
 
     name: str
-    # HarmoFL's two halves, which a plan may add to any method: an input layer, and a perturbed step.
-    amplitude: Annotated[SerializeAsAny[InputLayer] | None, _half_of_harmofl("Amplitude")] = Field(
+    # What a plan may add to any method
+    amplitude: Amplitude | None = Field(
         None,
         description="all images take one amplitude spectrum ([harmofl.md](harmofl.md)). `{}` switches it on with its "
         "defaults; HarmoFL has it on",
     )
-    perturbation: Annotated[SerializeAsAny[LearningStep] | None, _half_of_harmofl("Perturbation")] = Field(
+    perturbation: Perturbation | None = Field(
         None,
         description="gradients are taken at perturbed weights. `{}` switches it on; HarmoFL has it on. Per-FedAvg, "
         "whose step is its own, refuses it",
@@ -127,11 +86,16 @@ class Algorithm(Section):
         """
 
     def private(self) -> Private:
-        """Return how the method keeps a promise of privacy; raises PlanError where it can't.
+        """Return how the method keeps a promise of privacy; raises PlanError where it can't with these numbers.
 
         A method declares that for itself: what it does beside the one that it derives from is not covered by that.
         """
-        raise PlanError(not_declared(self.name))
+        raise NotImplementedError
+
+    @classmethod
+    def declares_account(cls) -> bool:
+        """Return whether the method itself says how it keeps a promise of privacy."""
+        return "private" in vars(cls)
 
     # What makes no sense
     def cautions(self, sites: Sequence[str]) -> list[str]:
@@ -173,10 +137,16 @@ class Algorithm(Section):
             )
         return modules | {INPUT: self.amplitude.layer(build.shape)}
 
-    def privately(self) -> Private:
-        """Return how the plan's promise of privacy is kept; raises PlanError where it would be false."""
-        if "private" not in vars(type(self)):
-            raise PlanError(not_declared(self.name))
+    def privately(self, able: Iterable[str]) -> Private:
+        """Return how the plan's promise of privacy is kept; raises PlanError where it would be false.
+
+        able: names of methods that declare an account.
+        """
+        if not self.declares_account():
+            raise PlanError(
+                f"privacy: not all that leaves a hospital under {self.name} follows from noisy gradients, so the "
+                f"promise would be false; use {', '.join(able)}, or leave privacy out"
+            )
         if self.amplitude and not self.amplitude.released_alone:
             raise PlanError(
                 "algorithm.amplitude: an amplitude that is measured while training is an average of images without an "
@@ -206,7 +176,7 @@ def require_features(model: nn.Module, method: str) -> None:
         )
 
 
-# What "paper" says of a method that its paper describes without HarmoFL's halves.
+# What "paper" says of a method that its paper describes without these additions.
 BY_ITSELF: Mapping[str, Any] = {"algorithm.amplitude": None, "algorithm.perturbation": None}
 
 

@@ -1,15 +1,18 @@
 """The declarations that a method makes about its training under a plan with privacy, and the plan's offer."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from medsilo.core.errors import PlanError
-from medsilo.core.section import Section, added
-from medsilo.learning.private import AdaptiveClipping
+from medsilo.core.section import Section
+from medsilo.core.tensors import Modules
+from medsilo.course.layer import Feature
+from medsilo.learning.private import AdaptiveClipping, mixes_cases
 from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
 
 
@@ -45,7 +48,7 @@ class StatisticsOffer(NumbersOffer):
     )
 
 
-class PrivacyOffer(Promise):
+class PrivacyOffer(Feature, Promise):
     """The plan's `privacy`: the promise of a study to every hospital about its records."""
 
     epsilon: Epsilon = Field(description="ε of all rounds together, at every hospital; it may demand less")
@@ -60,18 +63,18 @@ class PrivacyOffer(Promise):
     adaptive: AdaptiveClipping | None = Field(
         None, description="`{}`: the length follows a quantile of the gradients' lengths, beginning with `clip`"
     )
-    scores: NumbersOffer | None = added(
+    scores: NumbersOffer | None = Field(
         None,
         description="scores over validation and test cases leave with Laplace noise, and models are chosen by them; "
         "`null`: scores leave only where a hospital declares them public, and else the last round's model is taken",
     )
-    counts: NumbersOffer | None = added(
+    counts: NumbersOffer | None = Field(
         None,
         description="numbers of cases leave with geometric noise, drawn once; then numbers are of units, the "
         "batch size, too. `null`: a hospital has to declare them public, or it can't join",
     )
 
-    statistics: StatisticsOffer | None = added(
+    statistics: StatisticsOffer | None = Field(
         None,
         description="means over a hospital's cases that leave before training, AdaFed's statistics and HarmoFL's "
         "amplitude, have Gaussian noise; a plan with such a method has to say it",
@@ -92,17 +95,54 @@ class PrivacyOffer(Promise):
             )
         return self
 
-    def cautions(self) -> list[str]:
-        """Return what readers of the study's numbers should know of the noise on them."""
-        found = []
+    def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
+        """All that leaves a hospital follows from noisy gradients of single cases."""
+        private: Private = plan.private
+        if why := plan.task.not_private:
+            yield f"privacy: {why}, or leave privacy out"
+        if plan.training.truncate:
+            yield (
+                "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
+                "it to false where the plan promises privacy"
+            )
+        if plan.training.class_weights == "balanced":
+            yield (
+                "training.class_weights: balanced weights follow from each hospital's own numbers of cases, which no "
+                "noise hides; give numbers that all hospitals know, for example [1, 4]"
+            )
+        releases = any(phase.releases for phase in plan.course.phases)
+        if releases != (self.statistics is not None):
+            yield (
+                "privacy.statistics: means over a hospital's cases leave before training, and need an account of their "
+                "own; set privacy.statistics.epsilon"
+                if releases
+                else "privacy.statistics: nothing leaves before training under this plan; remove it"
+            )
+        if private.at_home and self.scores:
+            yield (
+                f"privacy.scores: the model that {plan.algorithm.name} scores learns by exact steps, so scores "
+                "tell of training cases, which this noise does not cover; leave scores out"
+            )
+        for name in private.networks:
+            if layer := mixes_cases(networks[name]):
+                yield (
+                    f"privacy: {layer} of network {name} lets cases of a batch change each other's gradients, so no "
+                    "bound holds for one; choose network.norm=group, or instance for a U-Net"
+                )
+
+    def leaves(self, plan: Any) -> Iterable[str]:
+        yield (
+            f"The study promised differential privacy: ε = {self.epsilon:g} at δ = {self.delta:g} for each {self.unit}."
+        )
+
+    def cautions(self, plan: Any) -> Iterable[str]:
         if self.scores:
-            found.append(
+            yield (
                 "scores have noise for privacy (privacy.scores), but for hospitals that declared theirs public: small "
                 "differences between them mean nothing"
             )
         if self.counts:
-            found.append("numbers of cases have noise for privacy (privacy.counts), so weighted means have it, too")
-        return found
+            yield "numbers of cases have noise for privacy (privacy.counts), so weighted means have it, too"
 
     def noise(self, effective: float, gradients: int) -> float:
         """Return the noise on each gradient, over the bound, where so many of each batch must cost together as one with
@@ -122,27 +162,3 @@ class PrivacyOffer(Promise):
         """Return the noise that one gradient of each batch would have, if it cost what all of them cost together."""
         each = 1 / noise**2 + (1 / self.adaptive.multiplier**2 if self.adaptive else 0.0)
         return 1 / math.sqrt(gradients * each)
-
-
-ABLE = (
-    "fedavg",
-    "fedprox",
-    "fedbn",
-    "fedper",
-    "feddyn",
-    "fedrdn",
-    "ditto",
-    "mr-mtl",
-    "harmofl",
-    "adafed",
-    "d-adafed",
-    "fedsm",
-)  # that declare an account
-
-
-def not_declared(method: str) -> str:
-    """Return why a method that has no account can't keep a promise."""
-    return (
-        f"privacy: not all that leaves a hospital under {method} follows from noisy gradients, so the promise would be "
-        f"false; use {', '.join(ABLE)}, or leave privacy out"
-    )

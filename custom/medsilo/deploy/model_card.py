@@ -172,5 +172,5 @@ def _privacy(facts: dict[str, Any]) -> str:
             f"δ = {promise['delta']:g} for this study. A hospital may have demanded a smaller ε; its ledger says what "
             "was spent."
         )
-    sealed = f" Uploads were sealed ({sealing['mode']}): the server mixed what it could not read." if sealing else ""
+    sealed = " Uploads were sealed: the server read sums over hospitals alone." if sealing else ""
     return told + sealed

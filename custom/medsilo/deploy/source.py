@@ -46,7 +46,7 @@ def open_source(folder: Path, site: str = "") -> Source:
     if not (folder / paths.PLAN).is_file():
         raise MedsiloError("no super model and no run there; give a folder with supermodel.json or plan.yaml")
     plan = load_plan(folder / paths.PLAN)
-    name = _single(folder, site, plan.transport.sealing == "group" and not plan.algorithm.outcome.personal)
+    name = _single(folder, site)
     tensors, facts = load_tensors(folder / name)
     if facts.get("plan_hash") != plan.hash:
         raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
@@ -83,18 +83,12 @@ def _super(model: SuperModel, run: Path) -> Source:
     return Source(model, plan, model.origin.spacing or plan.task.spacing, facts, run)
 
 
-def _single(folder: Path, site: str, opened: bool) -> str:
-    """The file of a run's model: the one that all share, a site's own, or the one in a hospital's own folder.
-
-    opened: whether only hospitals could open the one that all share.
-    """
+def _single(folder: Path, site: str) -> str:
+    """The file of a run's model: the one that all share, a site's own, or the one in a hospital's own folder."""
     for shared in (GLOBAL_MODEL, paths.BEST):
         if not site and (folder / shared).is_file():
             return shared
     own = sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.BEST}"))
-    if opened and not site:
-        there = f"choose with --site whose copy: {', '.join(own)}" if own else "use it at a hospital"
-        raise MedsiloError(f"the server could not read this run's model (transport.sealing=group); {there}")
     if not site:
         raise MedsiloError(f"every hospital of this run has a model of its own; choose with --site: {', '.join(own)}")
     if not is_safe_name(site) or site not in own:

@@ -1,4 +1,4 @@
-"""A site's account of privacy in one study: let in by its ledger, charged before an answer leaves.
+"""The ledger's layer: a site's account of privacy in one study, charged before an answer leaves.
 
 The order at a site is: train; write the state and the answer, both with the attempt's name; enter the attempt in the
 ledger; send. Until it is entered, nothing that was written is used: not the answer, and not the state, from which
@@ -8,26 +8,30 @@ and that answer is sent, as it was, when the server asks for it again.
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
 from medsilo.core.errors import Refused
 from medsilo.core.files import write_json
 from medsilo.federation.kept_answer import KeptAnswers
+from medsilo.federation.participant import Participant
 from medsilo.federation.private_numbers import refuse_bare_counts
 from medsilo.federation.protection import Protection
-from medsilo.federation.sealed.identity import KitFiles, signer_of
-from medsilo.plan import Plan
+from medsilo.federation.sealed.identity import signer_of
+from medsilo.federation.seams import Place, Site
+from medsilo.learning.loop import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
 from medsilo.privacy.agreed import stricter
 from medsilo.privacy.mechanisms import Charge, Gaussian
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import SPENT
 from medsilo.runs.schema import Spent
 from medsilo.sealing.signing import Certified
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
 from medsilo.site.settings import FILE_NAME
+
+Pricing = Callable[[str, int], Sequence[Charge]]  # what an answer to a task, in a round, costs
 
 
 class PrivacyAccount:
@@ -40,10 +44,11 @@ class PrivacyAccount:
         self.attempt = ""
 
     @classmethod
-    def of(cls, plan: Plan, protection: Protection, folder: Path, kit: KitFiles | None) -> Self | None:
+    def of(cls, place: Place) -> Self | None:
         """Return the account of a study that is counted: where the hospital demands privacy, and where a plan promises
         it to patients. Raises Refused, before data are read, where the promise can't be kept or is not left."""
-        demands = protection.settings.privacy
+        plan, folder, demands = place.plan, place.folder, place.settings.privacy
+        protection = Protection(plan, place.site, place.settings, folder, place.lead)
         if demands is None and (plan.privacy is None or not protection.on):
             return None
         if plan.privacy is None:
@@ -52,7 +57,7 @@ class PrivacyAccount:
                 "add a section privacy with epsilon and delta"
             )
         refuse_bare_counts(plan, demands)
-        signer, asker = signer_of(kit), protection.asker
+        signer, asker = signer_of(place.kit), protection.asker
         ledger = Ledger(protection.book.folder, asker.data, signer.key if isinstance(signer, Certified) else None)
         spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
         account = cls(ledger, CountedStudy(spending, demands, protection.book.runs), folder)
@@ -110,6 +115,43 @@ class PrivacyAccount:
             entries=1 + sum(entry.spending == self.study.spending for entry in standing.entries),
         )
         write_json(self.folder / SPENT, said.as_json())
+
+
+class Accounting:
+    """A site whose answers are charged: each leaves once, and again as it was when it is asked for again.
+
+    Two things cross the layers between it and the participant: what an answer costs, and the attempt's name, under
+    which the site's state is kept and without which it is not used.
+    """
+
+    def __init__(self, inner: Site, account: PrivacyAccount, participant: Participant, beside: Pricing) -> None:
+        """beside: what layers in between charge for an answer."""
+        self.inner, self.account, self.participant, self.beside = inner, account, participant, beside
+        rounds = range(1, participant.plan.rounds + 1)
+        extra = [
+            charge
+            for task, number in [("join", 0), *(("round", number) for number in rounds), ("deliver", 0), ("test", 0)]
+            for charge in beside(task, number)
+        ]
+        account.admit([*participant.planned_charges(), *extra])
+        participant.state.counts = account.counts
+
+    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        if reply := self.account.again(parcel):
+            return reply
+        asked, state = Request.read(parcel.facts), self.participant.state
+        charges = [*self.participant.charges(asked.task, asked.round), *self.beside(asked.task, asked.round)]
+        self.account.afford(charges)
+        state.attempt = self.account.begin()
+        reply = self.inner.answer(parcel, stop)
+        numbers = self.participant.numbers
+        if numbers and numbers.counted:
+            self.account.enter("numbers of cases", numbers.counted[0], numbers.count_charges)
+        done, state.done = state.done, -1  # unless it is charged, it does not leave, and its state is void
+        what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
+        self.account.settle(parcel, reply, what, charges)
+        state.done = done
+        return reply
 
 
 def _finite(epsilon: float) -> float | None:

@@ -31,12 +31,8 @@ def answer_bounds(plan: Plan) -> Bounds:
 
 
 def request_bounds(plan: Plan) -> Bounds:
-    """Return the bounds of what the server may send to a site, and another site to one that adds up."""
-    given = _bounds(plan, lambda phase: phase.given)
-    if not plan.participation.sums_at:
-        return given
-    sent = answer_bounds(plan)
-    return Bounds(max(given.size, sent.size), max(given.values, sent.values))
+    """Return the bounds of what the server may send to a site."""
+    return _bounds(plan, lambda phase: phase.given)
 
 
 def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:

@@ -6,18 +6,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from medsilo.core.errors import MedsiloError, ParticipationError, Refused, reading
+from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
-from medsilo.federation.adding import GroupSums, Leave
-from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
+from medsilo.federation.around import asking
+from medsilo.federation.asking import Exchange
 from medsilo.federation.directions import rounded
-from medsilo.federation.known import KnownTensors
-from medsilo.federation.last_orders import LastOrders
 from medsilo.federation.sealed.sealed_server import Letters, SealedServer
+from medsilo.federation.seams import Channel, Missing
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
 from medsilo.federation.turns import TurnKeeper
@@ -31,7 +30,6 @@ from medsilo.runs.messages import (
     Lettered,
     Parcel,
     Request,
-    SiteAnswer,
     Task,
     Tested,
     Trained,
@@ -50,14 +48,12 @@ class Coordinator:
         self,
         plan: Plan,
         sites: Sequence[str],
-        messenger: Messenger,
+        channel: Channel,
         record: Record,
         engine: str,
         on_round: Callable[[Round], None] = lambda line: None,
         settings: SiteSettings | None = None,
-        leave: Leave | None = None,
     ) -> None:
-        """leave: lets the messenger leave the tensors of some sites' answers with them, for another to add up."""
         self.plan, self.course, self.outcome, self.record = plan, plan.course, plan.algorithm.outcome, record
         self.sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
         self.everyone = sorted({*self.sites, *plan.participation.unseen})  # those too that only see the outcome
@@ -65,11 +61,7 @@ class Coordinator:
         self.engine, self.on_round = engine, on_round
         self.study = record.folder.name
         self.settings = settings or SiteSettings(device="cpu")  # the server's own
-        self.turns = TurnKeeper(record.tell_now)
-        self.asking = Asking(messenger, plan.participation, self.sites, self.required, self.turns)
         self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
-        self.known = KnownTensors(sealed=plan.transport.sealed, all_marked=plan.transport.delta)
-        self.last_orders = LastOrders(record.folder, plan.transport.delta)
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
@@ -86,20 +78,18 @@ class Coordinator:
             plan.seed,
             self.settings.compute(),
             self.settings.data,
-            partial(messenger.pause, 0.0),
+            partial(channel.pause, 0.0),
         )
         self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
+        self.channel, self.turns = asking(channel, plan, self.sites, record.tell_now, self.state.may_have_lost)
         self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
         self.sealed = self._sealed(mixers) if plan.transport.sealed else None
-        self.sums: GroupSums | None = None
-        if leave and plan.participation.sums_at:
-            self.sums = GroupSums(plan, self.study, self.state, self.asking, self._request, leave)
         if cautions := plan.cautions(self.sites):
             self.state.details["cautions"] = cautions
 
     def _sealed(self, mixers: dict[str, Mixer]) -> SealedServer:
         def enough(exchange: Exchange, what: str) -> None:
-            if breach := self.asking.breach(exchange, what):
+            if breach := self.channel.breach(exchange, what):
                 raise ParticipationError(breach)
 
         state = self.state
@@ -146,7 +136,6 @@ class Coordinator:
         finally:
             self.state.writer.shutdown()
             self.turns.end()
-            self.last_orders.forget()
             summary = summarise(self._account(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
@@ -168,10 +157,8 @@ class Coordinator:
         self.state.open(number)
         away = self._begin_sealed(number, phase)
         exchange = self._exchange("round", number, phase, away=away)
-        if self.sums:
-            self.sums.collect(exchange, number, phase)
         self.state.written()
-        breach = self.asking.breach(exchange, f"round {number}") or self._end_sealed(number)
+        breach = self.channel.breach(exchange, f"round {number}") or self._end_sealed(number)
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
@@ -187,7 +174,7 @@ class Coordinator:
             lost=exchange.by_kind("lost"),
             warnings=exchange.warnings(),
             sites={
-                site: _line(exchange, site, updates.get(site, {}), shares.get(site))
+                site: _line(exchange, self.turns, site, updates.get(site, {}), shares.get(site))
                 for site in sorted(exchange.replies)
             },
         )
@@ -226,18 +213,18 @@ class Coordinator:
         self.state.written()
         self._consider_best(delivered, number)
         chosen = self.state.best["round"] if self.state.best else number
-        if self.outcome.common and not self._hidden:
+        if self.outcome.common:
             self.state.save_common(paths.LAST, number)
-        if chosen != number and not self._hidden:
+        if chosen != number:
             with reading(f"the best checkpoint of run {self.record.folder.name}"):
                 self.state.go_back_to(chosen)
-        if not self.outcome.personal and not self._hidden:
+        if not self.outcome.personal:
             self.state.save_common(paths.BEST, chosen)
         conclusion = self.outcome.conclude(end, self._told(delivered))
         if conclusion:
             self.state.details |= conclusion.details
             self.outcome_told = conclusion.told
-        empty = chosen == number or self._hidden
+        empty = chosen == number
         if self.plan.trials:
             self._choose_postprocessing(self._end("try", number, selected=chosen, empty=empty), chosen)
         tested = self._end("test", number, selected=chosen, empty=empty)
@@ -253,13 +240,7 @@ class Coordinator:
         if not tried:
             nobody = "no hospital may tell enough of its validation cases, so no postprocessing was chosen"
             self.state.details["cautions"] = [*self.state.details.get("cautions", []), nobody]
-        if not self._hidden:
-            self.state.save_common(paths.BEST, chosen, self.postprocessing)
-
-    @property
-    def _hidden(self) -> bool:
-        """Return whether the server can't read the common model, which sites then keep themselves."""
-        return self.plan.transport.sealing == "group"
+        self.state.save_common(paths.BEST, chosen, self.postprocessing)
 
     def _told(self, exchange: Exchange) -> dict[str, Any]:
         """Return what sites tell of the outcome."""
@@ -275,7 +256,7 @@ class Coordinator:
     def _end(self, task: End, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
         """Ask before the first or after the last round."""
         exchange = self.ends[task] = self._exchange(task, number, self.course.delivery, selected, empty)
-        breach = self.asking.breach(exchange, task)
+        breach = self.channel.breach(exchange, task)
         if breach:
             raise ParticipationError(breach)
         return exchange
@@ -299,8 +280,6 @@ class Coordinator:
 
         def outgoing(site: str) -> Parcel:
             groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
-            sent, marks = self.known.shorten(site, groups)
-            sent, bases = self.last_orders.shorten(site, sent, marks, self.known.held.get(site, {}))
             request = self._request(
                 task,
                 number,
@@ -310,54 +289,25 @@ class Coordinator:
                 outcome=self._outcome_for(site, task),
                 postprocessing=self.postprocessing if task == "test" else {},
                 sealing=self._letters(task, site, groups),
-                marks=marks,
-                bases=bases,
             )
-            parcel = request.parcel(sent)
-            exchange.bytes_down[site] = parcel.size()
-            return parcel
+            return request.parcel(groups)
 
         def receive(site: str, reply: Parcel) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
-            self.known.confirm(site, answer.holds)
             trained = task == "round" and phase.trains_at(site, number, self.sites, self.plan.seed)
-            held = self._held(site, reply, answer, expected) if trained else None
-            groups = reply.groups
-            if isinstance(answer, Trained) and held is None:
-                groups = self._whole(site, groups, answer, phase)
-            check_forms(groups, expected if trained and held is None else {})
-            exchange.bytes_up[site] = reply.size() if held is None else held
+            check_forms(reply.groups, expected if trained else {})
             if isinstance(answer, Trained):
-                if trained and held is None:
-                    self._take(site, groups, answer, phase)
+                if trained:
+                    self._take(site, reply.groups, answer, phase)
                 self.state.has_settled(site)
             exchange.replies[site] = answer
             if isinstance(answer, Joined):
                 self.acceptance.joined[site] = answer
 
-        self.last_orders.begin()
-        if self.sums:
-            self.sums.begin(task == "round")
         self.turns.begin(task, number, exchange.asked)
-        self.asking.ask(exchange, outgoing, receive, self._is_missing)
-        exchange.missing = {**away, **exchange.missing}
+        missing = self.channel.ask(exchange.asked, outgoing, receive, self.plan.participation.timeout)
+        exchange.missing = {**away, **missing}
         return exchange
-
-    def _whole(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> Groups:
-        """Return all tensors of an answer, of which some are named or sent as differences; raises Refused."""
-        if not answer.same and not answer.differences:
-            return groups
-        order, told = self.state.payload(site, phase), self.known.told.get(site, {})
-        groups = self.known.whole(site, groups, answer.same, order)
-        return self.last_orders.whole(groups, answer.differences, told, order)
-
-    def _is_missing(self, site: str, gone: Missing) -> None:
-        """Note what a site that did not answer may not have, or still has."""
-        self.state.may_have_lost(site)
-        if gone.holds is not None and not gone.lacks:
-            self.known.confirm(site, gone.holds)
-        elif gone.kind == "refused":  # what it says in an answer that does not count is not read
-            self.known.may_lack(site)
 
     def _request(self, task: Task, number: int, **own: Any) -> Request:
         """Return a request with what every one tells."""
@@ -372,29 +322,17 @@ class Coordinator:
             **own,
         )
 
-    def _held(self, site: str, reply: Parcel, answer: SiteAnswer, expected: Groups) -> int | None:
-        """Note what a site holds ready for who adds up its group; returns the bytes, None where nothing is held."""
-        if self.sums is None or not expected or self.plan.participation.adder_of(site) is None:
-            return None
-        if reply.held is None or not isinstance(answer, Trained):
-            raise Refused("its tensors were to stay with it until its group's are added up")
-        return self.sums.hold(site, reply.held, answer.samples, expected)
-
     def _take(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> None:
         if self.sealed is None:
             self.state.take(site, groups, answer.samples, phase)
             return
-        stamp = self.sealed.stamp(site, answer.sealing)
         clear = {name: tensors for name, tensors in groups.items() if name not in self.sealed.groups}
         self.state.take(site, clear, answer.samples, phase)
-        self.sealed.take(site, groups, stamp, answer.samples)
+        self.sealed.take(site, groups, answer.samples)
 
     def _letters(self, task: str, site: str, groups: Groups) -> Letters:
-        """Return what a site is told beside what it is sent; where it keeps the common model, which was best so far."""
-        if self.sealed is None or task == "join":
-            return {}
-        best = {"best": self.state.best["round"]} if self._hidden and self.state.best else {}
-        return {**self.sealed.letters(site, groups), **best}
+        """Return what a site is told beside what it is sent."""
+        return {} if self.sealed is None or task == "join" else self.sealed.letters(site, groups)
 
     def _ask_letters(
         self,
@@ -419,7 +357,7 @@ class Coordinator:
             exchange.replies[site] = answer
 
         self.turns.begin(task, number, exchange.asked)
-        self.asking.ask(exchange, outgoing, receive, lambda site, gone: None)
+        exchange.missing = self.channel.ask(exchange.asked, outgoing, receive, self.plan.participation.timeout)
         return exchange
 
     def _outcome_for(self, site: str, task: str) -> dict[str, Any]:
@@ -465,7 +403,9 @@ class Coordinator:
         )
 
 
-def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: float | None) -> SiteRound:
+def _line(
+    exchange: Exchange, turns: TurnKeeper, site: str, updates: dict[str, SentUpdate], share: float | None
+) -> SiteRound:
     """Return a site's part in a round's record."""
     reply = exchange.replies[site]
     assert isinstance(reply, Trained)
@@ -476,8 +416,8 @@ def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: 
         samples=None if reply.cases.train is None else reply.samples,
         seconds=round(reply.seconds, 3),
         memory=int(reply.memory),
-        bytes_up=exchange.bytes_up[site],
-        bytes_down=exchange.bytes_down[site],
+        bytes_up=turns.bytes_up[site],
+        bytes_down=turns.bytes_down[site],
         updates=updates,
         share=None if share is None else rounded(min(share, 1.0)),
     )

@@ -1,13 +1,18 @@
 """Record what shows of every site's updates in a round: how far they go, and where they point beside the others'."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
+from statistics import median_low
 
+from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.mixing.layout import Layout
 from medsilo.mixing.updates import Direction, Sketcher, standings
 from medsilo.runs.schema import LARGEST, SentUpdate
 
 DIGITS = 4  # that are recorded
+FAR = 1e6  # times as far as the middle one of the last round's updates: no honest training goes there
+FARTHEST = 1e4  # a weight's change in a round, as the root of the mean square; before there is a last round, too
 
 
 class RoundDirections:
@@ -16,16 +21,37 @@ class RoundDirections:
     It holds one sketch of 16 kB per site and group, and no model.
     """
 
-    def __init__(self, groups: Groups, trained: Collection[str], seed: int) -> None:
-        """groups: the layouts of what sites send and are given back; trained: names of weights."""
+    def __init__(
+        self, groups: Groups, trained: Collection[str], seed: int, before: "RoundDirections | None" = None
+    ) -> None:
+        """groups: the layouts of what sites send and are given back; trained: names of weights; before: the round
+        before this one."""
         chosen = {group: {n: t for n, t in own.items() if n in trained} for group, own in groups.items()}
         self._sketchers = {group: Sketcher(Layout(own), seed) for group, own in chosen.items() if own}
         self.names = {group: frozenset(own) for group, own in chosen.items()}
         self._noted: dict[str, dict[str, Direction]] = {}  # by group and site
+        self._limits: dict[str, float] = {}
+        for group, own in chosen.items():
+            numbers = sum(tensor.numel() for tensor in own.values())
+            usual = before.usual(group) if before else 0.0
+            self._limits[group] = min(FARTHEST * math.sqrt(numbers), FAR * usual if usual > 0 else math.inf)
+
+    def usual(self, group: str) -> float:
+        """Return how far the middle one of the updates of a group goes; 0 where there is none."""
+        return median_low([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
 
     def measure(self, groups: Groups, given: Callable[[str], Tensors]) -> dict[str, Direction]:
         """Return the direction of every group that a site sent; the norm is finite where all its weights are."""
         return {group: own.measure(groups[group], given(group)) for group, own in self._sketchers.items()}
+
+    def check(self, directions: Mapping[str, Direction]) -> None:
+        """Raise Refused for an update that goes beyond any honest one, whoever has answered before."""
+        for group, own in directions.items():
+            if math.isfinite(own.norm) and own.norm > self._limits[group]:
+                raise Refused(
+                    f"its update of {group} is {own.norm:.1e} long, beyond any honest one ({self._limits[group]:.1e}): "
+                    "it lies, or training diverged there; then lower the learning rate"
+                )
 
     def note(self, site: str, directions: Mapping[str, Direction]) -> None:
         """Keep the directions of a site whose answer was accepted."""

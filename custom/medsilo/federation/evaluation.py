@@ -36,7 +36,7 @@ from medsilo.tasks.metrics import (
     chances,
     coarse_chances,
 )
-from medsilo.tasks.task import Cases, SiteData, patients_of
+from medsilo.tasks.task import Cases, SiteData, names_of, patients_of
 
 PICTURES = 3
 MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
@@ -87,7 +87,8 @@ class Evaluation:
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
         """Return the cases of a part in the task's shape, always the same."""
-        return self.task.pieces(part, seed_for(self.plan.seed, self.site, purpose))
+        names = names_of(part) if self.numbers else None
+        return self.task.pieces(part, seed_for(self.plan.seed, self.site, purpose), names)
 
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
@@ -277,8 +278,8 @@ class Evaluation:
 
     def classes(self) -> dict[str, list[int] | None]:
         """Return the cases of each class in every part; None where there are none, or one has too few to be told."""
-        if self.numbers and self.numbers.counted:
-            return dict.fromkeys(PARTS)  # each count would be one more release
+        if self.numbers and (self.numbers.guarded or self.numbers.counted):
+            return dict.fromkeys(PARTS)  # each would be one more release, and `counts` declares numbers of cases alone
         counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
         return {
             part: [int(count) for count in self.resolution[part].shared_out(own)]

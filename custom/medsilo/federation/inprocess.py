@@ -1,23 +1,24 @@
 """A study in one process, without NVFlare: the reference that every NVFlare run must equal."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 
 from torch import nn
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import load_tensors
-from medsilo.federation import tracking
-from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
+from medsilo.federation.permission import Permission
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.federation.protection import take_place
+from medsilo.federation.seams import Missing, Outgoing, Place, Receive
+from medsilo.federation.tracking import tracked
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.paths import site_folder
@@ -60,7 +61,7 @@ class LastModels(Mapping[str, nn.Module]):
 class Loop:
     """The transport of one process: sites answer one after the other, in sorted order."""
 
-    def __init__(self, participants: Mapping[str, Participant], rests: bool = False) -> None:
+    def __init__(self, participants: Mapping[str, Participant | TrainingSite], rests: bool = False) -> None:
         """rests: between its answers a site holds no networks; the folders have what it needs."""
         self.participants, self.rests = participants, rests
         self.clocks = {site: Clock(own.folder, own.settings.limits) for site, own in participants.items()}
@@ -76,7 +77,7 @@ class Loop:
             except MedsiloError as error:
                 missing[site] = Missing.refused(error)
             if self.rests:
-                self.participants[site].state.rest()
+                self.participants[site].rest()
         return missing
 
     def pause(self, seconds: float) -> None:
@@ -104,21 +105,16 @@ def run(
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         work = _run_central if plan.algorithm.pooled else _run_federated
-        course = tracking.PointStream(Record(root))
-        with tracking.trackers(plan, root, bool(folder)) as trackers:
-
-            def track(course: Iterable[tracking.Points]) -> None:
-                for points, tracker in product(course, trackers):
-                    tracker.write(points)
+        with tracked(plan, Record(root), bool(folder)) as tracking:
 
             def follow(line: Round) -> None:
-                track(course.of_round(line))
+                tracking.round(line)
                 on_round(line)
 
             settings = settings or SiteSettings()
             settings.check_sites(plan.participation.everyone)
             run = work(plan, root, resume, settings, follow)
-            track(course.of_end(run.summary))
+            tracking.end(run.summary)
         return run if folder else replace(run, models=dict(run.models))
 
 
@@ -139,7 +135,7 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     if resume:
         raise MedsiloError("central training can't be resumed; run it again in a new folder")
     names = plan.participation.sites
-    hospitals = _participants(plan, root, settings)
+    hospitals = {site: own.participant for site, own in _participants(plan, root, settings).items()}
     pool = Pool(plan, hospitals, settings, site_folder(root, POOL))
     record = Record(root)
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
@@ -150,13 +146,15 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     return StudyResult(dict.fromkeys(names, model), coordinator.rounds, summary)
 
 
-def _participants(plan: Plan, root: Path, settings: SiteSettings, rests: bool = False) -> dict[str, Participant]:
+def _participants(plan: Plan, root: Path, settings: SiteSettings, rests: bool = False) -> dict[str, TrainingSite]:
     names = plan.participation.everyone
     participants = {}
     for site in names:
-        participants[site] = Participant(plan, site, names, settings.of(site), site_folder(root, site))
+        place = Place(plan, site, names, settings.of(site), site_folder(root, site))
+        Permission(place).check()
+        participants[site] = TrainingSite(place)
         if rests:
-            participants[site].state.rest()
+            participants[site].rest()
     return participants
 
 

@@ -3,24 +3,16 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from medsilo.core.errors import Refused
 from medsilo.core.text import plain
-from medsilo.federation.asking import Messenger
 from medsilo.federation.bounds import Bounds
-from medsilo.learning.loop import Stop
+from medsilo.federation.seams import Channel, Site
 from medsilo.registry import INQUIRIES, check_allowed
-from medsilo.runs.messages import Message, Parcel
+from medsilo.runs.messages import Message
 from medsilo.sealing.signing import Signer
 from medsilo.site.settings import SiteSettings
-
-
-class AskedSite(Protocol):
-    """A hospital that is asked."""
-
-    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
-        """Answer a parcel; `stop` raises to end the work."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +31,8 @@ class Inquiry:
 
     read: Callable[[Path], Any]  # reads and checks the question that all hospitals get
     bounds: Callable[[Any], Bounds]  # of what a hospital may answer
-    collect: Callable[[Any, Messenger, Sequence[str], float], Mapping[str, Message]]  # asks; answers by name of file
-    site: Callable[[Any, SiteOfInquiry], AskedSite]
+    collect: Callable[[Any, Channel, Sequence[str], float], Mapping[str, Message]]  # asks; answers by name of file
+    site: Callable[[Any, SiteOfInquiry], Site]
     sealed: bool = False  # whether the server reads sums alone
 
 

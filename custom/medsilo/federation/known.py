@@ -2,8 +2,7 @@
 
 A mark is the beginning of a tensor's bytes and the SHA-256 of its form and all its bytes. The site keeps the tensors of
 the last order on its disk and says their marks; the server sends a mark alone where its own tensor has the same. What
-training left as it was given goes back by its name. So the server keeps marks, and no tensors. Where the plan says so,
-what has changed goes both ways as its difference to what the site was given: `last_orders` is the server's part of it.
+training left as it was given goes back by its name. So the server keeps marks, and no tensors.
 
 Nobody is believed. The site compares the hash of what it puts in a mark's place, and a site that says what is not so
 gets marks for tensors that it lacks. It can only name what it was itself given in the same round.
@@ -14,32 +13,32 @@ import json
 import shutil
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import Lacks, MedsiloError, Refused
-from medsilo.core.files import TYPES, make_folder, write_text
-from medsilo.core.spill import bytes_of
+from medsilo.core.files import make_folder, write_text
+from medsilo.core.spill import TYPES, bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
-from medsilo.federation.difference import FiledTensors
-from medsilo.runs.messages import MARK, MOST_MARKS, Parcel, held
+from medsilo.federation.seams import Channel, Missing, Outgoing, Receive, Site
+from medsilo.learning.loop import Stop
+from medsilo.runs.messages import MOST_MARKS, Marks, Message, Name, Parcel, check_values, held
 from medsilo.runs.paths import RECEIVED
 
 SMALLEST = 4096  # bytes of a tensor; a smaller one is sent as fast as its mark
 BEGINNING = 8  # bytes of a tensor that stand in its mark
 INDEX = "index.json"
 ORDERS = ("round", "deliver", "try", "test")  # requests whose tensors are kept
+Marked = Mapping[str, Mapping[str, str]]  # marks by group and tensor
 KINDS = {name: kind for kind, name in TYPES.items()}
-NO_BASE = "what came as a difference does not make the tensor that was meant; it has to be sent whole"
-SPARED = 2 * MARK  # bytes that a difference has to spare: it is told with two marks
-
-Marks = Mapping[str, Mapping[str, str]]  # by group and tensor
 
 
 def mark_of(tensor: Tensor) -> str:
@@ -48,23 +47,6 @@ def mark_of(tensor: Tensor) -> str:
     found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     found.update(content)
     return content[:BEGINNING].hex() + found.hexdigest()
-
-
-def kept_in(path: Path, mark: str, kind: torch.dtype, shape: Sequence[int]) -> Tensor | None:
-    """Return the tensor of a mark from its file; None where that is gone or is another one."""
-    with suppress(OSError, ValueError, RuntimeError, TypeError):
-        content = bytearray(path.stat().st_size)
-        with path.open("rb") as file:
-            file.readinto(content)
-        tensor = torch.frombuffer(content, dtype=kind).reshape(shape)
-        if mark_of(tensor) == mark:
-            return tensor
-    return None
-
-
-def may_differ(tensor: Any) -> bool:
-    """Return whether a tensor may be sent as a difference: whatever its bits are, they are a number."""
-    return may_be_named(tensor) and tensor.dtype is not torch.bool
 
 
 def may_be_named(tensor: Any) -> bool:
@@ -80,17 +62,68 @@ def may_be_named(tensor: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------- at the server
-class KnownTensors:
-    """The marks of what each site has, and those that stood in the last order to it."""
+class Naming(Message):
+    """An answer's word about known tensors."""
 
-    def __init__(self, sealed: bool = False, all_marked: bool = False) -> None:
-        """sealed: what sites send is, and never named; all_marked: what has changed has a mark, too."""
-        self.sealed, self.all_marked = sealed, all_marked
-        self.held: dict[str, Marks] = {}  # by site, as it says; only of sites that keep copies
-        self.told: dict[str, Marks] = {}
+    # By group: tensors that are byte for byte what the site was given in this round; they are not sent
+    same: Annotated[
+        dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
+    ] = {}
+    # Of what the server has sent: what the site keeps a copy of, by group and tensor; None: it keeps none
+    holds: Marks | None = None
+
+
+class KnownTensors:
+    """A channel that names what a site has already: it knows the marks of that, and those of its last order."""
+
+    def __init__(self, inner: Channel, sealed: bool = False, lost: Callable[[str], None] = lambda site: None) -> None:
+        """sealed: what sites send is, and never named; lost: hears of every site that did not answer, as it may not
+        have what it was sent."""
+        self.inner, self.sealed, self.lost = inner, sealed, lost
+        self.held: dict[str, Marked] = {}  # by site, as it says; only of sites that keep copies
+        self.told: dict[str, Marked] = {}
         self._marks: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # of tensors that several sites get
 
-    def confirm(self, site: str, holds: Marks | None) -> None:
+    def pause(self, seconds: float) -> None:
+        self.inner.pause(seconds)
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        def going(site: str) -> Parcel:
+            order = outgoing(site)
+            groups, marks = self.shorten(site, order.groups)
+            return replace(order, groups=groups, facts={**order.facts, "marks": marks}) if marks else order
+
+        def coming(site: str, reply: Parcel) -> None:
+            naming = Naming.read(self._named(reply))
+            groups = self.whole(site, reply.groups, naming.same, outgoing(site).groups) if naming.same else reply.groups
+            facts = {key: value for key, value in reply.facts.items() if key not in Naming.model_fields}
+            receive(site, replace(reply, groups=groups, facts=facts))
+            self.confirm(site, naming.holds)
+
+        missing = self.inner.ask(sites, going, coming, timeout)
+        self._note(missing)
+        if lacking := sorted(site for site, gone in missing.items() if gone.lacks):
+            again = self.inner.ask(lacking, going, coming, timeout)  # they are sent all tensors
+            self._note(again)
+            missing = {**{site: gone for site, gone in missing.items() if not gone.lacks}, **again}
+        return missing
+
+    def _named(self, reply: Parcel) -> dict[str, Any]:
+        """Return what an answer says of known tensors, of a size that may be looked at; raises Refused."""
+        told = {key: reply.facts[key] for key in Naming.model_fields if key in reply.facts}
+        check_values(told, 3 * MOST_MARKS)
+        return told
+
+    def _note(self, missing: Mapping[str, Missing]) -> None:
+        """Note what sites that did not answer still have; what an answer says that does not count is not read."""
+        for site, gone in missing.items():
+            self.lost(site)
+            if gone.holds is not None and not gone.lacks:
+                self.confirm(site, gone.holds)
+            elif gone.kind == "refused" and site in self.held:
+                self.held[site] = {}  # it is sent all tensors next time
+
+    def confirm(self, site: str, holds: Marked | None) -> None:
         """Note what a site says that it has."""
         if holds is None:
             self.held.pop(site, None)
@@ -98,11 +131,6 @@ class KnownTensors:
         self.held[site] = {
             group: {name: sys.intern(mark) for name, mark in own.items()} for group, own in holds.items()
         }
-
-    def may_lack(self, site: str) -> None:
-        """Send a site all tensors again in its next order."""
-        if site in self.held:
-            self.held[site] = {}
 
     def shorten(self, site: str, groups: Groups) -> tuple[Groups, dict[str, dict[str, str]]]:
         """Return what has to be sent of an order to a site, and the marks of what it may keep or has."""
@@ -125,11 +153,11 @@ class KnownTensors:
         return sent, told
 
     def _mark(self, tensor: Tensor, has: str | None) -> str:
-        """Return a tensor's mark; none for one that is not worth it, or, unless all are marked, begins in another way
-        than what a site has: training has changed it."""
+        """Return a tensor's mark; none for one that is not worth it, or that begins in another way than what a site
+        has: training has changed it."""
         if not may_be_named(tensor):
             return ""
-        if has is not None and not self.all_marked and bytes_of(tensor)[:BEGINNING].hex() != has[: 2 * BEGINNING]:
+        if has is not None and bytes_of(tensor)[:BEGINNING].hex() != has[: 2 * BEGINNING]:
             return ""
         known = self._marks.get(id(tensor))
         if known and known[0]() is tensor:
@@ -143,8 +171,6 @@ class KnownTensors:
 
         order: that round's tensors, which the server has anyway.
         """
-        if not same:
-            return groups
         told = self.told.get(site, {})
         filled = {group: dict(tensors) for group, tensors in groups.items()}
         for group, names in same.items():
@@ -160,29 +186,32 @@ class KnownTensors:
 
 # ---------------------------------------------------------------------------------------------------- at a site
 class ReceivedTensors:
-    """Copies of the tensors of the last order, on a site's disk, each in a file that its mark names."""
+    """A site that keeps copies of the tensors of the last order on its disk, each in a file that its mark names."""
 
-    def __init__(self, folder: Path, differences: bool = False) -> None:
-        """folder: the site's, of the study; differences: whether the plan lets tensors travel as such."""
-        self.folder, self.differences = folder / RECEIVED, differences
+    def __init__(self, inner: Site, folder: Path, names: Callable[[], bool] = lambda: True) -> None:
+        """folder: the site's, of the study; names: whether its answers may name what is as it was given."""
+        self.inner, self.folder, self.names = inner, folder / RECEIVED, names
         self.holds: dict[str, dict[str, str]] = {}
         self.forms: dict[str, tuple[str, list[int]]] = {}  # by mark: type and shape
         self.given: Groups = {}  # of the order that is worked at: what may go back by its name
-        self.based: dict[str, dict[str, str]] = {}  # or its marks, where the server knows differences to it
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             found = json.loads((self.folder / INDEX).read_text())
             self.forms = {mark: (str(kind), list(shape)) for mark, (kind, shape) in found["forms"].items()}
             self.holds = held(found["holds"]) or {}
 
+    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        reply = self.inner.answer(self.open(parcel), stop)
+        if parcel.facts.get("task") == "test":
+            self.forget()
+        return self.close(reply, self.names())
+
     def open(self, order: Parcel) -> Parcel:
         """Return an order with all its tensors; raises Lacks where one that it names is not here any more."""
-        facts = {key: value for key, value in order.facts.items() if key not in ("marks", "bases")}
-        marks, bases = (held(order.facts.get(key, {})) for key in ("marks", "bases"))
-        if marks is None or bases is None or (bases and not self.differences):
+        facts = {key: value for key, value in order.facts.items() if key != "marks"}
+        marks = held(order.facts.get("marks", {}))
+        if marks is None:
             raise Refused("the server's order names tensors in a form that is not known")
         groups = {group: dict(tensors) for group, tensors in order.groups.items()}
-        for group, tensors in self._unpacked(groups, bases, marks).items():
-            groups[group] |= tensors
         for group, named in marks.items():
             own = groups.setdefault(group, {})
             own |= {name: self._kept(mark) for name, mark in named.items() if name not in own}
@@ -190,84 +219,47 @@ class ReceivedTensors:
             self._take(_worth_keeping(groups), marks)
         return Parcel(groups, facts, order.samples, order.metrics)
 
-    def _take(self, order: Mapping[str, Mapping[str, tuple[str, Tensor]]], marks: Marks) -> None:
+    def _take(self, order: Mapping[str, Mapping[str, tuple[str, Tensor]]], marks: Marked) -> None:
         """Keep an order, and note what of it is as the server told it."""
         self._keep(order)
-        given = {
+        self.given = {
             group: {name: tensor for name, (mark, tensor) in own.items() if marks.get(group, {}).get(name) == mark}
             for group, own in order.items()
         }
-        if self.differences:  # from the disk, so that they are not in memory while the site trains
-            self.based = {group: {name: order[group][name][0] for name in own} for group, own in given.items()}
-        else:
-            self.given = given
-
-    def _unpacked(self, groups: Groups, bases: Marks, marks: Marks) -> Groups:
-        """Return the tensors that were sent as differences to what is here; raises Lacks where they are not so."""
-        filed = FiledTensors(self.folder)
-        try:
-            for group, named in bases.items():
-                for name, mark in named.items():
-                    filed.put(group, name, self._kept(mark), groups[group][name])
-            found = filed.tensors()
-        except (MedsiloError, KeyError) as error:
-            raise Lacks(NO_BASE) from error
-        for group, tensors in found.items():
-            if any(mark_of(tensor) != marks.get(group, {}).get(name) for name, tensor in tensors.items()):
-                raise Lacks(NO_BASE)
-        return found
 
     def close(self, answer: Parcel, names: bool) -> Parcel:
-        """Return an answer as it leaves: it says what is held, and, if it may, names what is as it was given and sends
-        differences."""
-        groups, told = self._shortened(answer.groups) if names else (answer.groups, {})
-        self.given, self.based = {}, {}
+        """Return an answer as it leaves: it says what is held, and, if it may, names what is as it was given."""
+        groups, same = self._shortened(answer.groups) if names else (answer.groups, {})
+        self.given = {}
+        told = {"same": same} if same else {}
         return Parcel(groups, {**answer.facts, "holds": self.holds, **told}, answer.samples, answer.metrics)
 
-    def _shortened(self, groups: Groups) -> tuple[Groups, dict[str, Any]]:
-        """Return what has to be sent of an answer, and what is told of the rest."""
-        same: dict[str, list[str]] = {}
-        sent: Groups = {}
-        filed = FiledTensors(self.folder)
-        for group, tensors in groups.items():
-            left = sent[group] = dict(tensors)
-            for name, tensor in sorted(tensors.items()):
-                base = self._base(group, name)
-                if base is None:
-                    continue
-                if _are_alike(tensor, base):
-                    same.setdefault(group, []).append(name)
-                    del left[name]
-                elif self.differences:
-                    _pack_into(filed, group, name, base, tensor)
-        differences: dict[str, dict[str, str]] = {}
-        with suppress(MedsiloError):
-            for group, packed in filed.tensors().items():
-                sent[group] |= packed
-                differences[group] = {name: mark_of(groups[group][name]) for name in packed}
-        told = {"same": same, "differences": differences}
-        return sent, {key: own for key, own in told.items() if own}
-
-    def _base(self, group: str, name: str) -> Tensor | None:
-        """Return what was given in this round, where it is here."""
-        if (given := self.given.get(group, {}).get(name)) is not None:
-            return given
-        with suppress(Lacks):
-            return self._kept(self.based[group][name]) if name in self.based.get(group, {}) else None
-        return None
+    def _shortened(self, groups: Groups) -> tuple[Groups, dict[str, list[str]]]:
+        """Return what has to be sent of an answer, and the names of the rest."""
+        alike = {
+            group: [name for name in sorted(tensors) if _are_alike(tensors[name], self.given.get(group, {}).get(name))]
+            for group, tensors in groups.items()
+        }
+        sent = {
+            group: {name: tensor for name, tensor in tensors.items() if name not in alike[group]}
+            for group, tensors in groups.items()
+        }
+        return sent, {group: names for group, names in alike.items() if names}
 
     def forget(self) -> None:
         """Remove all copies: the study is over here."""
-        self.given, self.based = {}, {}
+        self.given = {}
         self._remove()
 
     def _kept(self, mark: str) -> Tensor:
         """Return a kept tensor, whose bytes are those of its mark."""
         kind, shape = self.forms.get(mark, ("", []))
-        tensor = kept_in(self.folder / mark, mark, KINDS[kind], shape) if kind in KINDS else None
-        if tensor is None:
-            raise Lacks("what this hospital received before is not on its disk any more; it has to be sent again")
-        return tensor
+        with suppress(OSError, ValueError, RuntimeError, TypeError, KeyError):
+            content = bytearray((self.folder / mark).read_bytes())
+            tensor = torch.frombuffer(content, dtype=KINDS[kind]).reshape(shape)
+            if mark_of(tensor) == mark:
+                return tensor
+        raise Lacks("what this hospital received before is not on its disk any more; it has to be sent again")
 
     def _keep(self, order: Mapping[str, Mapping[str, tuple[str, Tensor]]]) -> None:
         """Keep an order in the place of the last one.
@@ -307,15 +299,8 @@ def _worth_keeping(groups: Groups) -> dict[str, dict[str, tuple[str, Tensor]]]:
     return kept
 
 
-def _are_alike(one: Any, other: Tensor) -> bool:
+def _are_alike(one: Any, other: Tensor | None) -> bool:
     """Return whether two tensors are the same, byte for byte: zeros of both signs are not."""
-    if not may_be_named(one) or one.dtype != other.dtype or one.shape != other.shape:
+    if other is None or not may_be_named(one) or one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
-
-
-def _pack_into(filed: FiledTensors, group: str, name: str, base: Tensor, tensor: Tensor) -> None:
-    """Write a tensor as its difference, where that is smaller; a disk that does not take it costs bytes only."""
-    if may_differ(tensor) and tensor.dtype == base.dtype and tensor.shape == base.shape:
-        with suppress(MedsiloError):
-            filed.put_packed(group, name, base, tensor, SPARED)

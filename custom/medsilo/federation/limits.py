@@ -21,23 +21,18 @@ KEEP = 30.0  # seconds of work that a killed process may forget
 KEPT = 10  # float32 models' worth of files that a study keeps at a site: three states with an optimizer's, two models
 
 
-def check_adder(plan: Plan, site: str, settings: SiteSettings) -> None:
-    """Raise Refused where another hospital adds up what this one sends, and this one does not let it."""
-    adder = plan.participation.adder_of(site)
-    if adder not in (None, site) and not settings.may_add_up(str(adder), plan.task.synthetic):
-        raise Refused(
-            f"the plan lets {adder} read what this hospital sends, to add it up (participation.sums_at), and this "
-            f"hospital does not (sums_at in its {FILE_NAME})"
-        )
-
-
 def check_limits(
-    plan: Plan, settings: SiteSettings, parameters: int, train: int | None, free: int | None = None
+    plan: Plan,
+    settings: SiteSettings,
+    parameters: int,
+    train: int | None,
+    free: int | None = None,
+    patients: int | None = None,
 ) -> None:
     """Raise Refused, in one line that may leave the site, where the plan asks for more than this hospital allows.
 
     parameters: of all networks; train: this site's training cases, None where it does not train; free: bytes on
-    the disk of its results.
+    the disk of its results; patients: whose these cases are, where that is known.
     """
     limits = settings.limits
     for one in asked_of(plan, limits, parameters, free):
@@ -53,8 +48,10 @@ def check_limits(
             f"{learning:.3g} for each answer, this hospital wants {limits.least_learning:g}: "
             f"{_where('least_learning')}); set a larger learning rate or more local_epochs"
         )
-    if train < limits.least_cases:
-        raise Refused(f"this hospital has fewer training cases than it trains with ({_where('least_cases')})")
+    if min(train, train if patients is None else patients) < settings.least_trained(plan.task.synthetic):
+        raise Refused(
+            f"this hospital has fewer training cases or patients than it trains with ({_where('least_cases')})"
+        )
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,10 @@ from medsilo.course.group import views
 from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_ranges, same_layout
-from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.crew import Crew, why_alone
 from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measuring
-from medsilo.federation.limits import check_adder, check_disk, check_limits, free_disk
-from medsilo.federation.permission import Permission
+from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
@@ -48,7 +46,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, LETTERED, Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import CHANCES, Measures
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.task import SiteData, patients_of
 
 Metrics = dict[str, float | None]
 Told = dict[str, Any]  # fields of an answer
@@ -73,14 +71,9 @@ class Participant(Trainer):
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
-        self.permission = Permission(plan, site, self.sites, settings, folder, lead, kit)
-        self.permission.check()
-        check_adder(plan, site, settings)
         self.protection = Protection(plan, site, settings, folder, lead)
-        self.account: PrivacyAccount | None = None
         if data is None:
             self.protection.admit()
-            self.account = PrivacyAccount.of(plan, self.protection, folder, kit)
             data = plan.task.site_data(site, self.sites, plan.seed, self.protection.source())
         self.data = data
         guarded = self.protection.on or settings.privacy is not None
@@ -88,14 +81,15 @@ class Participant(Trainer):
         self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection, self.numbers)
         self.cases = self.evaluation.cases
         self.trains = site not in plan.participation.unseen
-        check_limits(plan, settings, plan.parameters, self.cases["train"] if self.trains else None, free_disk(folder))
+        trained = self.cases["train"] if self.trains else None
+        patients = None if plan.task.mixes_patients else len(set(self.evaluation.patients["train"]))
+        check_limits(plan, settings, plan.parameters, trained, free_disk(folder), patients)
         self.train = self.data.train
         self._check_averages()
         self.private = PrivateSite.of(plan, site, settings.privacy, self.train, self.numbers) if self.trains else None
+        if self.private and not plan.task.synthetic:
+            self.secret = self.protection.book.number("draws")
         self.state = SiteState(plan, site, folder, self.compute)
-        if self.account:
-            self.account.admit(self._planned())
-            self.state.counts = self.account.counts
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
@@ -125,26 +119,20 @@ class Participant(Trainer):
 
         def step() -> None:
             stop()
-            self.permission.look(asked.round)
             self.doing.step()
 
         with self.doing.answering(asked.task, asked.round):
-            self.permission.check(asked.sites, asked.round)
-            reply = self._answer(parcel, asked, step)
-            self.permission.check(asked.sites, asked.round)  # the last thing before it leaves
-            return reply
+            return self._answer(parcel, asked, step)
 
     def _answer(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
         started = time.monotonic()
         forget_most()
         check_disk(self.folder, self.settings.limits)
         self.warnings = []
-        if self.account and (reply := self._begin_counted(self.account, asked, parcel)):
-            return reply
         work = {"join": self._join, "round": self._round, "deliver": self._deliver}
         work |= {"try": self._try, "test": self._test}
         work |= dict.fromkeys(LETTERED, self._answer_letters)
-        with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", asked.round)):
+        with self.compute.reproducible(seed_for(self.drawn_from, self.site, "work", asked.round)):
             told, groups = work[asked.task](asked, parcel.groups, stop)
         common: Told = {
             "task": asked.task,
@@ -163,40 +151,24 @@ class Participant(Trainer):
             name: self.settings.rounded(value) if isinstance(value, float) else value
             for name, value in reply.metrics.items()
         }
-        if self.account:
-            self._settle(self.account, asked, parcel, reply)
         return reply
 
-    # ------------------------------------------------------------------ what answers cost
-    def _begin_counted(self, account: PrivacyAccount, asked: Request, parcel: Parcel) -> Parcel | None:
-        """Return the answer that this request got already; where there is none, begin an attempt at one."""
-        if reply := account.again(parcel):
-            return reply
-        account.afford(self._charges(asked.task, asked.round))
-        self.state.attempt = account.begin()
-        return None
-
-    def _settle(self, account: PrivacyAccount, asked: Request, parcel: Parcel, reply: Parcel) -> None:
-        """Enter an answer in the hospital's ledger; unless that succeeds it does not leave, and its state is void."""
-        if self.numbers and self.numbers.counted:
-            account.enter("numbers of cases", self.numbers.counted[0], self.numbers.count_charges)
-        number, self.state.done = self.state.done, -1
-        what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
-        account.settle(parcel, reply, what, self._charges(asked.task, asked.round))
-        self.state.done = number
-
-    def _charges(self, task: str, number: int) -> list[Charge]:
+    def charges(self, task: str, number: int) -> list[Charge]:
         """Return what an answer costs."""
         assert self.private and self.numbers
         trained = self.private.charges(number, self.plan.course.phase_of(number)) if task == "round" else []
         return [*trained, *self.numbers.charges(task, number)]
 
-    def _planned(self) -> list[Charge]:
+    def planned_charges(self) -> list[Charge]:
         """Return what all answers of the study cost."""
         assert self.private and self.numbers
         rounds = range(1, self.plan.rounds + 1)
         trained = [self.private.charges(number, self.plan.course.phase_of(number)) for number in rounds]
         return [*(charge for own in trained for charge in own), *self.numbers.planned()]
+
+    def rest(self) -> None:
+        """Let go of all networks: the next answer takes over from the folder."""
+        self.state.rest()
 
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
@@ -225,7 +197,6 @@ class Participant(Trainer):
         self.state.done = -1  # until the round is whole, what lies in memory is the state after no round
         self._receive(self._opened(asked, groups), phase)
         metrics = self._validate(number - 1, stop)
-        self._keep_common(asked, number - 1)
         learns = phase.trains_at(self.site, number, self._trainers, self.plan.seed)
         train_loss = self._train(number, phase, stop) if learns else math.nan
         metrics["train_loss"] = _number(train_loss)
@@ -243,7 +214,7 @@ class Participant(Trainer):
         samples = self.evaluation.samples(self._samples())
         given = self._give(phase) if learns else {}
         if self.sealed:
-            told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
+            given = self.sealed.seal(asked, phase, given, samples)
         return {"samples": 1 if self.evaluation.sealed_parts else samples, **told}, given
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
@@ -266,7 +237,6 @@ class Participant(Trainer):
             part = self.data.train if self.cases["train"] else self.data.test
             self.plan.algorithm.measure_unseen(self.state.modules, (inputs for inputs, _ in self._in_order(part, stop)))
         metrics = self._validate(number, stop)
-        self._keep_common(asked, number)
         self.state.refuse_divergence(number)
         self.state.write_row(number + 1, "deliver", self._samples(), metrics, 0.0)
         layer = self.plan.algorithm.input_layer(self.state.modules)
@@ -290,8 +260,6 @@ class Participant(Trainer):
             if groups and asked.selected is not None:
                 selected = asked.selected
                 self._receive(groups, self.plan.course.last)
-            elif self._opens_common and asked.selected is not None:
-                selected = self.state.load_model(_opened_file(asked.selected))["round"]
         return selected
 
     def _try(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
@@ -441,22 +409,6 @@ class Participant(Trainer):
             self.state.done = -1  # a personal model moves from where it stood: once
         return opened
 
-    @property
-    def _opens_common(self) -> bool:
-        """Return whether this site keeps the common model after each round, since the server can't read it."""
-        return self.plan.transport.sealing == "group" and not self.outcome.personal
-
-    def _keep_common(self, asked: Request, rounds: int) -> None:
-        """Keep the common model as this site opened it, and those after the best round and the one before."""
-        if not self._opens_common:
-            return
-        self.state.save_model(_opened_file(rounds), rounds)
-        best = asked.sealing.get("best", rounds)
-        worth = {_opened_file(number) for number in (rounds, rounds - 1, best)}
-        for old in self.folder.glob(paths.OPENED_FILES):
-            if old.name not in worth:
-                old.unlink(missing_ok=True)
-
     def _give(self, phase: Phase) -> Groups:
         """Return copies of what travels: training may go on in the originals while these are still on their way."""
         sent = views(phase.sent, self.state.modules)
@@ -487,16 +439,17 @@ class Participant(Trainer):
         self._check_averages()
 
     def _check_averages(self) -> None:
-        """Raise Refused unless an average that leaves the site covers as many images as the hospital demands."""
+        """Raise Refused unless an average that leaves the site covers as many images, and patients, as demanded."""
         least = self.settings.smallest_average
         if not self.trains:
             return
         for average in (group.average for phase in self.plan.course.phases for group in phase.sent):
             images = average.covers(self._samples(), self.plan.training) if average else least
-            if images < least:
+            patients = len(set(patients_of(self.train))) if average and self.protection.on else images
+            if min(images, patients) < least:
                 raise Refused(
-                    f"this plan averages {images} images of this site, which lets no average of fewer than {least} "
-                    "leave (smallest_average in its medsilo.yaml); bring more images, or take a plan without it: a "
+                    f"this plan averages {images} images of this site's {patients} patients, and no average of fewer "
+                    f"than {least} leaves (smallest_average in its medsilo.yaml); bring more, or take another plan: a "
                     "larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
                 )
 
@@ -579,10 +532,6 @@ class Participant(Trainer):
     ) -> tuple[float, float, Measures]:
         """Return mean loss, mean score, and what is measured of each case."""
         return self.evaluation.evaluate(part, stop, model, measuring)
-
-
-def _opened_file(rounds: int) -> str:
-    return paths.OPENED_FILES.replace("*", str(rounds))
 
 
 def _number(value: float) -> float | None:

@@ -5,60 +5,82 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, Refused, Undecided
+from medsilo.core.tensors import Groups
+from medsilo.federation.kept_answer import digest_of
 from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import KitFiles, signer_of
-from medsilo.plan import Plan
+from medsilo.federation.seams import Place, Site
+from medsilo.learning.loop import Stop
+from medsilo.runs.messages import Parcel, Request
 from medsilo.sealing.signing import Certified
-from medsilo.site.approvals import Approvals, AskingPlan
-from medsilo.site.book import Book
+from medsilo.site.accepted import AcceptedSettings
+from medsilo.site.approvals import Approvals, AskingPlan, Decision
+from medsilo.site.book import Book, data_set
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 LOOK = 1.0  # seconds between two looks at whether a decision has changed
 
 
 class Permission:
-    """The permission of one study. Where the hospital's `approval` is `none`, there is nothing to ask for."""
+    """A site that answers what its hospital has approved. Where `approval` is `none`, there is nothing to ask for."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        site: str,
-        sites: Sequence[str],
-        settings: SiteSettings,
-        folder: Path,
-        lead: str = "",
-        kit: KitFiles | None = None,
-    ) -> None:
-        """folder: the site's, of the study; kit: with whose key decisions are signed. Raises Refused where approval is
-        required and there is none."""
-        self.plan, self.site, self.sites, self.settings = plan, site, sites, settings
-        self.study, self.lead = folder.parents[1].name, lead
+    inner: Site  # behind it, put there when permission was given: it reads data
+
+    def __init__(self, place: Place) -> None:
+        """Raises Refused where approval is required and no kit is there, with whose key decisions are signed."""
+        self.place = place
         self.approvals: Approvals | None = None
+        self.accepted = accepted_of(place.site, place.kit) if place.kit else None
         self._looked = time.monotonic()
-        if settings.approval == "none":
+        if place.settings.approval == "none":
             return
-        if kit is None:
+        if place.kit is None:
             raise Refused(
                 f"this hospital wants plans to be approved (approval in its {FILE_NAME}) with the key of its kit, and "
                 "here is none"
             )
-        self.approvals = approvals_of(book_of(settings, site, folder), site, kit)
+        book = book_of(place.settings, place.site, place.folder)
+        self.approvals = approvals_of(book, place.site, place.kit, place.settings)
 
-    def check(self, sites: Sequence[str] | None = None, number: int = 0) -> None:
-        """Raise Refused unless the plan is approved with these sites up to this round; keep a plan that is new."""
-        if self.approvals is None:
-            return
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        asked = Request.read(parcel.facts)
+
+        def look() -> None:
+            stop()
+            self.look(asked.round)
+
+        self.begin(asked, parcel.groups)
+        reply = self.inner.answer(parcel, look)
+        self.check(asked.sites, asked.round)  # the last thing before it leaves
+        return reply
+
+    def check(self, sites: Sequence[str] | None = None, number: int = 0) -> Decision | None:
+        """Raise Refused unless the plan is approved with these sites up to this round, and the settings are as they
+        were accepted; keep a plan that is new."""
         self._looked = time.monotonic()
+        if self.accepted:
+            self.accepted.check()
+        if self.approvals is None:
+            return None
         try:
-            decision = self.approvals.last(self.plan.hash)
+            decision = self.approvals.last(self.place.plan.hash)
         except MedsiloError as error:
             raise Refused(str(error), private=error.private) from error
         if decision is None:
             self._keep()
             raise Undecided(self._refusal("has not approved"))
-        method, named = self.plan.algorithm.name, self.sites if sites is None else sites
-        if objection := decision.objection(method, named, number, time.time()):
+        method, told = self.place.plan.algorithm.name, self.place.sites if sites is None else sites
+        own = self.place.plan.participation.everyone
+        if objection := decision.objection(method, own, told, number, self.approvals.data, time.time()):
             raise Refused(self._refusal(objection))
+        return decision
+
+    def begin(self, asked: Request, groups: Groups) -> None:
+        """The same before an answer is made; a round is counted, and asking the same again is no other round."""
+        decision = self.check(asked.sites, asked.round)
+        if self.approvals and decision and decision.limits.rounds and asked.task == "round":
+            given = Parcel(groups, {"study": asked.study, "round": asked.round})
+            self.approvals.count(decision, digest_of(given)[:32])
 
     def look(self, number: int) -> None:
         """The same now and then, between batches."""
@@ -70,10 +92,11 @@ class Permission:
         if self.approvals is None:
             return
         self._keep()  # also what was approved before it asked, for whoever looks at the study
-        until = time.monotonic() + 60 * self.settings.approval_wait
+        until = time.monotonic() + 60 * self.place.settings.approval_wait
         while True:
             try:
-                return self.check()
+                self.check()
+                return
             except Undecided:
                 if time.monotonic() >= until:
                     raise
@@ -82,25 +105,33 @@ class Permission:
 
     def _refusal(self, objection: str) -> str:
         return (
-            f"this hospital {objection} plan {self.plan.hash}; its engineer decides there: "
-            f"medsilo approve {self.plan.hash} --kit KIT"
+            f"this hospital {objection} plan {self.place.plan.hash}; its engineer decides there: "
+            f"medsilo approve {self.place.plan.hash} --kit KIT"
         )
 
     def _keep(self) -> None:
         assert self.approvals
         asked = AskingPlan(
-            plan=self.plan.resolved(),
-            hash=self.plan.hash,
-            study=self.study[:200],
-            lead=self.lead[:200],
-            sites=tuple(self.sites),
+            plan=self.place.plan.resolved(),
+            hash=self.place.plan.hash,
+            study=self.place.study[:200],
+            lead=self.place.lead[:200],
+            sites=tuple(self.place.sites),
             at=int(time.time()),
         )
         self.approvals.keep(asked)
 
 
-def approvals_of(book: Book, site: str, kit: KitFiles) -> Approvals:
+def accepted_of(site: str, kit: KitFiles) -> AcceptedSettings:
+    """Return what a hospital remembers of its own settings, which it signs with the key of its kit."""
+    signer = signer_of(kit)
+    assert isinstance(signer, Certified)
+    return AcceptedSettings(Path(kit.certificate).parents[1], site, signer)
+
+
+def approvals_of(book: Book, site: str, kit: KitFiles, settings: SiteSettings) -> Approvals:
     """Return a site's approvals, which it signs with the key of its kit."""
     signer = signer_of(kit)
     assert isinstance(signer, Certified)
-    return Approvals(book.folder, site, signer)
+    folder = settings.data.folder if settings.data else None
+    return Approvals(book.folder, site, signer, data_set(folder, "") if folder else "")

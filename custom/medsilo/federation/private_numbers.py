@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import write_json
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import laplace_for
-from medsilo.privacy.agreed import Demands, Promise, Told, stricter
+from medsilo.privacy.agreed import Demands, Promise, Told, Unit, stricter
 from medsilo.privacy.mechanisms import Charge, Geometric, Laplace, Public
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.site.book import PARTS
 from medsilo.site.settings import FILE_NAME
-from medsilo.tasks.task import SiteData, patients_of
+from medsilo.tasks.task import SiteData, patients_of, records_of
 
 DIGITS = 4  # of a score with noise: no low digit tells what was added
 How = Literal["exact", "noisy", "silent"]
@@ -48,10 +49,23 @@ COUNTS_REFUSED = (
 )
 
 
+NOBODY_NAMED = (
+    "patients are promised privacy (unit: patient), and nothing names the patient of a line or an image; say it in "
+    "data.columns.patient or data.patient, or where each has one only, demand unit: record"
+)
+
+
+def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
+    """Return the unit of each case: its patient, or its record (a file, a line). None: each case is a record."""
+    return patients_of(cases) if unit == "patient" else records_of(cases)
+
+
 def how_told(plan: Plan, demands: Demands | None, told: Told, guarded: bool) -> How:
     """Return how a plan that promises privacy lets one kind of number out. guarded: of patients that are protected."""
     offer = plan.privacy
     assert offer
+    if guarded and told in ("validation", "test") and plan.private.at_home:
+        return "silent"  # a model that learns by exact steps is scored, so its score tells of training cases, too
     if demands and told in demands.public:
         return "exact"
     if (told == "counts" and offer.counts) or (told in ("validation", "test") and offer.scores):
@@ -79,11 +93,12 @@ class PrivateNumbers:
         if plan.privacy is None:
             return None
         promise = stricter(plan.privacy, demands)
+        if promise.unit == "patient" and data.survey and not data.survey.patients_named:
+            raise Refused(NOBODY_NAMED)
         units: dict[str, Sequence[str]] = {}
         for part in PARTS:
             cases = getattr(data, part)
-            names: Sequence[str] = patients_of(cases) if promise.unit == "patient" else ()
-            units[part] = names or [str(case) for case in range(len(cases))]
+            units[part] = units_of(cases, promise.unit) or [str(case) for case in range(len(cases))]
         return cls(plan, site, demands, promise, guarded, folder, units)
 
     def how(self, told: Told) -> How:

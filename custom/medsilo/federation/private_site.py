@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Phase
-from medsilo.federation.private_numbers import PrivateNumbers
+from medsilo.federation.private_numbers import PrivateNumbers, units_of
 from medsilo.learning.loop import steps_in
 from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
 from medsilo.plan import BOUNDS, Plan
@@ -19,7 +19,6 @@ from medsilo.privacy.agreed import Demands, Promise, stricter
 from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Gaussian, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import FILE_NAME
-from medsilo.tasks.task import patients_of
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ class PrivateSite:
 
     @property
     def _units(self) -> Sequence[str] | None:
-        """Return the patient of each case where patients are protected; None where each case is by itself."""
-        return patients_of(self.train) if self.promise.unit == "patient" else None
+        """Return the unit of each case that is protected, its patient or its record; None: each case is by itself."""
+        return units_of(self.train, self.promise.unit)
 
     def sample(self, secret: NoiseSource) -> PoissonSample:
         """Return what draws this site's cases; on average as many as the plan's batches have."""

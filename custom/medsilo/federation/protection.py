@@ -49,6 +49,7 @@ class Protection:
             source = source.for_test()
         if source and self.plan.task.refines:
             source = source.beside(self.folder.absolute().parents[2], self.settings.compute())
+        source = read_for(self.plan, source)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
         return with_own_split(source, self.book, self.asker.data, writes)
@@ -80,6 +81,11 @@ class Protection:
         told: Any = {part: int(times) for part, times in parts.items() if times}
         if self.on and told:
             self.book.note(self.asker, told, self.settings.limits)
+
+
+def read_for(plan: Plan, source: DataSource | None) -> DataSource | None:
+    """Return the data as a plan has them read: where it promises privacy, each patient by itself."""
+    return source.with_each_alone() if source and plan.privacy else source
 
 
 def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:

@@ -15,12 +15,12 @@ from medsilo.core.tensors import Groups
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
-from medsilo.federation.accepting import check_numbers, check_ranges
+from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
 from medsilo.federation.sealed.store import SealedStore
 from medsilo.learning.seeds import seed_for
-from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
@@ -38,7 +38,6 @@ class ServerState:
             self.layout = plan.build_networks()
         self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
         self.shield = plan.mixing.shield(self._untrained())
-        self.parts = plan.participation.group_of
         self.place: int | None = None  # of the phase that the mixers are of
         self.once: set[str] = set()  # groups of that phase that sites don't send back
         self.settled: dict[str, list[str]] = {}  # of those, the ones that each site has
@@ -46,6 +45,7 @@ class ServerState:
         self.store = SealedStore()  # empty in a study that does not seal
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.done = 0
+        self.directions = RoundDirections({}, (), 0)
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
         self.writing: Future[None] | None = None
 
@@ -74,7 +74,8 @@ class ServerState:
         hidden = self.plan.sealed_forms(phase)
         read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
         kept = views(read, self.layout)
-        self.directions = RoundDirections(self._packed(kept), self.trained, seed_for(self.plan.seed, "sketch", number))
+        seed, before = seed_for(self.plan.seed, "sketch", number), self.directions
+        self.directions = RoundDirections(self._packed(kept), self.trained, seed, before)
         self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
     def enter(self, phase: Phase, fresh: bool = True) -> None:
@@ -101,8 +102,6 @@ class ServerState:
         mixer.let_wait(self.waiting)
         if self.shield and group.goes_up and not group.personal:
             mixer.defend(self.shield)
-        if self.parts and group.goes_up and not group.personal and isinstance(mixer, WeightedMean):
-            mixer.divide(self.parts)
         if group.name in self.mixers:
             mixer.load_state(*self.mixers[group.name].state())
         else:
@@ -134,25 +133,11 @@ class ServerState:
         directions = self.directions.measure(groups, given)
         finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
         check_numbers(groups, phase.sent, self.ranges, finite)
+        self.directions.check(directions)
         for group in phase.sent:  # in the order in which they are declared
             if group.name in groups:
                 self.mixers[group.name].add(site, groups[group.name], samples)
         self.directions.note(site, directions)
-
-    def take_part(
-        self, part: str, means: Groups, weights: Mapping[str, Mapping[str, float]], phase: Phase, like: Groups
-    ) -> None:
-        """Take the means over a group of sites that one of them made, whose form was checked; raises Refused.
-
-        What else must hold of a single site's values was checked where the mean was made.
-        """
-        check_numbers(means, (), {}, {})
-        for name, mean in means.items():
-            check_ranges(name, mean, self.ranges.get(name, {}))
-        for group in phase.sent:
-            mixer = self.mixers.get(group.name)
-            if group.name in means and isinstance(mixer, WeightedMean):
-                mixer.take_part(part, means[group.name], weights[group.name], like[group.name])
 
     def shares(self, phase: Phase) -> Mapping[str, float]:
         """Return how much each site counted in the round that ended, in the first group that is a mean."""

@@ -1,5 +1,6 @@
 """Show tracking programs the numbers that sites tell the server, by name and round, and nothing else."""
 
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from medsilo.runs.paths import MLFLOW, MLFLOW_FILES, TENSORBOARD
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, Summary
 
+LOG = logging.getLogger(__name__)
 SERVER = "server"
 OF_ROUNDS = ("train_loss", "validation", "validation_loss", "seconds")
 Point = tuple[str, float, int]  # name, value, rounds that the model has gone through
@@ -50,33 +52,6 @@ def of_end(summary: Summary) -> Points:
     return found
 
 
-class PointStream:
-    """The points of a run in their order; of one that goes on, those of the rounds before come first.
-
-    What a run that was killed had tracked may end anywhere, so a run that goes on is tracked anew.
-    """
-
-    def __init__(self, record: Record) -> None:
-        self.record, self.begun = record, False
-        shutil.rmtree(record.folder / TENSORBOARD, ignore_errors=True)
-        (record.folder / MLFLOW).unlink(missing_ok=True)
-
-    def of_round(self, line: Round) -> Iterator[Points]:
-        """A round that is over."""
-        yield from self._before(line.round)
-        yield of_round(line)
-
-    def of_end(self, summary: Summary) -> Iterator[Points]:
-        """Yield what is known at the end."""
-        yield from self._before(summary.rounds.done + 1)
-        yield of_end(summary)
-
-    def _before(self, number: int) -> Iterator[Points]:
-        if not self.begun:
-            yield from (of_round(line) for line in self.record.rounds() if line.round < number)
-        self.begun = True
-
-
 class Tracker(Protocol):
     """Takes points."""
 
@@ -102,6 +77,7 @@ class EventFiles:
                 self.writers[who] = self.make(str(self.folder / who))
             for name, value, step in own:
                 self.writers[who].add_scalar(name, value, step)
+            self.writers[who].flush()  # for who looks on while it runs
 
     def close(self) -> None:
         for writer in self.writers.values():
@@ -148,15 +124,52 @@ def address(run: Path) -> str:
     return f"sqlite:///{(run / MLFLOW).resolve()}"
 
 
+class Tracking:
+    """A run, shown to trackers; of one that goes on, the rounds before come first.
+
+    What a run that was killed had tracked may end anywhere, so a run that goes on is tracked anew.
+    """
+
+    def __init__(self, record: Record, trackers: list[Tracker]) -> None:
+        self.record, self.trackers, self.begun = record, trackers, False
+
+    def round(self, line: Round) -> None:
+        """Show a round that is over."""
+        self._before(line.round)
+        self._write(of_round(line))
+
+    def end(self, summary: Summary) -> None:
+        """Show what is known at the end."""
+        self._before(summary.rounds.done + 1)
+        self._write(of_end(summary))
+
+    def _before(self, number: int) -> None:
+        for line in () if self.begun else self.record.rounds():
+            if line.round < number:
+                self._write(of_round(line))
+        self.begun = True
+
+    def _write(self, points: Points) -> None:
+        for tracker in [*self.trackers]:
+            try:
+                tracker.write(points)
+            except Exception as error:  # no study ends for that
+                self.trackers.remove(tracker)
+                what, why = type(tracker).__name__, type(error).__name__
+                LOG.warning("%s can't be written (%s) and stops here; rounds.jsonl has all numbers", what, why)
+
+
 @contextmanager
-def trackers(plan: Plan, run: Path, kept: bool = True) -> Iterator[list[Tracker]]:
-    """The plan's trackers of a run in this process; none where the run's folder is not kept."""
+def tracked(plan: Plan, record: Record, kept: bool = True) -> Iterator[Tracking]:
+    """Show a run to the plan's trackers; to none where the run's folder is not kept."""
+    shutil.rmtree(record.folder / TENSORBOARD, ignore_errors=True)
+    (record.folder / MLFLOW).unlink(missing_ok=True)
     found: list[Tracker] = []
     if kept:
-        make_folder(run)
-        found = [EventFiles(run), *([MlflowRuns(run)] if plan.tracking.mlflow else [])]
+        make_folder(record.folder)
+        found = [EventFiles(record.folder), *([MlflowRuns(record.folder)] if plan.tracking.mlflow else [])]
     try:
-        yield found
+        yield Tracking(record, found)
     finally:
         for tracker in found:
             tracker.close()

@@ -28,7 +28,7 @@ from medsilo.learning.loop import (
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.team import ALONE, Team
 from medsilo.plan import Plan
-from medsilo.tasks.task import SiteData, label_counts, patients_of
+from medsilo.tasks.task import SiteData, label_counts, names_of, patients_of
 
 SHUFFLE = "shuffle"  # for what data are drawn in training
 
@@ -44,6 +44,7 @@ class Trainer:
     train: Dataset  # the training cases of this study
     state: SiteState
     private: PrivateSite | None = None
+    secret: int | None = None  # where real patients were promised privacy, a number that only this hospital knows
     team: Team = ALONE  # in training
 
     def mark_of_cases(self) -> str:
@@ -63,11 +64,11 @@ class Trainer:
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
-            drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
+            drawn = seed_for(self.drawn_from, self.site, "augment", purpose, number, local_epoch)
             number_of = steps if most is None else min(most, steps)
             cases = self.train
             if task.augments:
-                cases = DrawnCases(cases, task.augmented, drawn)
+                cases = DrawnCases(cases, task.augmented, drawn, self._names(cases))
             if private:
                 drawn_batches = private.sample.batches(cases, number_of, compute)
                 if layer:  # its amplitude was released before, so that a case is changed by nothing of another
@@ -94,7 +95,7 @@ class Trainer:
             lambda: self._in_order(self.data.train, stop),
             self.private.size if self.private else len(self.data.train),  # type: ignore[arg-type]
             steps,
-            generator_for(self.plan.seed, self.site, "method", number),
+            generator_for(self.drawn_from, self.site, "method", number),
             self.plan.algorithm.perturbation,
             private,
             self._labels,
@@ -114,6 +115,15 @@ class Trainer:
     def _trainers(self) -> list[str]:
         """The hospitals that train in this study, in sorted order."""
         return [site for site in self.sites if site not in self.plan.participation.unseen]
+
+    @property
+    def drawn_from(self) -> int:
+        """Return the number from which chance in training follows: the plan's seed, or a secret of this hospital."""
+        return self.plan.seed if self.secret is None else self.secret
+
+    def _names(self, cases: Dataset) -> Sequence[str] | None:
+        """Return what a case's chance follows from where privacy is promised; None: from its place."""
+        return names_of(cases) if self.private else None
 
     def _samples(self) -> int:
         """Return the cases that this site trains on."""
@@ -135,7 +145,7 @@ class Trainer:
     def _in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a part's cases once, behind the input layer."""
         layer = self.plan.algorithm.input_layer(self.state.modules)
-        cases = self.plan.task.pieces(part, seed_for(self.plan.seed, self.site, "in order"))
+        cases = self.plan.task.pieces(part, seed_for(self.drawn_from, self.site, "in order"), self._names(part))
         for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
             stop()
             yield layer.eval()(inputs) if layer else inputs, targets

@@ -2,8 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from medsilo.federation.seams import Channel, Missing, Outgoing, Receive
+from medsilo.runs.messages import Parcel
 from medsilo.runs.schema import SiteTurn, Turns
 
 Tell = Callable[[Turns | None], None]
@@ -11,15 +13,39 @@ PAUSE = 0.001  # seconds for each site between two words, so that many sites cos
 
 
 class TurnKeeper:
-    """Knows who has been asked and who has answered, and tells it at every change. Several threads may call it."""
+    """A channel that knows who has been asked and who has answered, tells it at every change, and counts bytes.
 
-    def __init__(self, tell: Tell = lambda turns: None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell, self._clock = tell, clock
+    Several threads may call it.
+    """
+
+    def __init__(
+        self, inner: Channel, tell: Tell = lambda turns: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.inner, self._tell, self._clock = inner, tell, clock
+        self.bytes_down: dict[str, int] = {}  # of tensors, by site, as they were sent last
+        self.bytes_up: dict[str, int] = {}
         self._changing = threading.Lock()
         self._what = ("", 0)
         self._asked: dict[str, float | None] = {}
         self._answered: dict[str, float] = {}
         self._told = -1.0
+
+    def pause(self, seconds: float) -> None:
+        self.inner.pause(seconds)
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        def going(site: str) -> Parcel:
+            parcel = outgoing(site)
+            self.bytes_down[site] = parcel.size()
+            self.asked(site)
+            return parcel
+
+        def coming(site: str, reply: Parcel) -> None:
+            receive(site, reply)  # raises where these are no tensors
+            self.bytes_up[site] = reply.size()
+            self.answered(site)
+
+        return self.inner.ask(sites, going, coming, timeout)
 
     def begin(self, task: str, number: int, sites: Sequence[str]) -> None:
         """Begin to ask these sites; all of them wait."""

@@ -1,31 +1,29 @@
 """The one controller of all methods: gives the coordinator its place on NVFlare's server."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from nvflare.apis.client import Client
-from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.lifeline import end_with
-from medsilo.core.memory import give_large_blocks_back
+from medsilo.core.memory import reuse_blocks
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.tracking import PointStream
-from medsilo.flare.analytics import receivers, send
+from medsilo.federation.tracking import Tracking, tracked
 from medsilo.flare.gate import Gate, is_unread
-from medsilo.flare.leftovers import LEFTOVERS
-from medsilo.flare.patience import Patience, PatientRequests
+from medsilo.flare.patches import LEFTOVERS, cell_of_job
+from medsilo.flare.patience import Patience
+from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.wire import AFTER, PRESENT, PROGRESS, STATISTICS, let_tensors_travel
+from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import (
     cloned_from,
     output_folder,
@@ -36,6 +34,7 @@ from medsilo.flare.workspace import (
     submitter_of,
 )
 from medsilo.runs.messages import Parcel
+from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
 
@@ -64,28 +63,24 @@ class MedsiloController(Controller):
         self.study, self.resume, self.engine, self.roll_call = study, resume, engine, roll_call
         self.share = share
         self.running: Coordinator | None = None
-        self.trackers: list[AnalyticsReceiver] = []
         self.transport: FlareTransport | None = None
         self.gate: Gate | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel(to_files=True)
-        give_large_blocks_back()
+        reuse_blocks()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
-        engine = fl_ctx.get_engine()
-        self.gate = Gate(engine.server.command_agent.cell)  # where sites' answers come in, in a simulation, too
+        self.gate = Gate(cell_of_job(fl_ctx))
         self.gate.guard_server()
-        engine.register_app_command(PROGRESS, self._tell_lead)
+        fl_ctx.get_engine().register_app_command(PROGRESS, self._tell_lead)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Pass on what is tracked; tell the last rounds to who asks for the job's statistics, if the lead shares them.
+        """Tell the last rounds to who asks for the job's statistics, if the lead shares them.
 
         Anybody in the consortium may ask. Who asks can't say which rounds they know, so the answer is kept small.
         """
         super().handle_event(event_type, fl_ctx)
-        for tracker in self.trackers:
-            tracker.handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running and self.share:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             told = self._progress(self.running, self.running.record.last_rounds(TOLD))
@@ -163,30 +158,20 @@ class MedsiloController(Controller):
             self.gate.allow(answer_bounds(plan))
             PatientRequests(self.gate.cell, Patience.of(plan))
         try:
-            with record.led_by(fl_ctx.get_job_id()):
-                course = PointStream(record)
-                tell = self._tell(course, fl_ctx)
-                leave = self._leave if self.engine == "nvflare" else None  # in a simulation all are one process
-                self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, leave)
-                self.trackers = receivers(plan, record.folder, self.running.everyone)
-                for tracker in self.trackers:
-                    tracker.handle_event(EventType.START_RUN, fl_ctx)
+            with record.led_by(fl_ctx.get_job_id()), tracked(plan, record) as tracking:
+                tell = self._tell(tracking, fl_ctx)
+                self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings)
                 LEFTOVERS.begin()
                 summary = self.running.run(resume)
-                send(self, course.of_end(summary), fl_ctx)
+                tracking.end(summary)
             return summary.study
         finally:
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
 
-    def _leave(self, sites: Collection[str]) -> None:
-        """Leave the tensors that these sites answer with where they are."""
-        if self.gate:
-            self.gate.left = frozenset(sites)
-
-    def _tell(self, course: PointStream, fl_ctx: FLContext) -> Callable[[Round], None]:
+    def _tell(self, tracking: Tracking, fl_ctx: FLContext) -> Callable[[Round], None]:
         def on_round(line: Round) -> None:
-            send(self, course.of_round(line), fl_ctx)
+            tracking.round(line)
             missing = plain({**line.refused, **line.lost} or "none")
             self.log_info(
                 fl_ctx,

@@ -8,68 +8,53 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
-from nvflare.apis.utils.task_utils import get_filters
 
-from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
+from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import make_folder
 from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
-from medsilo.core.tensors import Groups
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.accepting import check_package, check_packages
-from medsilo.federation.adding import GroupAdder
+from medsilo.federation.around import answering
 from medsilo.federation.bounds import request_bounds
 from medsilo.federation.diary import Diary
 from medsilo.federation.known import ReceivedTensors
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
-from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
+from medsilo.federation.seams import Place, Site
 from medsilo.flare.forked_site import has_started
 from medsilo.flare.gate import Gate
-from medsilo.flare.leftovers import LEFTOVERS
-from medsilo.flare.patience import Patience, PatientRequests
-from medsilo.flare.pieces import READERS, let_go, site_of
-from medsilo.flare.wire import PRESENT, TASK, fetch, let_tensors_travel, refusal, to_parcel, to_shareable
+from medsilo.flare.patches import LEFTOVERS, filters_of_answers
+from medsilo.flare.patience import Patience
+from medsilo.flare.pieces import PatientRequests
+from medsilo.flare.wire import PRESENT, TASK, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
-from medsilo.learning.loop import Stop
 from medsilo.runs import paths
-from medsilo.runs.messages import HeldTensors, Parcel, Request
+from medsilo.runs.messages import Parcel
 
 ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
 
 
-class AnsweringSite(Protocol):
-    """A site of a study."""
-
-    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
-        """Answer a parcel."""
-
-
 class MedsiloExecutor(Executor):
-    """AnsweringSite the coordinator's parcels; every failure becomes a refusal whose text is fit to leave the site."""
+    """Answers the coordinator's parcels; every failure becomes a refusal whose text is fit to leave the site."""
 
     participant_class: type[Participant] = Participant
 
     def __init__(self) -> None:
         super().__init__()
-        self.participant: Participant | IsolatedParticipant | None = None
-        self.permission: Permission | None = None
-        self.adder: GroupAdder | None = None  # where this site adds up what its group sends
+        self.site: Site | None = None
         self.folder: Path | None = None  # of this site in the study
-        self.received: ReceivedTensors | None = None  # copies of what it was sent
-        self.names = True  # whether tensors that are as they came go back by their names
         self.clock: Clock | None = None  # how long it works for that
         self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
@@ -110,10 +95,10 @@ class MedsiloExecutor(Executor):
         def work() -> Shareable:
             if parcel.facts == PRESENT:
                 return to_shareable(parcel)
-            participant, clock = self._participant(parcel, fl_ctx, stop)
+            site, clock = self._site(parcel, fl_ctx, stop)
             with clock.running():
                 running.append(clock)
-                reply = self._reply(participant, parcel, stop, fl_ctx, abort_signal)
+                reply = site.answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
             if self.folder:
@@ -132,47 +117,12 @@ class MedsiloExecutor(Executor):
             self._write_private(error, fl_ctx)
             if self.folder:
                 Diary(self.folder).failed(parcel.facts, error, reason)
-            holds = self.received.holds if self.received else None
+            holds = self.site.holds if isinstance(self.site, ReceivedTensors) else None
             return refusal(reason, isinstance(error, Died), isinstance(error, Lacks), holds)
 
-    def _answer(self, participant: AnsweringSite, order: Parcel, fl_ctx: FLContext, stop: Stop) -> Parcel:
-        """Have an order answered, of which this hospital has kept some tensors."""
-        received = self.received
-        if received is None:
-            return participant.answer(order, stop)
-        answer = participant.answer(received.open(order), stop)
-        if order.facts.get("task") == "test":
-            received.forget()
-        return received.close(answer, names=self.names and not _changes_answers(fl_ctx))
-
-    def _reply(
-        self, participant: AnsweringSite, parcel: Parcel, stop: Stop, fl_ctx: FLContext, abort_signal: Signal
-    ) -> Parcel:
-        """Answer a parcel; where it asks for a sum, add up what the sites of this one's group hold ready."""
-        if parcel.facts.get("task") != "sum":
-            let_go()
-            return self._answer(participant, parcel, fl_ctx, stop)
-        asked, cell, job = Request.read(parcel.facts), fl_ctx.get_engine().get_cell(), fl_ctx.get_job_id()
-
-        def bring(site: str, held: HeldTensors, expected: Groups) -> Groups:
-            if site_of(held.place) != site or held.place.rpartition(".")[2] != job:
-                raise Refused("the place of its tensors is not its own")
-            try:
-                return fetch(held, expected, cell, abort_signal)
-            except RuntimeError as error:
-                raise MedsiloError(f"its tensors could not be fetched ({type(error).__name__})") from error
-
-        assert self.permission and self.folder
-        self.permission.check(asked.sites, asked.round)
-        if self.adder is None:
-            self.adder = GroupAdder(plan_of_job(fl_ctx), fl_ctx.get_identity_name(), asked.study)
-        reply = self.adder.answer(asked, bring, stop)
-        self.permission.check(asked.sites, asked.round)
-        return reply
-
-    def _participant(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[AnsweringSite, Clock]:
+    def _site(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """This site in the parcel's study, and its clock; made once per process."""
-        if self.participant is None or self.clock is None:
+        if self.site is None or self.clock is None:
             check_package(package_facts(), parcel.facts.get("package"))
             study, site = parcel.facts["study"], fl_ctx.get_identity_name()
             plan, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
@@ -183,22 +133,18 @@ class MedsiloExecutor(Executor):
             if plan.hash != parcel.facts["plan"]:
                 raise Refused("the job's plan at this site differs from the server's; submit the job again")
             sites, kind, lead = parcel.facts["sites"], self.participant_class, submitter_of(fl_ctx) or ""
-            kit = kit_of(fl_ctx)
-            self.permission = Permission(plan, site, sites, settings, self.folder, lead, kit)
-            self.permission.wait(stop)
-            if plan.participation.sums_at:
-                READERS.only(*filter(None, [plan.participation.adder_of(site)]))
+            place = Place(plan, site, sites, settings, self.folder, lead, kit_of(fl_ctx))
+            permission = Permission(place)
+            permission.wait(stop)
             self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
             self.clock = Clock(self.folder, settings.limits)
-            self.names = not plan.transport.sealed and plan.participation.adder_of(site) is None
-            kept = ReceivedTensors(self.folder, plan.transport.delta)
-            self.received = kept if settings.keep_received else None
             Diary(self.folder).began(plan, lead)
-            if settings.isolation:
-                self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)
-            else:
-                self.participant = kind(plan, site, sites, settings, self.folder, lead=lead, kit=kit)
-        return self.participant, self.clock
+
+            def names() -> bool:
+                return not plan.transport.sealed and not _changes_answers(fl_ctx)
+
+            self.site = answering(place, permission, kind, names)
+        return self.site, self.clock
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""
@@ -213,10 +159,7 @@ class MedsiloExecutor(Executor):
 
 def _changes_answers(fl_ctx: FLContext) -> bool:
     """Return whether a filter of the hospital or of the job sees answers: it must see all that leaves."""
-    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-    if runner is None:
-        return True
-    return bool(get_filters("task_result_filters", fl_ctx, runner.task_result_filters, TASK, FilterKey.OUT))
+    return filters_of_answers(fl_ctx, TASK) != []
 
 
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:

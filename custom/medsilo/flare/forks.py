@@ -13,7 +13,6 @@ import multiprocessing.spawn  # noqa: F401 (it keeps the true sys.executable)
 import os
 import runpy
 import select
-import shlex
 import signal
 import socket
 import struct
@@ -29,6 +28,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.lifeline import end_family
 from medsilo.flare import forked_site
 from medsilo.flare.forked_site import BEGUN, ENDED, LENGTH, STARTING
+from medsilo.flare.patches import sites_started_by
 from medsilo.plan import load_plan
 
 AT_ONCE = 2 * (os.cpu_count() or 1)  # forks that start at the same time
@@ -61,7 +61,6 @@ def forked_sites(plan: Path, lasting: bool) -> Iterator[Fates]:
     lasting: whether a site keeps its process, whose end is its death then.
     """
     global _fates
-    true = sys.executable
     with tempfile.TemporaryDirectory(prefix="medsilo-") as folder, socket.socket(socket.AF_UNIX) as listener:
         fates = Fates(Path(folder))
         fates.begun.mkdir()
@@ -70,13 +69,13 @@ def forked_sites(plan: Path, lasting: bool) -> Iterator[Fates]:
         address = f"{folder}/forks"
         listener.bind(address)
         listener.listen(4096)  # sites may ask while everything is still being imported
-        command = [true, "-m", __name__, str(listener.fileno()), str(plan), str(os.getpid())]
+        command = [sys.executable, "-m", __name__, str(listener.fileno()), str(plan), str(os.getpid())]
         server = subprocess.Popen(command, pass_fds=[listener.fileno()])
-        sys.executable = shlex.join([true, "-I", "-S", forked_site.__file__, address])
         try:
-            yield fates
+            with sites_started_by([sys.executable, "-I", "-S", forked_site.__file__, address]):
+                yield fates
         finally:
-            sys.executable, _fates = true, None
+            _fates = None
             end_family(server.pid)
             server.wait()
 

@@ -23,18 +23,24 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
 from nvflare.fuel.f3.cellnet.utils import decode_payload, make_reply
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamError, StreamFuture
-from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
 from medsilo.federation.bounds import Bounds
-from medsilo.flare.leftovers import hold_less
-from medsilo.flare.open_streams import Streams, is_piece, limit_blobs
 from medsilo.flare.outline import check_outline
+from medsilo.flare.patches import (
+    AnswerReader,
+    Replies,
+    Streams,
+    end_stream,
+    hold_less,
+    is_piece,
+    limit_blobs,
+    look_at_messages,
+)
 from medsilo.flare.pieces import site_of
 from medsilo.flare.wire import REFUSAL, TASK, refusal
 
@@ -53,29 +59,26 @@ class Gate:
     def __init__(self, cell: Cell) -> None:
         """Until the plan is known, a message may have what one without tensors has."""
         self.cell, self.most = cell, Bounds()
-        self.replies = BlobHandler(cell._process_reply)  # NVFlare's own handler of what comes back for a request
-        self.answers = BlobHandler(self._answered)
-        self.streams = Streams(cell)
+        self.replies, self.streams = Replies(cell), Streams(cell)
+        self.answers: AnswerReader | None = None  # at the server
         self.readers = ThreadPoolExecutor(READERS, "answers")
         self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
         self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
         self.refused: dict[str, str] = {}  # why fetching was ended, by sender
         self.reading: set[str] = set()  # whose answers are being read
-        self.left: frozenset[str] = frozenset()  # sites whose tensors are not fetched: another site adds them up
         self.lock = threading.Lock()
         hold_less(cell)
 
     def allow(self, most: Bounds) -> None:
         """Bound every message from now on."""
         self.most = most
-        limit_blobs(self.cell, most.size, self.replies, self.answers)
+        readers = [self.answers.handler] if self.answers else []
+        limit_blobs(self.cell, most.size, self.replies.handler, *readers)
 
     # ------------------------------------------------------------------ at both
     def watch_fetching(self) -> None:
         """Count the bytes of tensors before they are fetched."""
-        self.cell.register_stream_cb(
-            CellChannel.RETURN_ONLY, f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}", self._fetched
-        )
+        self.replies.announced(f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}", self._fetched)
         self.allow(self.most)
 
     def _fetched(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
@@ -91,10 +94,8 @@ class Gate:
                 self.refused[origin] = self._too_large(total, " or more")
         if fits:
             future.add_done_callback(self._give_back, future, origin, size)
-            return self.replies.handle_blob_cb(future, stream, resume)
-        self._end_request(stream.get_headers(), self.refused[origin])
-        stream.task.stop(StreamError(self.refused[origin]))
-        return 0
+            return self.replies.take(future, stream, resume)
+        return self.replies.refuse(stream, self.refused[origin])
 
     def _give_back(self, future: StreamFuture, origin: str, size: int) -> None:
         """Forget a piece that did not arrive; it is fetched again."""
@@ -107,14 +108,6 @@ class Gate:
         taken = self.streams.take(message, sender, MOST_OPEN * self.most.size)
         return None if taken else make_reply(CellCode.MSG_TOO_BIG)
 
-    def _end_request(self, headers: dict, reason: str) -> None:
-        """Let the request fail at once that a piece answers; NVFlare would repeat it."""
-        waiter = self.cell.requests_dict.get(headers.get(StreamHeaderKey.STREAM_REQ_ID))
-        if waiter:
-            waiter.stream_error = reason
-            waiter.result = make_reply(CellCode.MSG_TOO_BIG, error=reason)
-            waiter.in_receiving.set()
-
     def _too_large(self, size: int, more: str = "") -> str:
         """Return why a message is not taken. more: said behind a size that is the part announced so far."""
         return (
@@ -124,9 +117,8 @@ class Gate:
     # ------------------------------------------------------------------ at a site
     def guard_site(self) -> None:
         """Bound what the server sends."""
-        task = f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}"
-        self.cell.register_stream_cb(CellChannel.RETURN_ONLY, task, self._task_comes)
-        self.cell.core_cell.set_message_interceptor(self._stream_comes)
+        self.replies.announced(f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}", self._task_comes)
+        look_at_messages(self.cell, self._stream_comes)
         self.watch_fetching()
 
     def _stream_comes(self, message: Message) -> Message | None:
@@ -136,15 +128,13 @@ class Gate:
     def _task_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
         with self.lock:
             self.taken.clear()
-        return self.replies.handle_blob_cb(future, stream, resume)
+        return self.replies.take(future, stream, resume)
 
     # ------------------------------------------------------------------ at the server
     def guard_server(self) -> None:
         """Bound what sites send, and read their answers before NVFlare does."""
-        found = self.cell.byte_receiver.registry.find(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE)
-        self.take = found.cb.__self__.blob_cb
-        self.cell.register_stream_cb(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE, self._answer_comes)
-        self.cell.core_cell.set_message_interceptor(self._inspect)
+        self.answers = AnswerReader(self.cell, self._answered)
+        look_at_messages(self.cell, self._inspect)
         self.watch_fetching()
 
     def _inspect(self, message: Message) -> Message | None:
@@ -169,11 +159,8 @@ class Gate:
 
     def _sender(self, origin: str) -> str:
         """Return the hospital that has a cell of this job, of which it may make any number; "" for all others."""
-        hospital, is_of_job, _ = origin.partition("." + self.cell.core_cell.get_fqcn().rpartition(".")[2])
+        hospital, is_of_job, _ = origin.partition("." + self.cell.get_fqcn().rpartition(".")[2])
         return hospital if is_of_job else ""
-
-    def _answer_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
-        return self.answers.handle_blob_cb(future, stream, resume, stream)
 
     def _answered(self, future: StreamFuture, stream: Stream) -> None:
         """Let an answer be read, from its first byte on, in a thread of ours.
@@ -188,7 +175,7 @@ class Gate:
         if taken:
             self.readers.submit(self._pass_on, origin, future, stream)
         else:
-            stream.task.stop(StreamError(f"{MOST_OPEN} answers of this site are open already"))
+            end_stream(stream, f"{MOST_OPEN} answers of this site are open already")
 
     def _pass_on(self, origin: str, future: StreamFuture, stream: Stream) -> None:
         """Read an answer, and pass it on to NVFlare."""
@@ -197,11 +184,12 @@ class Gate:
                 answer = self._read(origin, future)
             except Refused as error:
                 answer = _unread(str(error), origin)
-            self.take(_Read(future.headers, answer))
+            assert self.answers
+            self.answers.pass_on(future.headers, answer)
         except Exception as error:  # of a broken connection, say: then its sender hears of it, and sends it again
             LOG.warning("an answer of %s was not taken", plain(origin), exc_info=True)
             if not future.error:
-                stream.task.stop(StreamError(plain(error)))
+                end_stream(stream, plain(error))
         finally:
             with self.lock:
                 self.open -= Counter([origin])
@@ -238,8 +226,7 @@ class Gate:
 
     def _decoded(self, message: Message, origin: str) -> object:
         try:
-            props = {FOBSContextKey.PASS_THROUGH: site_of(origin) in self.left}
-            decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context(props))
+            decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context())
         except Refused:
             raise
         except Exception as error:
@@ -249,17 +236,6 @@ class Gate:
                 raise MedsiloError(plain(error)) from error
             raise Refused(f"its answer can't be read ({type(error).__name__})") from error
         return message.payload
-
-
-class _Read:
-    """A message that was read already, in the form in which NVFlare takes one that it has to read."""
-
-    def __init__(self, headers: dict, payload: Shareable) -> None:
-        self.headers = {key: value for key, value in headers.items() if key != StreamHeaderKey.PAYLOAD_ENCODING}
-        self.payload = payload
-
-    def result(self) -> Shareable:
-        return self.payload
 
 
 def _checked(answer: object) -> Shareable:

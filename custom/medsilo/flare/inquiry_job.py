@@ -8,9 +8,10 @@ from nvflare.apis.signal import Signal
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import write_json, write_text
-from medsilo.federation.inquiry import AskedSite, Inquiry, SiteOfInquiry, inquiry_of
+from medsilo.federation.inquiry import Inquiry, SiteOfInquiry, inquiry_of
 from medsilo.federation.limits import Clock
 from medsilo.federation.sealed.identity import signer_of
+from medsilo.federation.seams import Site
 from medsilo.flare.controller import MedsiloController
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.jobs import CONFIG, job_files
@@ -20,12 +21,13 @@ from medsilo.flare.workspace import file_of_job, kit_of, output_folder, results_
 from medsilo.registry import INQUIRIES
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
+from medsilo.site.policy import CONTROLLERS, EXECUTORS
 
 NAME, QUESTION = "inquiry.txt", "question.yaml"
 PATIENCE = Patience(silence=600.0)
 LONGEST = 200  # characters of a name
-CONTROLLER, EXECUTOR = f"{__name__}.InquiryController", f"{__name__}.InquiryExecutor"
-SEALED_CONTROLLER, SEALED_EXECUTOR = f"{__name__}.SealedInquiryController", f"{__name__}.SealedInquiryExecutor"
+_, CONTROLLER, SEALED_CONTROLLER = CONTROLLERS
+_, EXECUTOR, SEALED_EXECUTOR = EXECUTORS
 
 
 def _asked(fl_ctx: FLContext, sealed: bool) -> tuple[str, Inquiry]:
@@ -50,7 +52,7 @@ class InquiryController(MedsiloController):
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
         name, inquiry = _asked(fl_ctx, self.sealed)
         question = inquiry.read(file_of_job(fl_ctx, QUESTION))
-        sites = sorted(client.name for client in self._engine.get_clients())
+        sites = sorted(client.name for client in fl_ctx.get_engine().get_clients())
         self.transport = FlareTransport(self, fl_ctx, abort_signal)
         if self.gate:
             self.gate.allow(inquiry.bounds(question))
@@ -73,9 +75,9 @@ class InquiryExecutor(MedsiloExecutor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: tuple[AskedSite, Clock] | None = None
+        self.asked: tuple[Site, Clock] | None = None
 
-    def _participant(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[AskedSite, Clock]:
+    def _site(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         if self.asked is None:
             name, inquiry = _asked(fl_ctx, self.sealed)
             question = inquiry.read(file_of_job(fl_ctx, QUESTION))

@@ -1,7 +1,5 @@
 """Keep NVFlare's own processes in order: components of the server's and of hospitals' `local/resources.json`."""
 
-import gc
-
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
@@ -12,22 +10,26 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from medsilo.flare.leftovers import hold_less
-from medsilo.flare.open_streams import Streams, is_piece, limit_blobs
+from medsilo.flare.patches import (
+    Streams,
+    close_lost_connections,
+    end_forgotten_jobs,
+    hold_less,
+    is_piece,
+    limit_blobs,
+    look_at_messages,
+)
 
 MOST = 8 << 20  # bytes of a message to the server's own process; a job's files come as a stream that it writes to disk
 WAITING = 8 * MOST  # bytes of one sender that may wait to be read
 
 
 class ForgottenJobs(FLComponent):
-    """Ends, in the server's books, the jobs that ran when it died.
-
-    NVFlare 2.9 leaves them RUNNING for ever, and such a job can be neither aborted, deleted nor downloaded.
-    """
+    """Ends, in the server's books, the jobs that ran when it died."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.SYSTEM_START:  # nothing can run yet
-            fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
+        if event_type == EventType.SYSTEM_START:
+            end_forgotten_jobs(fl_ctx)
 
 
 class BoundedStreams(FLComponent):
@@ -44,14 +46,14 @@ class BoundedStreams(FLComponent):
         """Bound what comes in through a cell from now on."""
         hold_less(cell)
         self.cell, self.streams = cell, Streams(cell)
-        cell.core_cell.set_message_interceptor(self._comes)
+        look_at_messages(cell, self._comes)
 
     def _comes(self, message: Message) -> Message | None:
         """Look at a message before it is decoded; what is returned is sent back in its place.
 
         Most pass through on their way to a job. Whose a piece is, NVFlare has made sure of by its sender's token.
         """
-        if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.core_cell.get_fqcn() or not is_piece(message):
+        if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.get_fqcn() or not is_piece(message):
             return None
         limit_blobs(self.cell, MOST)  # now, as NVFlare goes on to register handlers after its start
         sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
@@ -63,6 +65,4 @@ class LostConnections(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.JOB_COMPLETED:
-            # NVFlare 2.9 closes none that the server or a line has ended, and its SocketConnection is in a circle with
-            # what reads from it: so each keeps a handle until Python looks for such circles.
-            gc.collect()
+            close_lost_connections()

@@ -16,6 +16,7 @@ from medsilo.flare.patience import Patience, limits
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import ANY
 from medsilo.runs import paths
+from medsilo.site.policy import CONTROLLERS, EXECUTOR
 
 META = "meta.json"
 CONFIG = Path("app/config")
@@ -23,8 +24,7 @@ SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 PLAN = CONFIG / paths.PLAN
 CUSTOM = Path("app/custom")
 JOBS = Path("jobs")  # where a job is looked for by its name alone
-CONTROLLER = "medsilo.flare.controller.MedsiloController"
-EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
+CONTROLLER = CONTROLLERS[0]
 
 
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The time that a site has, and requests that are made again when a line has lost them.
+"""The time that a site has.
 
 NVFlare's time limits that a hospital's line can hit follow from three keys of the plan, and stand here only.
 
@@ -8,17 +8,8 @@ NVFlare's time limits that a hospital's line can hit follow from three keys of t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic, sleep
 from typing import Any, Literal
 
-from nvflare.apis.fl_constant import ServerCommandNames
-from nvflare.fuel.f3.cellnet.cell import Cell
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.utils import make_reply
-from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL
-
-from medsilo.flare.pieces import FETCHING
 from medsilo.plan import Plan
 
 PIECE_SECONDS = 10.0  # that a piece of a tensor takes on the slowest line
@@ -34,15 +25,12 @@ class Patience:
     silence: float  # of a site
     rate: float = 500_000.0  # bytes a second of the slowest line
     again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
-    waits: float = 0.0  # that a site's tensors wait until another one adds them up
 
     @classmethod
     def of(cls, plan: Plan) -> "Patience":
         """Return what a plan grants; nobody is waited for longer than for an answer."""
         silence = min(plan.participation.silence, plan.participation.timeout)
-        rules = plan.participation
-        waits = 2 * rules.timeout + (rules.patience if rules.when_missing == "wait" else 0) if rules.sums_at else 0
-        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4), float(waits))
+        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4))
 
     @property
     def piece(self) -> int:
@@ -96,9 +84,8 @@ LIMITS = (
         "streaming_idle_timeout",
         "both",
         600.0,
-        lambda patience: max(600.0, 2.0 * patience.silence, patience.waits),
-        "seconds that tensors are held ready for who does not ask for their next piece; where another site adds them "
-        "up, as long as a round may last",
+        lambda patience: max(600.0, 2.0 * patience.silence),
+        "seconds that tensors are held ready for who does not ask for their next piece",
     ),
     Limit(
         "max_runner_sync_timeout",
@@ -120,43 +107,3 @@ LIMITS = (
 def limits(patience: Patience, side: str) -> dict[str, Any]:
     """Return the limits that a job's configuration sets for one side."""
     return {limit.key: limit.ours(patience) for limit in LIMITS if limit.where in (side, "both")}
-
-
-PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
-PAUSE = 1.0  # seconds until a request is made again that could not be sent
-
-
-class PatientRequests:
-    """The requests of one of a job's processes, made again as long as the plan grants."""
-
-    def __init__(self, cell: Cell, patience: Patience) -> None:
-        self.patience, self.send = patience, cell.send_request
-        cell.send_request = self.request
-
-    def request(self, *given: Any, **asked: Any) -> Message:
-        """Send a request and return the reply, in the place of NVFlare's cell."""
-        if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:
-            return self._fetch(**asked)
-        if asked.get("topic") == ServerCommandNames.GET_TASK:
-            asked["timeout"] = 2 * self.patience.again
-        if asked.get("topic") == ServerCommandNames.SUBMIT_UPDATE:
-            asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
-        return self.send(*given, **asked)
-
-    def _fetch(self, **asked: Any) -> Message:
-        """Ask for a piece until it is there, or its owner was silent for too long.
-
-        NVFlare gives up when a request can't be sent, and after four that were not answered; all is fetched anew then.
-        """
-        aborted, since = asked.get("abort_signal"), monotonic()
-        while True:
-            reply = self.send(**asked | {"timeout": self.patience.again})
-            if reply.get_header(MessageHeaderKey.RETURN_CODE) not in PASSING or (aborted and aborted.triggered):
-                return reply
-            if monotonic() - since > self.patience.silence:
-                return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
-            sleep(PAUSE)
-
-    def _is_being_fetched(self) -> bool:
-        """Return whether an answer is still worth waiting for that the server was told to fetch."""
-        return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)

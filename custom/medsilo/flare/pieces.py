@@ -1,25 +1,30 @@
 """Large tensors in pieces: NVFlare asks for tensors one by one, so a cut line costs no more than the piece it cut.
+Requests that a line has lost are made again.
 
 NVFlare 2.9 sends a tensor as a whole however large it is, and begins it anew after a cut.
 """
 
 import math
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
-from weakref import WeakSet
 
 import torch
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable, download_tensors
-from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
-from nvflare.fuel.f3.streaming.download_service import ProduceRC
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, ProduceRC
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.spill import Spill
 from medsilo.core.tensors import Tensors
-from medsilo.flare.leftovers import LEFTOVERS
+from medsilo.flare.patches import LEFTOVERS, send_requests_by
+from medsilo.flare.patience import Patience
 
 LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
 MARK = "|"  # in a piece's name: the tensor's, the piece's number, and the tensor's shape
@@ -119,40 +124,9 @@ class Fetching:
 FETCHING = Fetching()  # a process has one job
 
 
-class Readers:
-    """The sites that may fetch tensors from this process; all unless told otherwise."""
-
-    def __init__(self) -> None:
-        self._sites: frozenset[str] | None = None
-
-    @property
-    def some(self) -> bool:
-        """Return whether some sites may fetch and others not."""
-        return self._sites is not None
-
-    def only(self, *sites: str) -> None:
-        """Let the server fetch, and these sites."""
-        self._sites = frozenset(sites)
-
-    def lets(self, requester: str) -> bool:
-        """Return whether a process may fetch, by its name among NVFlare's: the server, or job and site at the end."""
-        return self._sites is None or FqcnInfo(requester).is_on_server or site_of(requester) in self._sites
-
-
 def site_of(process: str) -> str:
     """Return the site of a job's process; before it stand the relays that it is behind."""
     return process.rpartition(".")[0].rpartition(".")[2]
-
-
-READERS = Readers()
-READY: WeakSet[TensorDownloadable] = WeakSet()  # what is held ready for who adds up, and may never be fetched
-
-
-def let_go() -> None:
-    """Hold nothing ready any more that another site was to add up."""
-    for pieces in list(READY):
-        pieces.release()
-    READY.clear()
 
 
 class _Pieces(TensorDownloadable):
@@ -160,12 +134,8 @@ class _Pieces(TensorDownloadable):
 
     def __init__(self, tensors: Tensors, most: int) -> None:
         super().__init__(in_pieces(tensors, most), most)
-        if READERS.some:
-            READY.add(self)
 
     def produce(self, state: dict, requester: str) -> tuple[str, Any, dict]:
-        if not READERS.lets(requester):
-            raise Refused("tensors are for the server and for who adds them up")  # and stay ready for these
         told = super().produce(state, requester)
         LEFTOVERS.sent(sum(map(len, told[1] or [])))
         FETCHING.saw(told[0] == ProduceRC.EOF)
@@ -200,3 +170,39 @@ class PiecedTensors(TensorDecomposer):
         if problems:
             raise Refused(f"its answer was not taken: {problems[0]}", private=problems[0].private)
         return (failed, {}) if failed else (failed, arriving.whole())
+
+
+PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
+PAUSE = 1.0  # seconds until a request is made again that could not be sent
+
+
+class PatientRequests:
+    """The requests of one of a job's processes, made again as long as the plan grants."""
+
+    def __init__(self, cell: Cell, patience: Patience) -> None:
+        self.patience, self.send = patience, send_requests_by(cell, self.request)
+
+    def request(self, *given: Any, **asked: Any) -> Message:
+        """Send a request and return the reply, in the place of NVFlare's cell."""
+        if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:
+            return self._fetch(**asked)
+        if asked.get("topic") == ServerCommandNames.GET_TASK:
+            asked["timeout"] = 2 * self.patience.again
+        if asked.get("topic") == ServerCommandNames.SUBMIT_UPDATE:
+            asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
+        return self.send(*given, **asked)
+
+    def _fetch(self, **asked: Any) -> Message:
+        """Ask for a piece until it is there, or its owner was silent for too long."""
+        aborted, since = asked.get("abort_signal"), monotonic()
+        while True:
+            reply = self.send(**asked | {"timeout": self.patience.again})
+            if reply.get_header(MessageHeaderKey.RETURN_CODE) not in PASSING or (aborted and aborted.triggered):
+                return reply
+            if monotonic() - since > self.patience.silence:
+                return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
+            sleep(PAUSE)
+
+    def _is_being_fetched(self) -> bool:
+        """Return whether an answer is still worth waiting for that the server was told to fetch."""
+        return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)

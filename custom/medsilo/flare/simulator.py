@@ -21,12 +21,12 @@ from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
 from medsilo.core.lifeline import end_with
 from medsilo.core.text import size_text
-from medsilo.flare.forks import forked_sites
 from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, SERVER, check_components, write_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
+from medsilo.site.policy import CONTROLLERS, EXECUTORS
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 START_LIMIT = 120.0, 5.0  # seconds NVFlare has until our controller has begun, and more for each site
@@ -174,7 +174,7 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
     for site in sites:
         if settings.of(site) is not settings:
             _write_settings(local / site, settings.of(site), output)
-    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": ["medsilo.flare."]})
+    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": [*CONTROLLERS, *EXECUTORS]})
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
@@ -295,42 +295,31 @@ def _end_process_of(site: str) -> None:
 
 def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
-    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner, SimulatorRunner
+    from medsilo.flare.forks import forked_sites
+    from medsilo.flare.patches import patient_simulator
 
-    class Sites(SimulatorClientRunner):
-        """NVFlare's, which does not give a site up whose process never began."""
-
-        def do_one_task(self, client: Any, *arguments: Any, **more: Any) -> tuple[bool, Any, str | None]:
-            """Run a site's process; again where another program was at the port that NVFlare had found free for it."""
-            if not fates:
-                return super().do_one_task(client, *arguments, **more)
-            site = client.client_name
-            for _ in range(STARTS):
-                (fates.begun / site).unlink(missing_ok=True)
-                try:
-                    ended = super().do_one_task(client, *arguments, **more)
-                except OSError:  # it hung up before it was told anything; then NVFlare forgets the process
-                    _end_process_of(site)
-                    ended = True, None, site
-                if ended[1] or (fates.begun / site).exists():
-                    return ended
-                logging.getLogger(__name__).warning("another program answered in the place of %s", site)
-            (fates.died / site).touch()
-            return ended
-
-    class Runner(SimulatorRunner):
-        """NVFlare's, with the patience that many sites need; it takes this setting of its own from nowhere else."""
-
-        def client_run(self, server_custom_folder: str, clients: list, gpu: str | None) -> None:
-            self.args.set = [f"simulator_worker_timeout={start_limit(len(self.client_names))}"]
-            given = self.args, clients, self.client_config, self.deploy_args, self.build_ctx
-            Sites(server_custom_folder, *given).run(gpu)
+    def until_begun(site: str, once: Callable[[], Any]) -> Any:
+        """Run a site's process; again where another program was at the port that NVFlare had found free for it."""
+        if not fates:
+            return once()
+        for _ in range(STARTS):
+            (fates.begun / site).unlink(missing_ok=True)
+            try:
+                ended = once()
+            except OSError:  # it hung up before it was told anything; then NVFlare forgets the process
+                _end_process_of(site)
+                ended = True, None, site
+            if ended[1] or (fates.begun / site).exists():
+                return ended
+            logging.getLogger(__name__).warning("another program answered in the place of %s", site)
+        (fates.died / site).touch()
+        return ended
 
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
     count = len(sites.split(","))
     lasting = int(threads) == count
-    runner = Runner(job, workspace, clients=sites, threads=int(threads), max_clients=count)
+    runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), until_begun)
     own_code = (Path(job) / CUSTOM).is_dir()  # which sites must import and not this package
     forks = nullcontext() if own_code or sys.platform != "linux" else forked_sites(Path(job) / PLAN, lasting)
     with forks as fates:

@@ -16,24 +16,13 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, MedsiloError
-from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.flare.forks import died
+from medsilo.flare.patches import deliver_once
 from medsilo.flare.wire import TASK, held_of, to_parcel, to_shareable
 
 DEAD = "its process died"
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
-
-
-class _EachOnce(list):
-    """A task's list of deliveries that holds each once.
-
-    NVFlare 2.9 appends a delivery again when a site asks twice for the same task; its monitor thread then dies on the
-    second copy and the job never ends.
-    """
-
-    def append(self, item: object) -> None:
-        if not any(item is known for known in self):
-            super().append(item)
 
 
 class _Question:
@@ -57,7 +46,7 @@ class _Question:
             after_task_sent_cb=self._after_sending,
             result_received_cb=self._received,
         )
-        task.client_tasks = _EachOnce()
+        deliver_once(task)
         return task
 
     def _before_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:

@@ -10,25 +10,18 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.apis.signal import Signal
-from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.utils import fobs
-from nvflare.fuel.utils.fobs import dots
-from nvflare.fuel.utils.fobs.decomposers.via_downloader import LazyDownloadRef, materialize_lazy_download_refs
 from torch import Tensor
 
 from medsilo.core.errors import Died, Lacks, Refused
-from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.flare.pieces import PiecedTensors
-from medsilo.runs.messages import HeldTensors, Parcel, held
+from medsilo.runs.messages import Parcel, held
 
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
 REFUSAL, DIED, LACKS, HOLDS = "medsilo.refusal", "medsilo.died", "medsilo.lacks", "medsilo.holds"
 PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
-STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told, if the lead shares them
-PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 
 
 def let_tensors_travel(to_files: bool = False) -> None:
@@ -66,8 +59,6 @@ def to_parcel(shareable: Shareable) -> Parcel:
         if collection.data_kind != DataKind.COLLECTION:
             raise ValueError(collection.data_kind)
         content = collection.meta[META]
-        if left := _left(collection.data):
-            return Parcel({}, dict(content["facts"]), content["samples"], dict(content["metrics"]), left)
         groups = {
             group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
             for group, member in collection.data.items()
@@ -75,36 +66,6 @@ def to_parcel(shareable: Shareable) -> Parcel:
         return Parcel(groups, dict(content["facts"]), content["samples"], dict(content["metrics"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
-
-
-def _left(collection: dict[str, DXO]) -> HeldTensors | None:
-    """Return where tensors lie that the gate left at their site; None where they have come. Raises Refused."""
-    references = [value for member in collection.values() for value in member.data.values()]
-    if not any(isinstance(value, LazyDownloadRef) for value in references):
-        return None
-    places = {
-        (value.fqcn, value.ref_id)
-        for value in references
-        if isinstance(value, LazyDownloadRef) and value.dot == dots.TENSOR_DOWNLOAD
-    }
-    if len(places) != 1 or not all(isinstance(value, LazyDownloadRef) for value in references):
-        raise Refused("its tensors are not all in one place")
-    ((place, key),) = places
-    items = {group: {name: one.item_id for name, one in member.data.items()} for group, member in collection.items()}
-    return HeldTensors.read({"place": place, "key": key, "items": items})
-
-
-def fetch(left: HeldTensors, expected: Groups, cell: Cell, abort_signal: Signal) -> Groups:
-    """Bring tensors that a site holds ready; expected: their names and types, before any filter."""
-    references = {
-        group: {name: LazyDownloadRef(left.place, left.key, item, dots.TENSOR_DOWNLOAD) for name, item in own.items()}
-        for group, own in left.items.items()
-    }
-    found = dict(materialize_lazy_download_refs(references, cell, abort_signal))
-    return {
-        group: {name: _as_sent(value, str(expected[group][name].dtype)) for name, value in own.items()}
-        for group, own in found.items()
-    }
 
 
 def _as_sent(value: Any, dtype: str) -> Any:

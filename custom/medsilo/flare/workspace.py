@@ -9,12 +9,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.core.files import write_text
+from medsilo.federation.permission import accepted_of
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
+from medsilo.site.accepted import check_there
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
-
-REFUSED = "medsilo-refused.txt"  # in NVFlare's run folder
 
 
 def _workspace(fl_ctx: FLContext) -> Workspace:
@@ -33,10 +33,18 @@ def file_of_job(fl_ctx: FLContext, name: str) -> Path:
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """The medsilo.yaml in the kit's `local/` folder, out of any job's reach; a simulated site may have its own."""
+    """The medsilo.yaml in the kit's `local/` folder, which studies do not change; a simulated site may have its own.
+
+    Raises MedsiloError where a hospital's kit has none, or where it changed and nobody said so.
+    """
     local = Path(_workspace(fl_ctx).get_site_config_dir())
-    own = local / fl_ctx.get_identity_name()
-    return read_settings(own if kit_of(fl_ctx) is None and (own / FILE_NAME).is_file() else local)
+    site, kit = fl_ctx.get_identity_name(), kit_of(fl_ctx)
+    if kit is None:
+        return read_settings(local / site if (local / site / FILE_NAME).is_file() else local)
+    check_there(local)
+    settings = read_settings(local)
+    accepted_of(site, kit).begin(settings)
+    return settings
 
 
 def kit_of(fl_ctx: FLContext) -> KitFiles | None:
@@ -65,7 +73,7 @@ def submitter_of(fl_ctx: FLContext) -> str | None:
 
 def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
     """Leave for the lead why the job failed, also when it led no study."""
-    write_text(Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / REFUSED, reason)
+    write_text(Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / paths.REFUSED, reason)
 
 
 def results_of_job(fl_ctx: FLContext) -> Path:

@@ -1,13 +1,21 @@
 """Normalise images by the channels' mean and deviation: a hospital's own, or those of one drawn for each image."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Generator, Tensor, nn
 
+from medsilo.learning.seeds import seed_for
+
 FLATTEST = 0.01  # no image is divided by less: a channel in which everything is alike has no contrast to bring out
 ROUNDED = 1e-4  # shares below it are none: sums that were sealed are rounded
+
+
+def digest_of(image: Tensor) -> str:
+    """Return a hash of an image."""
+    return hashlib.sha256(image.contiguous().cpu().numpy().tobytes()).hexdigest()
 
 
 class ChannelNorm(nn.Module):
@@ -33,6 +41,7 @@ class ChannelNorm(nn.Module):
         self.register_buffer("means", torch.zeros(sites, channels))
         self.register_buffer("deviations", torch.zeros(sites, channels))
         self._draws: Generator | None = None
+        self._number: int | None = None  # with which each image draws by itself
         self._measures = False
 
     @torch.no_grad()
@@ -43,15 +52,25 @@ class ChannelNorm(nn.Module):
         mean, deviation = self.mean, self.deviation
         known = self.present.nonzero().flatten()
         if self._draws is not None and len(known):
-            drawn = known[torch.randint(len(known), (len(images),), generator=self._draws).to(known.device)]
+            drawn = known[self._drawn(images, len(known)).to(known.device)]
             mean, deviation = self.means[drawn], self.deviations[drawn]
         each = (-1, len(self.mean), *(1,) * (images.ndim - 2))
         return ((images - mean.view(each)) / deviation.view(each)).to(images.dtype)
 
+    def _drawn(self, images: Tensor, hospitals: int) -> Tensor:
+        """Return the hospital that is drawn for each image."""
+        if self._number is None:
+            return torch.randint(hospitals, (len(images),), generator=self._draws)
+        return torch.tensor([seed_for(self._number, digest_of(image)) % hospitals for image in images])
+
     @contextmanager
-    def drawing(self, random: Generator) -> Iterator[None]:
-        """Inside, every image takes the statistics of a hospital that is drawn for it."""
+    def drawing(self, random: Generator, by_image: bool = False) -> Iterator[None]:
+        """Inside, every image takes the statistics of a hospital that is drawn for it.
+
+        by_image: what is drawn follows from the image and a number, so that no image changes another's.
+        """
         self._draws = random
+        self._number = int(torch.randint(2**62, (), generator=random)) if by_image else None
         try:
             yield
         finally:

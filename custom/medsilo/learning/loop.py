@@ -165,16 +165,21 @@ def train_epoch(
 
 
 class DrawnCases(Dataset):
-    """Training cases as one epoch sees them: each drawn anew from its seed, so that workers change nothing."""
+    """Training cases as one epoch sees them: each drawn anew from its seed, so that workers change nothing.
 
-    def __init__(self, cases: Dataset, draw: Callable[[Case, int], Case], seed: int) -> None:
-        self.cases, self.draw, self.seed = cases, draw, seed
+    A case's seed follows from its place; or, where `names` are given, from its name: then no case changes another's.
+    """
+
+    def __init__(
+        self, cases: Dataset, draw: Callable[[Case, int], Case], seed: int, names: Sequence[str] | None = None
+    ) -> None:
+        self.cases, self.draw, self.seed, self.names = cases, draw, seed, names
 
     def __len__(self) -> int:
         return len(self.cases)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Case:
-        return self.draw(self.cases[index], seed_for(self.seed, index))
+        return self.draw(self.cases[index], seed_for(self.seed, self.names[index] if self.names else index))
 
 
 def refuse_nan(output: Tensor) -> None:

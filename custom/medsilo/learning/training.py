@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from torch import nn, optim
 
-from medsilo.core.section import Section, added
+from medsilo.core.section import Section
 
 POWER = 0.9  # of nnU-Net's schedule
 MOST_EPOCHS = 100_000  # of a study at each site
@@ -18,7 +18,7 @@ class Training(Section):
 
     rounds: int = Field(10, ge=1, le=10_000, description="rounds of the study")
     local_epochs: int = Field(1, ge=1, le=1000, description="passes over a site's training data per round")
-    local_steps: int | None = added(
+    local_steps: int | None = Field(
         None,
         ge=1,
         le=100_000,
@@ -34,15 +34,15 @@ class Training(Section):
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the optimizer at the sites")
     learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="its learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
-    nesterov: bool = added(False, description="whether that momentum is Nesterov's")
+    nesterov: bool = Field(False, description="whether that momentum is Nesterov's")
     betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of `adam`")
     weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay of either")
-    schedule: Literal["constant", "poly"] = added(
+    schedule: Literal["constant", "poly"] = Field(
         "constant",
         description="`poly`: in round r of R the learning rate is multiplied by (1 − (r − 1) / R)^0.9, as nnU-Net does "
         "from epoch to epoch",
     )
-    clip: float | None = added(
+    clip: float | None = Field(
         None,
         gt=0,
         le=1e6,
@@ -54,7 +54,7 @@ class Training(Section):
         description="every site trains on as many cases as the smallest site has, as in HarmoFL's released code; the "
         "seed decides which",
     )
-    class_weights: Literal["none", "balanced"] | ClassWeights = added(
+    class_weights: Literal["none", "balanced"] | ClassWeights = Field(
         "none",
         description="weight of each class in the cross entropy of training; scores and their losses know none. "
         "`balanced`: each site by its own training cases, N / (K · n), which it tells nobody; or numbers, one for each "

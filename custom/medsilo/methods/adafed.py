@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError, Refused
-from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features, without
 from medsilo.course.declared import Private
@@ -75,7 +74,7 @@ class StatisticsMixture(Algorithm):
         "local",
         description="batch norm stays at the site, is mixed by W like other weights, or is averaged over all sites",
     )
-    keeps: Literal["batch-norm", "norms"] = added(
+    keeps: Literal["batch-norm", "norms"] = Field(
         "batch-norm",
         description="what is measured and what `bn_share` says of: batch norm, or norms of any kind. A plan with "
         "`privacy` has no batch norm",

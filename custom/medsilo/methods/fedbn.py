@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from medsilo.core.section import added
+from pydantic import Field
+
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, without
 from medsilo.course.declared import Private
@@ -22,7 +23,7 @@ class FedBN(Averaging):
     paper = "Li et al. 2021"
 
     name: Literal["fedbn"] = "fedbn"
-    keeps: Literal["batch-norm", "norms"] = added(
+    keeps: Literal["batch-norm", "norms"] = Field(
         "batch-norm",
         description="what stays at the site: batch norm, or norms of any kind. A plan with `privacy` has no batch norm",
     )

@@ -97,7 +97,7 @@ class FedRDN(Averaging):
         norm = cast(ChannelNorm, bench.modules[INPUT])
         if not norm.measured:
             self.measure_unseen(bench.modules, (inputs for inputs, _ in bench.data()))
-        with norm.drawing(bench.random):
+        with norm.drawing(bench.random, by_image=bench.private is not None):
             return bench.train()
 
 

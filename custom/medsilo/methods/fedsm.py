@@ -17,7 +17,6 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD, Adam, Optimizer
 
 from medsilo.core.errors import PlanError
-from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import Private
@@ -100,7 +99,7 @@ class ModelsAndSelector(Algorithm):
     selector_step: Literal["batch", "full-batch"] = Field(
         "batch", description="a step per batch, or one per round with the sum of all batches' gradients"
     )
-    selector_weighting: Literal["hospitals", "samples"] = added(
+    selector_weighting: Literal["hospitals", "samples"] = Field(
         "samples",
         description="with `server-adam`, what counts alike in the selector's mean. `samples`: each case, as in the "
         "paper; a hospital with ten times the cases also makes ten times the steps, and may be named for every image. "
@@ -304,7 +303,7 @@ class FedSM(ModelsAndSelector):
         description="the method that makes the personal models in place of SoftPull, with its own numbers; the models "
         "then travel once, in a last round (Table 6)",
     )
-    selector_least: float = added(
+    selector_least: float = Field(
         0.9,
         ge=0,
         le=1,

@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.core.section import added
 from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import copy_into
@@ -25,7 +24,7 @@ class FineTuning(SharedAndOwn):
         1, ge=0, le=1000, description="passes over a site's training data before each evaluation; 0 is FedAvg"
     )
 
-    steps: int | None = added(
+    steps: int | None = Field(
         None, ge=1, le=100_000, description="so many mini-batches in place of epochs, in passes that begin anew"
     )
 

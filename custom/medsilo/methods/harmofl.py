@@ -1,170 +1,22 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
-Images, AAAI 2022. Equations and lines of Alg. 1 are the paper's.
+Images, AAAI 2022. Lines of Alg. 1 are the paper's.
 
-Both halves, inputs of one amplitude and perturbed steps, may be added to any other method: the first is a function
-over that method's phases, the second takes the place of its optimizer's step.
+Both halves, inputs of one amplitude and perturbed steps, may be added to any other method, too: `course/additions.py`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import nn
-from torch.optim import Optimizer
 
-from medsilo.core.errors import Refused
-from medsilo.core.section import added
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
+from medsilo.course.additions import Amplitude, Perturbation
 from medsilo.course.declared import Private
-from medsilo.course.group import Average, Group, Ranges, network
+from medsilo.course.group import Group, network
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Workbench
-from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
-from medsilo.learning.perturbation import PerturbedOptimizer
-from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
-from medsilo.tasks.task import Task
-
-HARMONISE, AMPLITUDE = "harmonise", "amplitude"
-BRIGHTER = 10  # times the task's brightest image; augmentation may make some brighter
-
-
-class Amplitude(InputLayer):
-    """Ψ of Eqs. 2 to 4: images keep their phase and take the amplitude spectrum that all sites share."""
-
-    decay: float = Field(
-        0.1, ge=0, le=1, description="weight of a new batch in the amplitude's running average (v of Eq. 3)"
-    )
-    band: float | None = Field(
-        None,
-        ge=0,
-        le=0.5,
-        description="which frequencies take the shared amplitude. `null`: all; 0: the mean alone; up to 0.5: a square "
-        "of low frequencies",
-    )
-    start: Literal["batch", "zero"] = Field(
-        "batch", description="the running average starts from the first batch, or from zero"
-    )
-    measured: Literal["while-training", "before"] = added(
-        "while-training",
-        description="`before`: in a round of its own, from the training images as they are. A plan with `privacy` "
-        "needs that; a narrow `band` then keeps the noise small",
-    )
-
-    @property
-    def released_alone(self) -> bool:
-        return self.measured == "before"
-
-    def layer(self, shape: Sequence[int]) -> AmplitudeNorm:
-        return AmplitudeNorm(shape, self.decay, self.band, self.start)
-
-    def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
-        return measured_before(phases, self) if self.released_alone else harmonised(phases, self)
-
-    def measure(self, bench: Workbench) -> float:
-        """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
-        norm = cast(AmplitudeNorm, bench.modules[INPUT])
-        found = (norm.amplitudes(inputs) for inputs, _ in bench.data())
-        if bench.private:
-            norm.take(bench.private.noisy_mean(found))
-        else:
-            norm.take(torch.cat(list(found)).double().mean(0))
-        return math.nan
-
-    def covers(self, images: int, training: Training) -> int:
-        """Return how many of a site's images its average covers after one round."""
-        if self.released_alone:
-            return images
-        return images_averaged(images, training.batch_size, training.local_epochs, self.decay, self.start)
-
-
-def _groups(amplitude: Amplitude) -> tuple[Group, Group]:
-    """Return a site's own amplitude, which leaves it, and the shared one, which it is given once."""
-    own = Group(
-        AMPLITUDE,
-        used,
-        sites_count_alike,
-        "up",
-        average=Average(
-            "one average amplitude spectrum per channel over the whole training set of a site: no phase and no single "
-            "image's spectrum. Late batches count for more in it",
-            amplitude.covers,
-        ),
-        wide=True,
-        title="amplitude (in one round only)",
-        ranges=amplitude_range,
-    )
-    return own, Group(AMPLITUDE, used, sites_count_alike, "down", arrived=fix)
-
-
-def measured_before(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
-    """Return a method's phases behind the input layer, whose amplitude leaves in a round before all of them."""
-    own, shared = _groups(amplitude)
-    first = Phase(HARMONISE, 1, (own,), amplitude.measure, trains=False, releases=1)
-    return [first, *(replace(phase, groups=(*phase.groups, shared)) for phase in phases)]
-
-
-def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
-    """Return a method's phases behind the input layer.
-
-    Phase "harmonise" is the first round in which the method trains: every site normalises with its own amplitude,
-    which then leaves it (lines 4 to 7). Their mean (line 17) comes down once and is fixed from then on.
-    """
-    own, shared = _groups(amplitude)
-    place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
-    first, *after = phases[place:]
-    return [
-        *phases[:place],
-        replace(first, name=HARMONISE, rounds=1, groups=(*first.groups, own)),
-        *(
-            replace(phase, groups=(*phase.groups, shared))
-            for phase in (replace(first, rounds=first.rounds - 1, before=None), *after)
-        ),
-    ]
-
-
-def used(modules: Modules) -> Tensors:
-    """Return the part of the amplitude that is used, so that nothing else leaves a site."""
-    return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
-
-
-def amplitude_range(modules: Modules, task: Task) -> Ranges:
-    """Return what the amplitude of the task's images can be: at no frequency more than the sum of all pixels."""
-    norm = cast(AmplitudeNorm, modules[INPUT])
-    return {AMPLITUDE: (0.0, BRIGHTER * task.largest_input * math.prod(norm.size))}
-
-
-def sites_count_alike(server: ServerSide) -> Mixer:
-    """Return line 17: A ← 1/N Σ A_i."""
-    return UniformMean()
-
-
-def fix(modules: Modules, came: bool) -> None:
-    """Hold on to the amplitude that all sites share."""
-    norm = cast(AmplitudeNorm, modules[INPUT])
-    if came:
-        norm.forget_unused()
-        norm.freeze(norm.amplitude)
-    elif not norm.frozen:
-        raise Refused("this site has lost the amplitude that all sites share; it is sent with the next request")
-
-
-class Perturbation(LearningStep):
-    """δ of Eqs. 6 and 7: gradients are taken where the loss is worst nearby, in two passes over each batch."""
-
-    alpha: float = Field(0.05, gt=0, le=100, description="length of the perturbation")
-
-    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
-        """Lines 9 to 12 of Alg. 1; the optimizer steps from the unperturbed weights."""
-        perturbed = PerturbedOptimizer(optimizer, self.alpha, module=model)
-        return lambda _, closure: perturbed.step(cast(Closure, closure))
 
 
 class HarmoFL(Averaging):

@@ -7,7 +7,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
-from medsilo.core.section import added
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require_features
 from medsilo.course.workbench import Blueprint, Workbench
@@ -30,7 +29,7 @@ class Moon(FedAvg):
     name: Literal["moon"] = "moon"  # type: ignore[assignment]
     mu: float = Field(1.0, ge=0, le=1000, description="weight of the contrast")
     temperature: float = Field(0.5, gt=0, le=100, description="τ of the contrast")
-    projection: int | None = added(
+    projection: int | None = Field(
         None,
         ge=1,
         le=4096,

@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.core.section import added
 from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson, objective_of
 from medsilo.learning.personal import DELTA, MetaGradient, adapt, copy_into
@@ -32,7 +31,7 @@ class PerFedAvg(SharedAndOwn):
         "first-order",
         description="the derivative of the adaptation: left out, or followed by a difference of gradients",
     )
-    delta: float = added(
+    delta: float = Field(
         DELTA,
         gt=0,
         le=1,

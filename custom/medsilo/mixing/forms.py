@@ -17,13 +17,11 @@ class Summed:
     """The mean of what sites send is all that is needed.
 
     weighted: by the sites' cases; else all count alike.
-    steps: the server makes more of the mean than to hand it on, so it has to read it.
     enter: what a site sends in place of its tensors, from them and from those that had arrived; their mean is what the
         mixer's `take_mean` expects.
     """
 
     weighted: bool
-    steps: bool = False
     enter: Callable[[Tensors, Tensors], Tensors] | None = None
 
 

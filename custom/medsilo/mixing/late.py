@@ -1,10 +1,6 @@
-"""Means whose weights are known only when a round closes: everything that came waits until then.
+"""Means whose weights are known only when a round closes: everything that came waits until then."""
 
-What waits lies in memory as far as `let_wait` allows, the rest in a temporary file, and is read back block by block.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +10,9 @@ from torch import Tensor
 from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Unsealable
-from medsilo.mixing.layout import Layout, Tensors
+from medsilo.mixing.layout import Tensors
 from medsilo.mixing.mixers import Identity, Mixer, WeightedMean
 from medsilo.mixing.rules import capped
-from medsilo.mixing.waiting import reading, way
 
 COLUMNS = 16 << 10  # numbers of each site that are read at once, and summed in one thread, so always in one order
 LEAST = 1e-9  # share by which a weight of zero takes part in what is cut off from others
@@ -49,37 +44,26 @@ class LateMean(WeightedMean):
     @property
     def samples(self) -> Shares:
         """Return the cases of the sites that have answered in the open round, in sorted order."""
-        return dict(sorted(self._samples.items()))
+        return dict(sorted(self._numbers.items()))
 
     @property
     def averaged(self) -> list[str]:
         """Return the names of the tensors that are averaged in the open round."""
         assert self._layout is not None
-        return [name for section in self._layout.sections for name in section.names]
+        return self._layout.averaged
 
     def defend(self, shield: Shield) -> None:
         Mixer.defend(self, shield)
 
-    def _begin_sum(self) -> None:
-        super()._begin_sum()
-        self._samples: dict[str, float] = {}
-
-    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        self._waiting.put(site, tensors, layout)
-        self._samples[site] = weight
-        if self._carrier is None or site < self._carrier:
-            self._carrier, self._carried = site, {name: tensors[name] for name in layout.carried}
-
-    def _settle(self) -> None:
-        """Nothing is folded in before the round closes."""
+    @property
+    def _waits(self) -> bool:
+        return True
 
     def _merge(self) -> None:
-        self._numbers = {site: float(weight) for site, weight in self._late(self).items()}
-        self._weights = dict(self._numbers)
-        for site, weight in self._numbers.items():
-            if not weight:
-                self._waiting.drop(site)
+        weights = {site: float(weight) for site, weight in self._late(self).items()}
         scales = self._scale(self) if self._scale else {}
+        self._numbers = weights
+        self._rows.drop(site for site, weight in weights.items() if not weight)
         super()._merge()
         assert self._given is not None
         for name, scale in scales.items():
@@ -98,25 +82,15 @@ class LateMean(WeightedMean):
         """Return the inner products [1 + K, 1 + K] of the model as it was and of the ways of K sites from it, in sorted
         order and double precision, of all tensors of a part together. part: of each tensor."""
         found: dict[str, Tensor] = {}
-        for names, rows in self._columns():
-            key, size = part(names), len(rows)
-            sums = found.setdefault(key, torch.zeros(size, size, dtype=torch.float64))
-            for place, row in enumerate(rows):
-                sums[place, place:] += (row * rows[place:]).sum(1)
-        return {key: sums + sums.triu(1).T for key, sums in found.items()}
-
-    def _columns(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield a tensor's name and [1 + K, columns] of its numbers, always in the same memory."""
         assert self._layout is not None and self._given is not None
-        reads = [way(self._waiting.reader(site), self._given) for site in sorted(self._samples)]
         for section in self._layout.sections:
-            room = torch.empty(1 + len(reads), min(COLUMNS, section.size), dtype=section.wide)
-            for block in section.cut(COLUMNS):
-                rows = room[:, : block.size]
-                for read, row in zip(chain([reading(self._given)], reads), rows, strict=True):
-                    read(section, block, row)
-                columns = rows.split(block.sizes, 1)
-                yield from zip((piece.name for piece in block.pieces), columns, strict=True)
+            for block, rows in self._rows.columns(sorted(self._numbers), section, COLUMNS, self._given):
+                for piece, columns in zip(block.pieces, rows.split(block.sizes, 1), strict=True):
+                    size = len(columns)
+                    sums = found.setdefault(part(piece.name), torch.zeros(size, size, dtype=torch.float64))
+                    for place, row in enumerate(columns):
+                        sums[place, place:] += (row * columns[place:]).sum(1)
+        return {key: sums + sums.triu(1).T for key, sums in found.items()}
 
 
 Sent = Mapping[str, Tensors]

@@ -1,7 +1,8 @@
-"""Lay the tensors of one group one after another, so that mathematics runs over a few long vectors."""
+"""The make-up of a group of tensors, and how mathematics runs over it: block by block."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -24,94 +25,95 @@ class Piece:
 
     def of(self, tensors: Tensors) -> Tensor:
         """The piece's numbers, in one dimension, without a copy."""
-        flat = _flat(tensors[self.name])
+        tensor = tensors[self.name]
+        flat = tensor if tensor.ndim == 1 else tensor.view(-1)
         return flat if self.whole else flat[self.start : self.stop]
 
 
 @dataclass(frozen=True)
 class Block:
-    """At most BLOCK numbers that follow each other in a section: many small tensors, or a part of a long one."""
+    """At most so many numbers that follow each other in a section: many small tensors, or a part of a long one."""
 
-    start: int
     size: int
     pieces: tuple[Piece, ...]
     sizes: tuple[int, ...]
 
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[Piece]) -> "Block":
+        sizes = tuple(piece.stop - piece.start for piece in pieces)
+        return cls(sum(sizes), tuple(pieces), sizes)
+
+    def of(self, tensors: Tensors) -> list[Tensor]:
+        """Return the block's tensors, and stretches of long ones, without a copy."""
+        return [tensors[piece.name] if piece.whole else piece.of(tensors) for piece in self.pieces]
+
+    def flat(self, tensors: Tensors) -> list[Tensor]:
+        """Return the same, each in one dimension."""
+        return [piece.of(tensors) for piece in self.pieces]
+
     def read(self, tensors: Tensors, into: Tensor) -> None:
-        """Copies the block's numbers to `into` [size], which may be of a wider type."""
-        copy_stretches([piece.of(tensors) for piece in self.pieces], into)
+        """Copy the block's numbers to `into` [size], which may be of a wider type."""
+        torch._foreach_copy_(into.split(self.sizes), self.flat(tensors))
 
     def write(self, numbers: Tensor, tensors: Tensors) -> None:
         """Put numbers [size], which may be of a wider type, where the block's tensors have theirs."""
-        torch._foreach_copy_([piece.of(tensors) for piece in self.pieces], numbers.split(self.sizes))
+        torch._foreach_copy_(self.flat(tensors), numbers.split(self.sizes))
 
     def subtract(self, tensors: Tensors, of: Tensor) -> None:
-        """Takes the block's numbers off those of `of` [size], which may be of a wider type."""
-        torch._foreach_sub_(of.split(self.sizes), [piece.of(tensors) for piece in self.pieces])
+        """Take the block's numbers off those of `of` [size], which may be of a wider type."""
+        torch._foreach_sub_(of.split(self.sizes), self.flat(tensors))
 
 
 class TypeSection:
     """All tensors of one floating-point type, thought of as one vector."""
 
-    def __init__(self, dtype: torch.dtype, shapes: dict[str, torch.Size], offset: int) -> None:
+    def __init__(self, dtype: torch.dtype, shapes: Mapping[str, torch.Size]) -> None:
         self.dtype = dtype
         self.wide = torch.complex128 if dtype.is_complex else torch.float64
         self.kept = torch.promote_types(dtype, torch.float32)  # single precision at least
         self.names = sorted(shapes)  # the same places whoever came first: even the last bit may depend on the place
-        self.shapes = [shapes[name] for name in self.names]
-        self.sizes = [shape.numel() for shape in self.shapes]
-        self.size = sum(self.sizes)
-        self.offset = offset  # in bytes, from the beginning of the parcel
-        self.blocks = _blocks(self.names, self.sizes)
-        self.widths = [block.size for block in self.blocks]
+        self.shapes = {name: shapes[name] for name in self.names}
+        self.size = sum(shape.numel() for shape in shapes.values())
+        self.blocks = self.cut(BLOCK)
+        self.widest = max((block.size for block in self.blocks), default=0)
 
-    def cut(self, width: int) -> list[Block]:
-        """Return blocks of at most so many numbers, for whoever reads several sites' at once."""
-        return _blocks(self.names, self.sizes, width)
+    def cut(self, width: int, names: Iterable[str] | None = None) -> list[Block]:
+        """Return blocks of at most so many numbers, of all tensors or of some."""
+        return list(_blocks({name: self.shapes[name].numel() for name in names or self.names}, width))
 
-    def room(self) -> Tensor:
-        """Memory for all numbers of the section in single precision at least, not yet filled."""
-        return torch.empty(self.size, dtype=self.kept)
-
-    def scratch(self, widest: int) -> tuple[Tensor, Tensor]:
-        """Memory for two times so many numbers in double precision, or the whole section if it has less."""
-        widest = min(widest, self.size)
-        return torch.empty(widest, dtype=self.wide), torch.empty(widest, dtype=self.wide)
-
-    def flatten(self, tensors: Tensors) -> Tensor:
-        """A new vector [size] with all tensors of the section."""
-        if not self.names:
-            return torch.empty(0, dtype=self.dtype)
-        return torch.cat([_flat(tensors[name]) for name in self.names])
-
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """New tensors in the section's own type and shapes, each with its own memory (they are sent one by one)."""
-        parts: Sequence[Tensor]
-        if vector.dtype == self.dtype:
-            parts = torch.split_with_sizes_copy(vector, self.sizes)  # type: ignore[func-returns-value, assignment]
-        else:
-            parts = [part.to(self.dtype) for part in vector.split(self.sizes)]
-        named = zip(self.names, parts, self.shapes, strict=True)
-        return {name: part if len(shape) == 1 else part.view(shape) for name, part, shape in named}
+    def side_by_side(
+        self, rows: Sequence[Tensors], width: int, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[Block, Tensor, list[tuple[Tensor, ...]]]]:
+        """Yield blocks of at most so many numbers; all rows' numbers [rows, size] in double precision, always in the
+        same memory; and of each piece of a block, where it lies in each row."""
+        blocks = self.cut(width, names)
+        most = len(rows) * max((block.size for block in blocks), default=0)
+        came, wide = torch.empty(most, dtype=self.dtype), torch.empty(most, dtype=self.wide)
+        stretches = chain.from_iterable(
+            zip(*(row[name].view(-1).split(width) for row in rows), strict=True)
+            for name in names or self.names
+            if self.shapes[name].numel()
+        )
+        for block in blocks:
+            numbers, theta = (room[: len(rows) * block.size].view(len(rows), block.size) for room in (came, wide))
+            pieces = [next(stretches) for _ in block.pieces]
+            for own, columns in zip(pieces, numbers.split(block.sizes, 1), strict=True):
+                torch.stack(own, out=columns)
+            yield block, theta.copy_(numbers), pieces
 
 
 class Layout:
     """The make-up of a group: names, shapes and types, and the sections that are averaged."""
 
     def __init__(self, tensors: Tensors) -> None:
-        self.names = list(tensors)
         self.signature = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        self.carried = [name for name, (_, dtype) in self.signature.items() if not _is_averaged(dtype)]
         shapes: dict[torch.dtype, dict[str, torch.Size]] = {}
         for name, (shape, dtype) in self.signature.items():
-            if _is_averaged(dtype):
+            if dtype.is_floating_point or dtype.is_complex:
                 shapes.setdefault(dtype, {})[name] = shape
-        self.sections: list[TypeSection] = []
-        self.bytes = 0
-        for dtype in sorted(shapes, key=str):
-            section = TypeSection(dtype, shapes[dtype], self.bytes)
-            self.sections.append(section)
-            self.bytes += section.size * dtype.itemsize
+        self.sections = [TypeSection(dtype, shapes[dtype]) for dtype in sorted(shapes, key=str)]
+        self.averaged = [name for section in self.sections for name in section.names]
+        self.carried = sorted(self.signature.keys() - set(self.averaged))
 
     def difference(self, tensors: Tensors) -> str | None:
         """The first key in which `tensors` differ from this layout and how, or None."""
@@ -124,7 +126,7 @@ class Layout:
             if tensor.dtype != expected[1]:
                 return f"{name}: type {tensor.dtype}, expected {expected[1]}"
         if len(tensors) < len(self.signature):
-            return f"{next(name for name in self.names if name not in tensors)}: missing"
+            return f"{next(name for name in self.signature if name not in tensors)}: missing"
         return None
 
     def rooms(self) -> dict[str, Tensor]:
@@ -132,7 +134,7 @@ class Layout:
         return {
             name: torch.empty(shape, dtype=section.kept)
             for section in self.sections
-            for name, shape in zip(section.names, section.shapes, strict=True)
+            for name, shape in section.shapes.items()
         }
 
     def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
@@ -143,52 +145,18 @@ class Layout:
         kinds = self.signature.items()
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}
 
-    def restore(self, vectors: list[Tensor], carried: Tensors) -> dict[str, Tensor]:
-        """New tensors, in the order in which they came, from one vector per section.
 
-        `vectors` is emptied on the way: each vector goes as soon as its tensors exist.
-        """
-        tensors = dict(carried)
-        for section in self.sections:
-            tensors |= section.unflatten(vectors.pop(0))
-        return {name: tensors[name] for name in self.names}
-
-
-def copy_stretches(stretches: list[Tensor], into: Tensor) -> None:
-    """Copy the numbers of all stretches, one after the other, to `into`, which may be of a wider type."""
-    if len(stretches) == 1:
-        into.copy_(stretches[0])
-    else:
-        torch._foreach_copy_(into.split_with_sizes([len(stretch) for stretch in stretches]), stretches)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor if tensor.ndim == 1 else tensor.view(-1)
-
-
-def _is_averaged(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
-def _blocks(names: list[str], sizes: list[int], width: int = BLOCK) -> list[Block]:
-    """Cuts the row of tensors into blocks: small neighbours together, long tensors in parts."""
-    blocks: list[Block] = []
+def _blocks(sizes: Mapping[str, int], width: int) -> Iterator[Block]:
+    """Cut the row of tensors into blocks: small neighbours together, long tensors in parts."""
     pieces: list[Piece] = []
-    begin = filled = 0
-
-    def close() -> None:
-        nonlocal begin, filled
-        if pieces:
-            blocks.append(Block(begin, filled, tuple(pieces), tuple(piece.stop - piece.start for piece in pieces)))
-        begin, filled = begin + filled, 0
-        pieces.clear()
-
-    for name, size in zip(names, sizes, strict=True):
+    filled = 0
+    for name, size in sizes.items():
         for start in range(0, size, width):
             stop = min(start + width, size)
             if filled + stop - start > width:
-                close()
+                yield Block.of_pieces(pieces)
+                pieces, filled = [], 0
             pieces.append(Piece(name, start, stop, whole=stop - start == size))
             filled += stop - start
-    close()
-    return blocks
+    if pieces:
+        yield Block.of_pieces(pieces)

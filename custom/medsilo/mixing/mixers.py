@@ -17,9 +17,8 @@ to several sites. A mixer itself changes neither. Calls must come one at a time.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from itertools import accumulate, groupby
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from itertools import accumulate, takewhile
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -29,12 +28,11 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
+from medsilo.mixing.contributions import Contributions, fold
 from medsilo.mixing.defence import Defence, Shield
-from medsilo.mixing.folding import Contributions, SectionFold, Single
-from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable, form_of
-from medsilo.mixing.layout import BLOCK, Layout, Tensors, TypeSection
-from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
-from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
+from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
+from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
+from medsilo.mixing.spread import Numbers, numbers_of, spread
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
 COLUMNS = 4 << 10
@@ -139,10 +137,6 @@ class Mixer(ABC):
         """Combine contributions by the shield's rule from now on."""
         raise PlanError(f"mixing: {type(self).__name__} is not a mean that a robust rule could take the place of")
 
-    def divide(self, parts: Mapping[str, str]) -> None:
-        """Take the mean within each part of the sites first, then over the parts, from now on. parts: by site."""
-        raise PlanError(f"participation.groups: {type(self).__name__} is not a mean, so it has no parts")
-
     @property
     def shares(self) -> Mapping[str, float]:
         """Return the weight of each contribution in the round that has closed; empty where it is not one number."""
@@ -192,18 +186,15 @@ class Mixer(ABC):
 # -- one model for all ------------------------------------------------------------------------------------------------
 
 
-Weights = float | Spread | StoredSpread
-
-
 class WeightedMean(Mixer):
     """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered; every site gets it, also the others.
 
     Holds the last mean and, while a round is open, the mean so far: two parcels (four of a half-precision group's), for
-    any number of sites. A contribution waits until the sites before it, in sorted order, have had their turn:
-    up to 4 MiB of them in memory, the others in a temporary file. Until the round closes, `current` is the last mean,
-    also for a site that has answered.
+    any number of sites. A contribution waits until the sites before it, in sorted order, have had their turn. Until the
+    round closes, `current` is the last mean, also for a site that has answered.
 
-    spill_folder: where that file lies; the system's folder for temporary files if not given.
+    spill_folder: where contributions wait that memory has no room for; the system's folder for temporary files if not
+        given.
     rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit. Running statistics
         always take the mean. A function is asked
         when the round closes, for one number, one per tensor or one per element: it may look at groups that were
@@ -211,7 +202,7 @@ class WeightedMean(Mixer):
     weigh: a site's weights in place of its samples, from its name and samples: one number, or one per tensor or per
         element. It is asked when the site's tensors come: it may look at what the same site has sent of groups that
         were declared earlier. An element that no site gives a weight stays as it is. Weights per tensor or element
-        take one parcel more, those of a site that waits for its turn wait in a temporary file of their own.
+        take one parcel more; those of a site that waits for its turn wait as its tensors do.
     """
 
     def __init__(
@@ -225,45 +216,27 @@ class WeightedMean(Mixer):
             raise PlanError(f"rate is {rate!r}: the server's step η_g must be positive")
         self.rate = rate if callable(rate) else float(rate)
         self.weigh = weigh
-        self._folder = spill_folder
         self._given: dict[str, Tensor] | None = None
-        self._waiting = WaitingRoom(spill_folder)
+        self._rows, self._spreads = Contributions(spill_folder), Contributions(spill_folder)
         self._defence: Defence | None = None
-        self._weights: dict[str, Weights] = {}
-        self._numbers: dict[str, float] = {}  # the weights of those that have answered, where they are single numbers
-        self._shares: dict[str, float] = {}
-        self._parts: Mapping[str, str] = {}  # by site, where the mean is taken within parts first
-        self._order: list[str] = []  # in which the sites are added
+        self._shares = dict[str, float]()
         self._begin_sum()
 
     def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
         super().start(sites, initial)
-        self._order = sorted(self._sites, key=lambda site: (self._parts.get(site, ""), site))
         self._shares = {}
 
     def let_wait(self, memory: int) -> None:
-        self._waiting.memory = memory
-        if self._defence:
-            self._defence.memory = memory
+        self._rows.memory = self._spreads.memory = memory
 
     def defend(self, shield: Shield) -> None:
         """Combine contributions by the shield's rule; the server's step is made along the result.
 
-        All of them wait until the round closes, in memory as far as `let_wait` allows, else in a temporary file.
+        All of them wait until the round closes.
         """
         if self.weigh is not None:
             raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
-        self._defence = Defence(shield, self._folder)
-        self._defence.memory = self._waiting.memory
-
-    def divide(self, parts: Mapping[str, str]) -> None:
-        """Take the mean within each part of the sites first, then over the parts, each with all its sites' weight.
-
-        One more parcel is held, the mean of the part whose turn it is.
-        """
-        if self._defence or not isinstance(form_of(self), Summed):
-            raise PlanError("participation.groups: this mean needs every site's tensors at once, so it has no parts")
-        self._parts = dict(parts)
+        self._defence = Defence(shield)
 
     @property
     def shares(self) -> Mapping[str, float]:
@@ -274,7 +247,7 @@ class WeightedMean(Mixer):
         """Return how it is mixed where the server cannot read what sites send."""
         if self.weigh is not None:
             return Unsealable("its weights follow from the tensors themselves")
-        return Summed(weighted=True, steps=callable(self.rate) or self.rate != 1.0)
+        return Summed(weighted=True)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the mean of these sites' tensors as if each of them had sent it."""
@@ -284,39 +257,16 @@ class WeightedMean(Mixer):
         self._numbers = dict(weights)
 
     def _begin_sum(self) -> None:
-        self._waiting.clear()
-        self._weights.clear()
-        self._numbers = {}
-        self._means: dict[str, Single] = {}  # of parts, taken elsewhere
-        if self._defence:
-            self._defence.clear()
+        self._rows.clear()
+        self._spreads.clear()
+        self._numbers = dict[str, float]()  # the weights of those that have answered, where they are single numbers
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
+        self._totals: dict[str, Tensor] = {}  # in place of the total, where weights are no single numbers
         self._mean: dict[str, Tensor] = {}  # so far, by name, in single precision at least
-        self._part = ""  # whose turn it is
-        self._part_total = 0.0
-        self._part_mean: dict[str, Tensor] = {}
-        self._folds: list[SectionFold] = []
-        self._totals: Totals | None = None  # in place of the total, where weights are no single numbers
-        self._carrier: str | None = None
         self._carried: dict[str, Tensor] = {}
-
-    def take_part(self, part: str, mean: Tensors, weights: Mapping[str, float], like: Tensors) -> None:
-        """Take the mean of a part's sites that was taken elsewhere, as `PartMean` does, with each site's weight.
-
-        It stays in memory until the round closes. like: tensors of the names, shapes and types of what a site sends.
-        """
-        if not weights or any(self._parts.get(site) != part for site in weights) or part in self._means:
-            raise MedsiloError(f"participation.groups: {part} is not a group of these sites, or has its mean already")
-        for site, weight in weights.items():
-            self._check_turn(site, weight)
-        layout, mean = self._layout or Layout(like), _plain(part, mean)
-        self._layout = layout
-        self._means[part] = Single({name: mean[name] for section in layout.sections for name in section.names})
-        self._numbers |= weights
-        self._answered |= set(weights)
-        if self._carrier is None or min(weights) < self._carrier:
-            self._carrier, self._carried = min(weights), {name: mean[name] for name in layout.carried}
+        if self._defence:
+            self._defence.clear()
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
         if self._given is None:
@@ -324,35 +274,44 @@ class WeightedMean(Mixer):
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         weights = self._weights_of(site, weight, layout)
-        if self._defence:
-            self._defence.put(site, tensors, weight, layout, self._given)
-            return
-        next_one = site == self._order[self._turn]
-        if isinstance(weights, Spread) and not next_one:
-            weights = weights.stored(self._folder)
-        self._waiting.put(site, tensors, layout, next_one)
-        self._weights[site] = weights
+        at_once = not self._waits and site == self._sites[self._turn]
+        self._rows.put(site, tensors, layout.averaged, at_once)
         if isinstance(weights, float):
             self._numbers[site] = weights
-        if self._carrier is None or site < self._carrier:
-            self._carrier, self._carried = site, {name: tensors[name] for name in layout.carried}
+        else:
+            self._spreads.put(site, weights, layout.averaged, at_once)
+        carried = {name: tensors[name] for name in layout.carried}
+        if not self._answered or site < min(self._answered):
+            self._carried = carried
+        if self._defence:
+            self._defence.put(site, tensors, carried, layout, self._given)
 
-    def _settle(self) -> None:
-        """Folds in the one whose turn it is, if it has come, and those that waited for it."""
-        begin = self._turn
-        while self._turn < len(self._order) and self._order[self._turn] in self._waiting:
-            self._turn += 1
-        self._fold(self._order[begin : self._turn])
-
-    def _weights_of(self, site: str, samples: float, layout: Layout) -> Weights:
+    def _weights_of(self, site: str, samples: float, layout: Layout) -> float | dict[str, Tensor]:
         if self.weigh is None:
             return samples
         weights = self.weigh(site, samples)
+        if self._answered and isinstance(weights, Mapping) == bool(self._numbers):
+            raise MedsiloError("weigh gave one number for some sites and several for others; give the same for all")
         if isinstance(weights, Mapping):
-            return Spread.of(weights, layout, f"{site}: weights")
+            return spread(weights, layout, f"{site}: weights")
         if not _is_positive(weights):
             raise Refused(f"{site}: weight {weights!r}, expected a positive number")
         return float(weights)
+
+    @property
+    def _waits(self) -> bool:
+        """Return whether nothing is added up before the round closes."""
+        return self._defence is not None
+
+    def _settle(self) -> None:
+        """Add up what has come of those whose turn it is.
+
+        So a round of six models of 28 M parameters closes 9 ms after the last has come, and not 80 ms.
+        """
+        if not self._waits:
+            ready = list(takewhile(self._rows.__contains__, self._sites[self._turn :]))
+            self._turn += len(ready)
+            self._fold(ready)
 
     @property
     def _is_mean(self) -> bool:
@@ -365,83 +324,40 @@ class WeightedMean(Mixer):
         are short and keep their digits."""
         return None if self._is_mean else self._given
 
-    def _fold(self, sites: Sequence[str]) -> None:
-        """m ← m + w / Σw · (θ - m): the weighted mean so far, of the models or of the ways to them, for one site after
-        the other. Equal sites leave m as it is, to the last bit."""
+    def _fold(self, sites: list[str]) -> None:
+        """Add sites' rows to the mean so far, of the models or of the ways to them; they are dropped.
+
+        Equal sites leave it as it is, to the last bit.
+        """
         if not sites:
             return
         assert self._layout is not None
-        if not self._mean:
-            self._mean = self._layout.rooms()
-        weights = [self._weights[site] for site in sites]
-        numbers = [weight for weight in weights if isinstance(weight, float)]
-        try:
-            if self._totals is None and len(numbers) == len(weights):
-                self._fold_whole(sites, numbers, self._layout)
-            elif numbers or self._total:
-                raise MedsiloError("weigh gave one number for some sites and several for others; give the same for all")
-            else:
-                self._fold_spread(sites, self._layout)
-        except MedsiloError:
-            self._give_up()  # part of a contribution is in the mean: no result is better than a wrong one
-            raise
-        for site in sites:
-            self._waiting.drop(site)
+        self._mean = self._mean or self._layout.rooms()
+        if self._numbers:
+            totals = list(accumulate((self._numbers[site] for site in sites), initial=self._total))[1:]
+            shares = {site: self._numbers[site] / total for site, total in zip(sites, totals, strict=True)}
+            fold(self._mean, self._layout, self._rows, shares, self._origin)
+            self._total = totals[-1]
+        else:
+            self._fold_spread(sites, self._layout)
+        self._rows.drop(sites)
+        self._spreads.drop(sites)
 
-    def _fold_whole(self, sites: Sequence[str], weights: list[float], layout: Layout) -> None:
-        """All of them into one strip of the mean after the other, of the whole or of the part that they belong to."""
-        self._folds = self._folds or [SectionFold(section) for section in layout.sections]
-        own = dict(zip(sites, weights, strict=True))
-        if not self._parts:
-            self._total = self._grown(self._mean, self._total, own, self._waiting, self._origin)
-            return
-        for part, members in groupby(sites, self._parts.__getitem__):
-            if part != self._part:
-                self._end_part()
-                self._part, self._part_mean = part, self._part_mean or layout.rooms()
-            shares = {site: own[site] for site in members}
-            self._part_total = self._grown(self._part_mean, self._part_total, shares, self._waiting, None)
-
-    def _end_part(self) -> None:
-        """Put the mean of the part whose turn it was into the mean over parts."""
-        if self._part_total:
-            single = Single(self._part_mean)
-            self._total = self._grown(self._mean, self._total, {self._part: self._part_total}, single, self._origin)
-        self._part_total = 0.0
-
-    def _put_part(self, part: str, layout: Layout) -> None:
-        """Put the mean of a part, taken elsewhere, into the mean over parts."""
-        self._end_part()
-        self._folds = self._folds or [SectionFold(section) for section in layout.sections]
-        self._mean = self._mean or layout.rooms()
-        total = sum(weight for site, weight in sorted(self._numbers.items()) if self._parts[site] == part)
-        self._total = self._grown(self._mean, self._total, {part: total}, self._means.pop(part), self._origin)
-
-    def _grown(
-        self,
-        mean: Tensors,
-        total: float,
-        weights: Mapping[str, float],
-        contributions: Contributions,
-        origin: Tensors | None,
-    ) -> float:
-        """Fold contributions into a mean whose weights add up to `total` so far; returns what they add up to now."""
-        totals = list(accumulate(weights.values(), initial=total))[1:]
-        shares = {name: weight / now for (name, weight), now in zip(weights.items(), totals, strict=True)}
-        for fold in self._folds:
-            fold.add(mean, shares, contributions, origin)
-        return totals[-1]
-
-    def _fold_spread(self, sites: Sequence[str], layout: Layout) -> None:
-        if self._totals is None:
-            self._mean, self._totals = {name: mean.zero_() for name, mean in self._mean.items()}, Totals(layout)
-        for site in sites:
-            read, weights = self._waiting.reader(site), self._weights[site]
-            if self._origin is not None:
-                read = way(read, self._origin)
-            assert not isinstance(weights, float)
-            for (theta, m), share in zip(self._beside(read, layout), self._totals.shares(weights), strict=True):
-                m.lerp_(theta, share.to(m.dtype))
+    def _fold_spread(self, sites: list[str], layout: Layout) -> None:
+        """m ← m + w / Σw · (θ - m), with weights w for every element; 0 where nobody weighs anything."""
+        if not self._totals:
+            self._mean = {name: mean.zero_() for name, mean in self._mean.items()}
+            self._totals = {name: torch.zeros_like(mean.real) for name, mean in self._mean.items()}
+        origin = self._origin
+        for row, weights in zip(self._rows.each(sites), self._spreads.each(sites), strict=True):
+            for block, theta, mean in self._beside(row, layout):
+                if origin is not None:
+                    block.subtract(origin, theta)
+                total = torch.cat(block.flat(self._totals))
+                own = numbers_of(block, weights).to(total.dtype)
+                block.write(total.add_(own), self._totals)
+                share = torch.where(total > 0, own.double() / total.double(), 0.0)
+                mean.lerp_(theta, share.to(mean.dtype))
 
     def _give_up(self) -> None:
         self._begin_sum()
@@ -452,17 +368,12 @@ class WeightedMean(Mixer):
         assert self._layout is not None
         if self._defence:
             self._combine(self._defence, self._layout)
-        for part, sites in groupby(self._order[self._turn :], lambda site: self._parts.get(site, "")):
-            if part in self._means:
-                self._put_part(part, self._layout)
-            else:
-                self._fold([site for site in sites if site in self._waiting])
-        self._end_part()
+        self._fold([site for site in self._sites[self._turn :] if site in self._rows])
         total = math.fsum(self._numbers.values())
         self._shares = {site: weight / total for site, weight in sorted(self._numbers.items())}
         origin = self._origin
         if origin is not None:
-            self._move(self._beside(reading(origin), self._layout), self._layout)
+            self._move(((theta, mean) for _, theta, mean in self._beside(origin, self._layout)), self._layout)
         self._given = origin = None  # makes room
         self._given = self._layout.narrowed(self._mean, self._carried)
         self._begin_sum()
@@ -470,12 +381,13 @@ class WeightedMean(Mixer):
     def _combine(self, defence: Defence, layout: Layout) -> None:
         """Make the mean, or the way to it, of what waits."""
         try:
-            self._mean = defence.combined(layout, self._given)
+            self._mean = defence.combined(self._rows, self._numbers, layout, self._given)
         except MedsiloError:
             self._give_up()
             raise
         self._carried = defence.carried()
         self._numbers = defence.shares
+        self._rows.clear()
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         """The server's step from the last model, d being the mean way from it: d ← θ + η_g d."""
@@ -484,28 +396,28 @@ class WeightedMean(Mixer):
             for theta, d in blocks:
                 torch.add(theta, d, alpha=rate, out=d)
             return
-        rates = Spread.of(rate, layout, "rate")
-        for (theta, d), numbers in zip(blocks, rates.blocks(), strict=True):
-            torch.addcmul(theta, d, numbers.to(d.dtype), out=d)
+        rates = spread(rate, layout, "rate")
+        places = (block for section in layout.sections for block in section.blocks)
+        for (theta, d), block in zip(blocks, places, strict=True):
+            torch.addcmul(theta, d, numbers_of(block, rates).to(d.dtype), out=d)
 
     def _but_for_statistics(self, rate: float, layout: Layout) -> Numbers:
         """The rate of each tensor where some are running statistics: these take their mean, as a variance that is
         stepped beyond it may be negative."""
-        names = [name for section in layout.sections for name in section.names]
-        if rate == 1.0 or not any(name.endswith(RUNNING) for name in names):
+        if rate == 1.0 or not any(name.endswith(RUNNING) for name in layout.averaged):
             return rate
-        return {name: 1.0 if name.endswith(RUNNING) else rate for name in names}
+        return {name: 1.0 if name.endswith(RUNNING) else rate for name in layout.averaged}
 
-    def _beside(self, read: Read, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
+    def _beside(self, model: Tensors, layout: Layout) -> Iterator[tuple[Block, Tensor, Tensor]]:
         """A model and, to be changed in place, the mean, block by block in double precision."""
         for section in layout.sections:
-            scratch = section.scratch(BLOCK)
+            rooms = torch.empty(2, section.widest, dtype=section.wide)
             for block in section.blocks:
-                theta, m = (room[: block.size] for room in scratch)
-                read(section, block, theta)
-                block.read(self._mean, m)
-                yield theta, m
-                block.write(m, self._mean)
+                theta, mean = rooms[:, : block.size]
+                block.read(model, theta)
+                block.read(self._mean, mean)
+                yield block, theta, mean
+                block.write(mean, self._mean)
 
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None
@@ -523,49 +435,13 @@ class UniformMean(WeightedMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=False, steps=callable(self.rate) or self.rate != 1.0)
+        return Summed(weighted=False)
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors, 1.0, layout)
 
 
 # -- one model per site -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class PackedTensors:
-    """A site's tensors as the mixer's own vectors, one per section, which may be changed in place."""
-
-    layout: Layout
-    vectors: list[Tensor]
-    carried: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, tensors: dict[str, Tensor], layout: Layout) -> "PackedTensors":
-        vectors = [section.flatten(tensors) for section in layout.sections]
-        return cls(layout, vectors, {name: tensors[name] for name in layout.carried})
-
-    def copy(self) -> "PackedTensors":
-        """The same numbers in memory of their own."""
-        return PackedTensors(self.layout, [vector.clone() for vector in self.vectors], self.carried)
-
-    def views(self) -> dict[str, Tensor]:
-        """Return the tensors as they lie in the vectors, without a copy."""
-        tensors = dict(self.carried)
-        for section, vector in zip(self.layout.sections, self.vectors, strict=True):
-            parts = zip(section.names, vector.split(section.sizes), section.shapes, strict=True)
-            tensors |= {name: part.view(shape) for name, part, shape in parts}
-        return tensors
-
-    def unpack(self) -> dict[str, Tensor]:
-        """The tensors, to be given out; the vectors are gone afterwards."""
-        return self.layout.restore(self.vectors, self.carried)
-
-
-# Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
-Rule = Callable[[Tensor, Tensor], object]
-# W [N, N] for the N sites in sorted order, or one W for every tensor that is mixed.
-Matrix = Tensor | Mapping[str, Tensor]
 
 
 class PersonalMixer(Mixer):
@@ -577,52 +453,31 @@ class PersonalMixer(Mixer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows: dict[str, dict[str, Tensor] | PackedTensors] = {}
-        self._sent: dict[str, dict[str, Tensor] | PackedTensors] = {}
+        self._rows: dict[str, dict[str, Tensor]] = {}
+        self._sent: dict[str, dict[str, Tensor]] = {}
 
     def sent(self, site: str) -> dict[str, Tensor]:
         """Return what a site has sent in the open round, to be read only; gone when the round closes."""
-        row = self._sent.get(site)
-        if row is None:
+        if site not in self._sent:
             raise MedsiloError(f"{site}: it has sent nothing in this round")
-        return row.views() if isinstance(row, PackedTensors) else dict(row)
-
-    @abstractmethod
-    def _rule(self, sites: list[str]) -> Rule | Mapping[str, Rule]:
-        """The equation for the sites that answered, or one for every tensor."""
+        return dict(self._sent[site])
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
         for site in self._sites:
             self._rows.setdefault(site, initial)
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        self._sent[site] = PackedTensors.of(tensors, layout)
+        self._sent[site] = tensors
         self._rows.pop(site, None)
 
     def _merge(self) -> None:
-        """Mixes block by block, in place: every model is held once."""
-        assert self._layout is not None
-        sites = sorted(self._sent)
-        rows = [row for row in map(self._sent.get, sites) if isinstance(row, PackedTensors)]
-        if len(rows) > 1:
-            rule = self._rule(sites)
-            for section, *vectors in zip(self._layout.sections, *(row.vectors for row in rows), strict=True):
-                if isinstance(rule, Mapping):
-                    parts = zip(*(vector.split(section.sizes) for vector in vectors), strict=True)
-                    for name, own in zip(section.names, parts, strict=True):
-                        _apply(rule[name], section, own)
-                else:
-                    _apply(rule, section, vectors)
         self._rows |= self._sent
         self._sent = {}
 
     def _row(self, site: str) -> dict[str, Tensor] | None:
         if site in self._sent:
             raise MedsiloError(f"{site}: it has answered in this round; its next model comes when the round closes")
-        row = self._rows.get(site)
-        if isinstance(row, PackedTensors):
-            row = self._rows[site] = row.unpack()
-        return row
+        return self._rows.get(site)
 
     def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
         """Keys are "<site>/<name>"; a model that several sites share is saved with the first of them."""
@@ -645,20 +500,50 @@ class PersonalMixer(Mixer):
         self._sent = {}
 
 
-def _apply(rule: Rule, section: TypeSection, vectors: Sequence[Tensor]) -> None:
-    """Mixes the sites' vectors [size] in place, some columns at a time and always in the same memory."""
-    sites = len(vectors)
-    width = min(COLUMNS, len(vectors[0]))
-    rooms = [torch.empty(sites * width, dtype=dtype) for dtype in (section.dtype, section.wide, section.wide)]
-    for columns in zip(*(vector.split(width) for vector in vectors), strict=True):
-        size = len(columns[0])
-        held, theta, mixed = (room[: sites * size].view(sites, size) for room in rooms)
-        theta.copy_(torch.stack(columns, out=held))
+# Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
+Rule = Callable[[Tensor, Tensor], object]
+# W [N, N] for the N sites in sorted order, or one W for every tensor that is mixed.
+Matrix = Tensor | Mapping[str, Tensor]
+
+
+class JointMixer(PersonalMixer):
+    """θ_i ← f_i(θ_1 .. θ_K), number by number; with one contributor nothing changes.
+
+    What comes is copied, and mixed in place when the round closes: every model is held once.
+    """
+
+    @abstractmethod
+    def _rule(self, sites: list[str]) -> Rule | Mapping[str, Rule]:
+        """The equation for the sites that answered, or one for every tensor."""
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        super()._take(site, tensors | {name: tensors[name].clone() for name in layout.averaged}, weight, layout)
+
+    def _merge(self) -> None:
+        assert self._layout is not None
+        sites = sorted(self._sent)
+        if len(sites) > 1:
+            rule, rows = self._rule(sites), [self._sent[site] for site in sites]
+            for section in self._layout.sections:
+                if isinstance(rule, Mapping):
+                    for name in section.names:
+                        _apply(rule[name], section, rows, [name])
+                else:
+                    _apply(rule, section, rows, section.names)
+        super()._merge()
+
+
+def _apply(rule: Rule, section: TypeSection, rows: list[dict[str, Tensor]], names: list[str]) -> None:
+    """Mixes the sites' tensors in place, some columns at a time and always in the same memory."""
+    room = torch.empty(len(rows) * COLUMNS, dtype=section.wide)
+    for block, theta, pieces in section.side_by_side(rows, COLUMNS, names):
+        mixed = room[: theta.numel()].view(theta.shape)
         rule(theta, mixed)
-        torch._foreach_copy_(columns, held.copy_(mixed).unbind())
+        for own, columns in zip(pieces, mixed.to(section.dtype).split(block.sizes, 1), strict=True):
+            torch._foreach_copy_(own, columns.unbind())
 
 
-class SoftPull(PersonalMixer):
+class SoftPull(JointMixer):
     """FedSM Eq. 11: θ_i ← λ θ_i + (1 - λ)/(K - 1) Σ_{j≠i} θ_j, for all K sites that answered at once.
 
     With m the mean of all K, this is θ_i ← θ_i + (1 - λ) K/(K - 1) · (m - θ_i).
@@ -688,7 +573,7 @@ class SoftPull(PersonalMixer):
         return pull
 
 
-class SimilarityMix(PersonalMixer):
+class SimilarityMix(JointMixer):
     """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that count.
 
     Those that answered count; with absent="last" also those that answered earlier, with what they sent then. Where no
@@ -707,7 +592,7 @@ class SimilarityMix(PersonalMixer):
         self._ask = weights if callable(weights) else None
         self.weights: Matrix | None = None if callable(weights) else _checked(weights)  # those of the last round
         self.absent = absent
-        self._last: dict[str, PackedTensors] = {}
+        self._last: dict[str, dict[str, Tensor]] = {}
 
     @property
     def sealed(self) -> Form:
@@ -736,7 +621,7 @@ class SimilarityMix(PersonalMixer):
         if isinstance(self.weights, Tensor):
             return _product(self.weights, here)
         assert self.weights is not None and self._layout is not None
-        mixed = {name for section in self._layout.sections for name in section.names}
+        mixed = set(self._layout.averaged)
         if missing := sorted(mixed - self.weights.keys()):
             raise PlanError(f"The mixing weights have no matrix for {missing[0]}; give one for every tensor")
         return {name: _product(matrix, here) for name, matrix in self.weights.items() if name in mixed}
@@ -745,20 +630,18 @@ class SimilarityMix(PersonalMixer):
         """With absent="last", absent sites' last contributions join the sum; what came of them is dropped again."""
         if self.absent == "leave-out":
             return super()._merge()
-        sent = {site: row for site, row in self._sent.items() if isinstance(row, PackedTensors)}
-        absent = {site: row for site, row in self._last.items() if site not in sent}
-        self._last = {**absent, **{site: row.copy() for site, row in sent.items()}}
+        absent = {site: row for site, row in self._last.items() if site not in self._sent}
+        self._last = {**absent, **{site: _copy(row) for site, row in self._sent.items()}}
         kept = {site: self._rows[site] for site in absent if site in self._rows}
-        self._sent |= {site: row.copy() for site, row in absent.items()}
+        self._sent |= {site: _copy(row) for site, row in absent.items()}
         super()._merge()
         self._rows |= kept
 
     def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
         """The last contributions' keys begin with a slash, which no site's name does."""
         tensors, facts = super()._save()
-        last = {site: row.copy().unpack() for site, row in self._last.items()}
-        more = {f"/{site}/{name}": tensor for site, row in last.items() for name, tensor in row.items()}
-        return {**tensors, **more}, {**facts, "last": sorted(last)}
+        more = {f"/{site}/{name}": tensor for site, row in self._last.items() for name, tensor in row.items()}
+        return {**tensors, **more}, {**facts, "last": sorted(self._last)}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
         super()._load({key: tensor for key, tensor in tensors.items() if not key.startswith("/")}, facts)
@@ -766,7 +649,11 @@ class SimilarityMix(PersonalMixer):
         for site in facts["last"]:
             prefix = f"/{site}/"
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-            self._last[site] = PackedTensors.of(own, Layout(own))
+            self._last[site] = own
+
+
+def _copy(row: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in row.items()}
 
 
 def _product(weights: Tensor, here: list[int]) -> Rule:
@@ -835,13 +722,6 @@ class Identity(PersonalMixer):
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
         return Unsealable("the server takes each site's values as they are, and does not add them up")
-
-    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        self._sent[site] = tensors
-        self._rows.pop(site, None)
-
-    def _rule(self, sites: list[str]) -> Rule:
-        return lambda theta, out: out.copy_(theta)
 
 
 class Compared(Identity):

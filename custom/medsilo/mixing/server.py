@@ -22,7 +22,6 @@ from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Summed
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
-from medsilo.mixing.waiting import reading
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9
@@ -67,7 +66,7 @@ class FedNova(WeightedMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=not self.uniform, steps=True, enter=steps_of)
+        return Summed(weighted=not self.uniform, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the means of `steps_of`: θ + τ_eff times the mean step is the model of one site with this reach."""
@@ -117,7 +116,7 @@ class ServerOptimizer(WeightedMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=not self.uniform, steps=True)
+        return Summed(weighted=not self.uniform)
 
     @property
     @abstractmethod
@@ -264,7 +263,7 @@ class Scaffold(UniformMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=False, steps=True)
+        return Summed(weighted=False)
 
     def _merge(self) -> None:
         """Merge what came. How many answered shows only now: the mean becomes the way to it where some did not."""
@@ -272,7 +271,7 @@ class Scaffold(UniformMean):
         models = self._origin is None  # and not the ways to them
         self.rate = self.participation
         if models and self._total and self._origin is not None:
-            for c, mean in self._beside(reading(self._origin), self._layout):
+            for _, c, mean in self._beside(self._origin, self._layout):
                 mean.sub_(c)
         super()._merge()
         self.rate = 1.0

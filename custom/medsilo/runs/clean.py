@@ -12,7 +12,7 @@ from medsilo.runs import paths
 from medsilo.runs.record import Record
 
 DAY = 86_400.0  # seconds
-OF_SITES = (paths.STATE_FILES, paths.SEALING_FILES, paths.OPENED_FILES, paths.SEALED)
+OF_SITES = (paths.STATE_FILES, paths.SEALING_FILES, paths.SEALED)
 HALF_WRITTEN = (".*.part", ".part-*")  # by write_text and its kin, and by 'medsilo predict'
 
 

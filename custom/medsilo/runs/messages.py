@@ -7,21 +7,22 @@ is refused in one line, which costs its sender that answer.
 import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
-from medsilo.core.section import added
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
 
 MOST_CASES = 10_000_000  # of one site
+MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal["join", "agree", "offer", "round", "sum", "confirm", "unmask", "compare", "deliver", "try", "test"]
+Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "compare", "deliver", "try", "test"]
 End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -48,21 +49,6 @@ class Message(BaseModel):
             raise Refused("; ".join(dict.fromkeys(map(_in_words, error.errors()[:3])))) from error
 
 
-class HeldTensors(Message):
-    """Tensors that a site holds ready, to be fetched from there; nobody has read them."""
-
-    place: Annotated[str, Field(min_length=1, max_length=1000)]  # the process that holds them
-    key: Annotated[str, Field(min_length=1, max_length=200)]  # under which it does
-    # By group and name: under which each is among them
-    items: Annotated[dict[str, dict[str, Annotated[str, Field(pattern=r"^T[0-9]{1,9}$")]]], Field(max_length=64)]
-
-    def check(self, expected: Groups) -> None:
-        """Raise Refused unless these are tensors of just these groups and names."""
-        same_names("groups", self.items, expected)
-        for group, layout in expected.items():
-            same_names(f"group {group}", self.items[group], layout)
-
-
 @dataclass
 class Parcel:
     """A message between the server and one site: named groups of tensors, and facts.
@@ -76,7 +62,6 @@ class Parcel:
     facts: dict[str, Any] = field(default_factory=dict)
     samples: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    held: HeldTensors | None = None  # in place of the groups' tensors, where the sender still has these
 
     def size(self) -> int:
         """Return the bytes of all tensors."""
@@ -108,36 +93,24 @@ def _in_words(detail: ErrorDetails) -> str:
     return f"its {where}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
-class ToAdd(Message):
-    """A site's tensors, for whoever adds up its group: where they are, and how many cases they rest on."""
-
-    samples: Cases
-    held: HeldTensors
-
-
 # ---------------------------------------------------------------------------------------------------- the server asks
 class Request(Message):
     """A request of the server to one site."""
 
     task: Task
-    round: Annotated[int, Field(ge=0)]
+    round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     study: Name
     plan: Name  # its hash
     sites: Annotated[tuple[Name, ...], Field(strict=False)]  # of the study, those that only see the outcome included
     timeout: Annotated[float, Field(gt=0)] = 604_800
-    selected: int | None = None  # the round whose model is tested
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None  # the round whose model is tested
     package: dict[str, Any] = {}
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
-    last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
+    last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
-    postprocessing: dict[str, Any] = added({})  # of a "test": what was chosen
+    postprocessing: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
-    sealing: dict[str, Any] = added({})
-    adding: dict[Name, ToAdd] = added({})  # of a "sum": the sites of the asked one's group, itself included
-    # By group and tensor: what the site has to end up with, of tensors that are sent and of those that it has already
-    marks: Marks = added({})
-    # Of those that are sent as differences to what the site has: the marks of that
-    bases: Marks = added({})
+    sealing: dict[str, Any] = Field({}, exclude_if=not_)
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -175,8 +148,6 @@ class SiteAnswer(Message):
     withheld: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
-    # Of what the server has sent: what the site keeps a copy of, by group and tensor; None: it keeps none
-    holds: Marks | None = added(None)
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:
@@ -243,41 +214,12 @@ class Trained(SiteAnswer):
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
-    sealing: dict[str, Any] = added({})  # in a sealed study
-    # By group: tensors that are byte for byte what the site was given in this round; they are not sent
-    same: Annotated[
-        dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
-    ] = added({})
-    # Tensors that are sent as differences to what the site was given in this round: their marks
-    differences: Marks = added({})
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
         if self.samples > (self.cases.train or 1):
             raise ValueError(f"sample count {self.samples} is more than its {self.cases.train} training cases")
         return self
-
-
-class Added(Message):
-    """The mean over a group of sites, made by one of them: whose tensors are in it, and whose are not, and why."""
-
-    task: Literal["sum"]
-    round: int
-    study: Name
-    package: dict[str, Any]
-    sites: Annotated[list[Name], Field(min_length=1, max_length=MOST_VALUES)]
-    samples: Annotated[int, Field(ge=1, le=MOST_VALUES * MOST_CASES)]  # of these sites together
-    refused: Annotated[dict[Name, Annotated[str, Field(max_length=LONGEST_WARNING)]], Field(max_length=MOST_VALUES)]
-    # Sites whose tensors could not be fetched
-    lost: Annotated[dict[Name, Annotated[str, Field(max_length=LONGEST_WARNING)]], Field(max_length=MOST_VALUES)]
-
-    def check(self, asked: Mapping[str, ToAdd]) -> None:
-        """Raise Refused unless these are the sites that were to be added, each once, with the samples they have."""
-        told = [*self.sites, *self.refused, *self.lost]
-        if sorted(told) != sorted(asked):
-            raise Refused("the sites whose tensors it added up, and those that it did not, are not those of its group")
-        if self.sites != sorted(self.sites) or self.samples != sum(asked[site].samples for site in self.sites):
-            raise Refused("its mean does not rest on the cases of the sites that it names")
 
 
 class Delivered(SiteAnswer):
@@ -307,10 +249,10 @@ class Tested(SiteAnswer):
     test: Number | None
     test_loss: Number | None
     test_cases: Cases
-    selected: Annotated[int, Field(ge=0, le=10_000_000)]  # the round whose model was tested
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # the round whose model was tested
     counts: dict[str, list[Number]]  # that add up over sites
     # From where on the second class's probability counts as found, by the validation cases
-    threshold: Annotated[float, Field(gt=0, lt=1)] | None = added(None)
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
     outcome: dict[str, Any] | None
 
     @model_validator(mode="after")

@@ -29,14 +29,15 @@ MLFLOW_FILES = "mlflow"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
+REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 
 # What stands in the folders above.
 EXPERT_FILES = "personal/*.safetensors"  # of a super model
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
-SEALING_FILES, OPENED_FILES = "sealing-*.json", "opened-*.safetensors"
-SEALED = "sealed.safetensors"
+SEALING_FILES = "sealing-*.json"
+SEALED, SUMS = "sealed.safetensors", "sealed-sums.json"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
 NOISY_COUNTS = "counts.json"
@@ -47,7 +48,6 @@ ERRORS = "errors.log"
 WORKER_LOG = "worker.log"
 TEAM = "team"
 RECEIVED = "received"
-ORDERS = "orders"
 WORKED = "worked.json"
 DIARY = "diary.jsonl"
 PICTURES = "pictures"
@@ -74,8 +74,6 @@ RUN_TREE: Mapping[str, str] = {
     CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
-    f"{ORDERS}/": "with `transport.delta: true` under NVFlare, while the study runs: large tensors of the last orders "
-    "to sites, each content once",
     f"{GLOBAL}/{BEST}": "the model that all sites share, after the best round; absent where every site has its own",
     f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
     "the shared one ([personal.md](personal.md))",
@@ -90,21 +88,21 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{STATE_FILES}": "the site's private state, for resuming",
     f"{SITES}/<site>/{SEALING_FILES}": "the site's keys of a sealed study, secret, one file for each time that it "
     "agreed on keys. It never leaves the site",
-    f"{SITES}/<site>/{SEALED}": "of a pairwise study: what the site sealed in the last round, to be sent again if it "
+    f"{SITES}/<site>/{SEALED}": "of a sealed study: what the site sealed in the last round, to be sent again if it "
     "was lost on its way; noise without its keys",
+    f"{SITES}/<site>/{SUMS}": "of a sealed study: whose numbers were in the sums that the site helped to open. It "
+    "never leaves the site",
     f"{SITES}/<site>/{ANSWER_FILES}": "in a study that is charged to the site's privacy ledger: its last answers, so "
     "that one that has to be sent again is the same and costs nothing",
     f"{SITES}/<site>/{NOISY_COUNTS}": "where a study tells numbers of cases with noise: those numbers, drawn once",
     f"{SITES}/<site>/{SPENT}": "in such a study: what it and all studies of these data cost (ε at δ), for the "
     "hospital's own report. It never leaves the site",
-    f"{SITES}/<site>/{OPENED_FILES}": "where the server can't read the common model: the model after the last rounds "
-    "and after the best one, as this site opened it",
     f"{SITES}/<site>/{CASES}": "the scores of each test case. Case and patient are numbers in the order of the data; a "
     "cell is empty where a case has no such score. It never leaves the site",
     f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",
     f"{SITES}/<site>/{WORKER_LOG}": "the output of the training process. It never leaves the site",
     f"{SITES}/<site>/{RECEIVED}/": "under NVFlare, until the test: large tensors of the last order, which are not sent "
-    "again where they stay the same; under `transport.delta: true` what changed is sent as its difference to them",
+    "again where they stay the same",
     f"{SITES}/<site>/{TEAM}/": "while several processes train for the site: the file in which they meet",
     f"{SITES}/<site>/{WORKED}": "the minutes that the site has worked for the study, against its limits.study_minutes",
     f"{SITES}/<site>/{NOW}": "while the site works on an answer: what it does, and the share of its training that is "

@@ -25,6 +25,8 @@ from medsilo.runs.schema import (
     Verdict,
 )
 
+STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told, if the lead shares them
+PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 AnyPart = TypeVar("AnyPart", bound=Part)
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainValidator, model_validator
 
-from medsilo.core.section import added
 from medsilo.core.text import plain
 
 SCHEMA: Literal[1] = 1
@@ -95,11 +94,11 @@ class SiteRound(Part):
     memory: Count | None = Field(None, description="bytes that the site's process held at most")
     bytes_up: Count = Field(0, description="bytes of the tensors that the site sent")
     bytes_down: Count = Field(0, description="bytes of the tensors that the site got")
-    updates: dict[str, SentUpdate] = added(
+    updates: dict[str, SentUpdate] = Field(
         {},
         description="group of tensors → `norm` and `cosine` of the site's update, see below",
     )
-    share: Share | None = added(
+    share: Share | None = Field(
         None,
         description="how much the site counted in the round's mean; `null` where that is not one number, as in medians",
     )
@@ -151,8 +150,8 @@ class Doing(Part):
     at: Seconds = Field(description="when this was written, in seconds since 1970")
     deed: Deed = Field(description="the kind of work")
     share: Share | None = Field(None, description="how much of its training is done; `null` in other work")
-    memory: Seconds = added(0.0, description="bytes of memory that this answer has taken so far")
-    device: Text = added("", description="what it trains on")
+    memory: Seconds = Field(0.0, description="bytes of memory that this answer has taken so far")
+    device: Text = Field("", description="what it trains on")
 
 
 class DiaryLine(Part):
@@ -180,7 +179,7 @@ class Progress(Part):
     metric: str = Field(description="the name of the score")
     absent: dict[str, Text] | None = Field(None, description="site → why it did not join; `null` before all were asked")
     rounds: list[Round] = Field([], description="the rounds so far")
-    turns: Turns | None = added(None, description="who has been asked at the moment and who has answered")
+    turns: Turns | None = Field(None, description="who has been asked at the moment and who has answered")
     reason: Text | None = Field(None, description="why the study failed")
 
 
@@ -287,7 +286,7 @@ class SiteResult(Part):
         description="counts that the site does not tell because they cover too few cases. What follows from them is "
         "missing in `figures`; it is never 0. Means leave such a site out, and the other sites choose the best round",
     )
-    decisions: Decisions | None = added(
+    decisions: Decisions | None = Field(
         None,
         description="a classification's decisions on the test cases, where classes are told apart, see below",
     )
@@ -344,7 +343,7 @@ class SuperModelFacts(Part):
 class SealingFacts(Part):
     """A sealing study's words about itself."""
 
-    mode: Literal["group", "pairwise"] = Field(description="`transport.sealing` of the plan")
+    mode: Literal["pairwise"] = Field(description="`transport.sealing` of the plan")
     keys: Text = Field(description="what the hospitals' keys rest on")
     protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
 
@@ -419,7 +418,7 @@ class Summary(Part):
         description="`figures` over the test cases of all sites together; their counts are added first. A site that "
         "withholds its classes is part of `accuracy` and not of `balanced_accuracy`",
     )
-    stands_out: dict[str, list[Text]] = added(
+    stands_out: dict[str, list[Text]] = Field(
         {},
         description="site → what stands out in its updates, in words ([robust.md](robust.md)); nothing is left out",
     )
@@ -588,7 +587,6 @@ class About(Part):
     """The words on a comparison's page beside its numbers."""
 
     title: str = Field(description="the page's title")
-    notes: str = Field("", description="words about it")
     command: str = Field("", description="the command that repeats it")
     machine: str = Field("", description="the machine in words")
     cells: Count = Field(0, description="runs that were asked for")
@@ -601,7 +599,7 @@ class RunOfRow(Part):
     row: Text
     seed: Seed
     run: str
-    fold: Count | None = added(None)
+    fold: Count | None = None
 
 
 class CouldHaveSeen(Part):
@@ -636,7 +634,7 @@ class Verdict(Part):
     could_have_seen: CouldHaveSeen | None = Field(
         None, description="the gain that would have been found, see below; `null` with one seed"
     )
-    single: list[str] = added(
+    single: list[str] = Field(
         [], description="sites whose test cases are all one patient's: their intervals are for other seeds alone"
     )
     headline: str = Field(description="the answer in words")
@@ -645,7 +643,7 @@ class Verdict(Part):
         description="site → whether joining pays: `yes`, `no`, `open` or `unknown`"
     )
     rows: list[VerdictRow] = Field(description="the rows, see below")
-    about: About = Field(description="`title`, `notes`, `command`, `machine`, `cells`, `failures`")
+    about: About = Field(description="`title`, `command`, `machine`, `cells`, `failures`")
     runs: list[RunOfRow] = Field(
         description="`row`, `seed`, folder (`run`) and, if there are folds, `fold` of each finished run"
     )

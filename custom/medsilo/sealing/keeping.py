@@ -1,13 +1,15 @@
 """A site's memory across a restart, within a study. All of it is secret: it goes to the site's disk only."""
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.sealing.letters import Assembly, Box, Bytes16, Bytes32, Letter, Offered, OneShare, RoundNumber, SiteName
+from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Offered, OneShare, SiteName
 
-KEPT_STAMPS = 3  # rounds, and uploads of each: a server that dies inside a round may ask for the round before, too
+NOTHING = bytes(32)  # stands for a round in which sites are given nothing in common
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
 
 
@@ -23,7 +25,7 @@ class _Hidden(Letter):
 
 
 class Turn(_Hidden):
-    """A site's secrets in one pairwise round: used once."""
+    """A site's secrets in one round: used once."""
 
     own: Offered
     mask: Bytes32
@@ -32,29 +34,52 @@ class Turn(_Hidden):
     boxes: dict[SiteName, Box]  # with shares for the others, as they were offered
     offers: Annotated[tuple[Offered, ...], Field(strict=False)] = ()  # of the round's sites, when it has begun
     context: Bytes32 | None = None  # when it has sealed
+    given: Bytes32 = NOTHING  # stands for what this site was given in the round
 
 
-class Unmasking(_Hidden):
-    """The sums that a site has helped to open: one of each round, over the same sites, whatever the server asks.
+class SumNote(_Hidden):
+    """A sum that a site has helped to open."""
 
-    It is kept for the whole study: a round that is repeated after a failure adds the same sites, or else the two sums
-    would tell the model of whoever is in one of them only.
+    sites: Annotated[tuple[SiteName, ...], Field(strict=False)]
+    weights: Bytes32  # stands for the weights with which their numbers were added
+    context: Bytes32  # of the last time that it was opened
+
+
+class SumMemory:
+    """The sums of a study that a site has helped to open: one of each round, over the same sites with the same weights,
+    whatever the server asks and however often it lets the hospitals agree on fresh keys.
+
+    Two different sums of a round would tell the model of whoever is in one of them only, or counts more in one of them.
     """
 
-    added: dict[RoundNumber, Annotated[tuple[SiteName, ...], Field(strict=False)]] = {}
-    contexts: dict[RoundNumber, Bytes32] = {}  # of the last time that a round was opened
+    def __init__(self, notes: Mapping[int, SumNote] = MappingProxyType({})) -> None:
+        self.notes = dict(notes)
 
-    def allow(self, number: int, sites: tuple[str, ...], context: bytes) -> Self:
-        """Return the memory with this one; raises Refused for a second, different one of a round."""
-        earlier = self.added.get(number, sites)
-        if earlier != sites:
-            told = ", ".join(sorted(set(earlier) ^ set(sites)))
+    def check(self, number: int, note: SumNote) -> None:
+        """Raise Refused for a second, different sum of a round."""
+        earlier = self.notes.get(number, note)
+        if earlier.sites != note.sites:
+            told = ", ".join(sorted(set(earlier.sites) ^ set(note.sites)))
             raise Refused(
                 f"the server: it asks for a second, different unmasking of round {number}: it differs in {told}, whose "
                 "model the two sums would tell"
             )
-        added, contexts = {**self.added, number: sites}, {**self.contexts, number: context}
-        return self.model_copy(update={"added": added, "contexts": contexts})
+        if earlier.weights != note.weights:
+            raise Refused(f"the server: it asks for a second unmasking of round {number} with other weights")
+
+    def note(self, number: int, note: SumNote) -> None:
+        """Remember a sum that this site is about to help with; raises Refused for a second, different one."""
+        self.check(number, note)
+        self.notes[number] = note
+
+    def facts(self) -> dict[str, Any]:
+        """Return what must be on the disk before anything that rests on it leaves."""
+        return {str(number): note.facts() for number, note in self.notes.items()}
+
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> Self:
+        """Return the memory that `facts` told; raises Refused."""
+        return cls({int(number): SumNote.read("this site", note) for number, note in kept.items()})
 
 
 class Secrets(_Hidden):
@@ -65,10 +90,7 @@ class Secrets(_Hidden):
     channel: Bytes32
     signing: Bytes32
     assembly: Assembly | None = None
-    group_key: Bytes32 | None = None
     turn: Turn | None = None
-    unmasking: Unmasking = Unmasking()
-    stamps: dict[RoundNumber, Annotated[tuple[Bytes16, ...], Field(strict=False)]] = {}
 
     def to_bytes(self) -> bytes:
         """Return the secrets as a file holds them."""

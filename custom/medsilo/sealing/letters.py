@@ -14,10 +14,7 @@ from medsilo.sealing.signing import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST
 from medsilo.sealing.terms import MOST_SITES
 
 BOX = 12 + 2 * SHARE + 16  # bytes: nonce, shares of both masks, tag
-KEY_BOX = 12 + 32 + 16
-NONCE = 16
 TOLD_SUMS = 2
-MOST_BLOCKS = 4 * MOST_SITES
 
 
 def _from_hex(value: Any) -> Any:
@@ -29,12 +26,10 @@ def _from_hex(value: Any) -> Any:
 
 
 Digits = PlainSerializer(lambda value: value.hex(), when_used="json")
-Bytes16 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=16, max_length=16)]
 Bytes32 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=32, max_length=32)]
 Bytes64 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=64, max_length=64)]
 OneShare = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=SHARE, max_length=SHARE)]
 Box = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=BOX, max_length=BOX)]
-KeyBox = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=KEY_BOX, max_length=KEY_BOX)]
 Certificate = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=1, max_length=LONGEST_CERTIFICATE)]
 Signature = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(max_length=LONGEST_SIGNATURE)]
 SiteName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -80,18 +75,6 @@ class Assembly(Letter):
     introductions: Annotated[tuple[Introduction, ...], Field(max_length=MOST_SITES, strict=False)]
 
 
-class GroupKeys(Letter):
-    """The hospitals' common key, in a box for each hospital but the one that drew it."""
-
-    boxes: Annotated[dict[SiteName, KeyBox], BySite]
-
-
-class GroupKey(Letter):
-    """The box for one hospital, as the server relays it."""
-
-    box: KeyBox
-
-
 class Unmasked(Letter):
     """The last sums that a site helped to open before the study began anew: a round, and the sites in it."""
 
@@ -101,7 +84,7 @@ class Unmasked(Letter):
     ]
 
 
-# ------------------------------------------------------------ a pairwise round
+# ------------------------------------------------------------ a round
 class Offered(Letter):
     """A site's fresh key for the masks of one round, and what its own mask's seed can be recognised by."""
 
@@ -157,30 +140,8 @@ class Reveal(Letter):
 
 
 class SumClaim(Letter):
-    """The sites whose uploads are in a pairwise sum, as the server tells those who read it."""
+    """The sites whose uploads are in a sum, as the server tells those who read it."""
 
     round: RoundNumber
     context: Bytes32
     sites: Names
-
-
-# ------------------------------------------------------------ a group's round
-class Stamp(Letter):
-    """The stamp that makes the masks of an upload its own: drawn anew for each."""
-
-    round: RoundNumber
-    nonce: Bytes16
-
-
-class MixtureClaim(Letter):
-    """The sites whose uploads are in a mixture, and their weights, as the server tells those who read it."""
-
-    round: RoundNumber
-    nonces: Annotated[dict[SiteName, Bytes16], BySite]
-    rows: Annotated[
-        dict[
-            Annotated[str, Field(max_length=400)],
-            Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 52)], ...], Field(max_length=MOST_SITES, strict=False)],
-        ],
-        Field(max_length=MOST_BLOCKS),
-    ]

@@ -1,9 +1,9 @@
-"""The masks of a pairwise round, as sites put them on and the server takes off what is left of them.
+"""The masks of a round, as sites put them on and the server takes off what is left of them.
 
 Site j sends y_j = w_j x_j + Σ_{k > j} p_jk - Σ_{k < j} p_jk + b_j (Bonawitz et al. 2017, section 4), over the sites k
 of the round. The streams p_jk = p_kj come from X25519 keys that both drew for this round, b_j from a seed that j drew
-for it. All depend on the round's context: its sites and their keys, and what is added with which weights. So sites
-that were told different things have masks that do not cancel.
+for it. All depend on the round's context: its sites and their keys, what is added with which weights, and what the
+sites were given. So sites that were told or given different things have masks that do not cancel.
 
 Why a dropout opens one round only: what the others then reveal is its X25519 key *of that round*. Its keys of other
 rounds were drawn independently of it, and the seeds of pairs are derived from those alone. Its upload of that round, if
@@ -26,10 +26,22 @@ def assembly_digest(terms: Terms, introductions: Sequence[Introduction]) -> byte
     return digest("assembly", terms.digest, *keys)
 
 
-def context_of(assembly: bytes, number: int, offers: Sequence[Offered], blocks: Sequence[SealedBlock]) -> bytes:
-    """Return bytes that stand for a round: who takes part with which keys, and what is added with which weights."""
+def context_of(
+    assembly: bytes, number: int, offers: Sequence[Offered], blocks: Sequence[SealedBlock], given: bytes
+) -> bytes:
+    """Return bytes that stand for a round: who takes part with which keys, what is added with which weights, and what
+    all sites were given before they trained."""
     keys = [part for own in offers for part in (own.site, own.mask, own.commitment)]
-    return digest("round", assembly, number, len(offers), *keys, *(block.digest for block in blocks))
+    return digest("round", assembly, number, len(offers), *keys, given, *(block.digest for block in blocks))
+
+
+def weights_of(terms: Terms, sites: Sequence[str], blocks: Sequence[SealedBlock]) -> bytes:
+    """Return bytes that stand for the weights with which these sites' numbers are added."""
+    places = [terms.place(site) for site in sites]
+    parts: list[str | int] = []
+    for block in blocks:
+        parts += [block.name, *(("private",) if block.weights is None else (block.weights[place] for place in places))]
+    return digest("weights", *parts)
 
 
 def introduced(terms: Terms, site: str, channel: bytes, signing: bytes) -> bytes:

@@ -1,12 +1,11 @@
 """A hospital's side of sealed mixing.
 
-A study: `Member.begin`, `introduction`, `meet`; then the common key, where the terms or a block need one, from
-`group_keys` of the first site to `take_group_key` of the others.
-A group round: `seal_upload`, and `open_mixtures` when the server sends the mixture back.
-A pairwise round: `offer`, `seal`, `confirm` (if the terms say so), `unmask`, and `open_sums`.
+A study: `Member.begin`, `introduction`, `meet`.
+A round: `offer`, `seal`, `confirm` (if the terms say so), `unmask`, and `open_sums`.
 
-Whatever a call returns may leave the site only after `saved()` was written to its disk: a key that is used a second
-time after a crash would tell what it hides. All that comes is checked, and refused in one line that names who sent it.
+Whatever a call returns may leave the site only after `saved()` and its memory were written to its disk: a key that is
+used a second time after a crash would tell what it hides. All that comes is checked, and refused in one line that names
+who sent it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,34 +21,26 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing import letters, masks
-from medsilo.sealing.channels import Assembled, Channels, box_of, content_of
+from medsilo.sealing.channels import BOXED, Assembled, Channels, box_of, content_of
 from medsilo.sealing.fixed_point import Flat, as_tensor, as_words
-from medsilo.sealing.keeping import KEPT_STAMPS, Secrets, Turn, Unmasking
+from medsilo.sealing.keeping import NOTHING, Secrets, SumMemory, SumNote, Turn
 from medsilo.sealing.shamir import SHARE, split
 from medsilo.sealing.signing import Signer
-from medsilo.sealing.streams import KEY, Words, add_streams, derive
-from medsilo.sealing.terms import (
-    HOSPITALS,
-    SERVER,
-    SealedBlock,
-    Terms,
-    check_blocks,
-    check_hidden,
-    check_row,
-    readers_of,
-)
+from medsilo.sealing.streams import KEY, Words, add_streams
+from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks, check_hidden, readers_of
 
 SERVER_SAYS = "the server"
+KEY_BOX = KEY + BOXED
 
 
 class Member:
     """One hospital of a sealed study."""
 
-    def __init__(self, terms: Terms, signer: Signer, secrets: Secrets) -> None:
+    def __init__(self, terms: Terms, signer: Signer, secrets: Secrets, memory: SumMemory) -> None:
         if secrets.terms != terms.digest:
             raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; begin anew")
         self.terms, self.site = terms, secrets.site
-        self._signer, self._kept = signer, secrets
+        self._signer, self._kept, self.memory = signer, secrets, memory
         self._channels: Channels | None = None
         if secrets.assembly:
             self._connect(Assembled(terms, secrets.assembly.introductions))
@@ -58,21 +49,16 @@ class Member:
         return f"<Member {self.site} of {self.terms.study}>"
 
     @classmethod
-    def begin(cls, terms: Terms, site: str, signer: Signer, earlier: "Member | None" = None) -> Self:
-        """Return a site with fresh keys.
-
-        earlier: the same site before the study began anew, whose memory of unmaskings stays.
-        """
+    def begin(cls, terms: Terms, site: str, signer: Signer, memory: SumMemory) -> Self:
+        """Return a site with fresh keys. memory: the site's one of the study, whatever keys it had before."""
         terms.place(site)
-        memory = earlier._kept.unmasking if earlier else Unmasking()
-        channel, signing = token_bytes(KEY), token_bytes(KEY)
-        kept = Secrets(terms=terms.digest, site=site, channel=channel, signing=signing, unmasking=memory)
-        return cls(terms, signer, kept)
+        kept = Secrets(terms=terms.digest, site=site, channel=token_bytes(KEY), signing=token_bytes(KEY))
+        return cls(terms, signer, kept, memory)
 
     @classmethod
-    def load(cls, terms: Terms, signer: Signer, saved: bytes) -> Self:
+    def load(cls, terms: Terms, signer: Signer, saved: bytes, memory: SumMemory) -> Self:
         """Return the site that `saved` tells."""
-        return cls(terms, signer, Secrets.from_bytes(saved))
+        return cls(terms, signer, Secrets.from_bytes(saved), memory)
 
     def saved(self) -> bytes:
         """Return what the site must keep, all of it secret."""
@@ -97,8 +83,8 @@ class Member:
 
     def unmasked(self) -> letters.Unmasked:
         """Return the last sums that this site has helped to open: a round that is repeated must add the same sites."""
-        last = sorted(self._kept.unmasking.added.items())[-letters.TOLD_SUMS :]
-        return letters.Unmasked(sums=tuple(last))
+        last = sorted(self.memory.notes.items())[-letters.TOLD_SUMS :]
+        return letters.Unmasked(sums=tuple((number, note.sites) for number, note in last))
 
     def _public_keys(self) -> tuple[bytes, bytes]:
         signing = Ed25519PrivateKey.from_private_bytes(self._kept.signing)
@@ -132,34 +118,17 @@ class Member:
     def _keep(self, **changed: object) -> None:
         self._kept = self._kept.model_copy(update=changed)
 
-    def group_keys(self) -> letters.GroupKeys:
-        """Return the hospitals' common key, drawn by the first site, in a box for each other one."""
-        if self.site != self.terms.sites[0]:
-            raise Refused(f"{self.site}: the common key is drawn by {self.terms.sites[0]}")
-        key = self._kept.group_key or token_bytes(KEY)
-        self._keep(group_key=key)
-        others = [site for site in self.terms.sites if site != self.site]
-        return letters.GroupKeys(boxes={site: self._linked.lock(site, key, "group key") for site in others})
-
-    def take_group_key(self, letter: letters.GroupKey) -> None:
-        """Take the common key that the first site drew."""
-        key = self._linked.unlock(self.terms.sites[0], letter.box, "group key")
-        if self._kept.group_key not in (None, key):
-            raise Refused("the server: it relays another common key than before")
-        self._keep(group_key=key)
-
-    @property
-    def _group_key(self) -> bytes:
-        if self._kept.group_key is None:
-            raise MedsiloError("sealing: this site has not got the hospitals' common key yet")
-        return self._kept.group_key
-
     # ------------------------------------------------------------------ what hospitals tell each other
     def tell(self, number: int, name: str, tensors: Tensors) -> Tensor:
-        """Return tensors as bytes that every hospital can read, and the server cannot."""
+        """Return tensors as bytes that every hospital can read, and the server cannot.
+
+        They are in one box; its key, drawn for it, lies in a box for each hospital behind it.
+        """
         content = b"".join(bytes_of(tensors[key].detach().cpu().contiguous()) for key in sorted(tensors))
-        box = box_of(self._told_key(self.site, number, name), content)
-        return torch.frombuffer(bytearray(box), dtype=torch.uint8)
+        key, about = token_bytes(KEY), (number, name)
+        box = box_of(key, content, "told", self.site, *about)
+        boxes = [self._linked.lock(site, key, "key of told", *about) for site in self.terms.sites]
+        return torch.frombuffer(bytearray(b"".join((box, *boxes))), dtype=torch.uint8)
 
     def told(self, site: str, number: int, name: str, flat: Flat, sealed: Tensor) -> Tensors:
         """Return what another hospital told all; raises Refused, naming it, unless it is of this round and name."""
@@ -167,100 +136,24 @@ class Member:
         try:
             if not isinstance(sealed, Tensor) or sealed.dtype != torch.uint8 or sealed.dim() != 1:
                 raise ValueError("not bytes")
-            return flat.split(
-                content_of(self._told_key(site, number, name), sealed.cpu().contiguous().numpy().tobytes())
-            )
-        except (InvalidTag, ValueError) as error:
+            content = sealed.cpu().contiguous().numpy().tobytes()
+            end = len(content) - KEY_BOX * len(self.terms.sites)
+            mine = end + KEY_BOX * self.terms.place(self.site)
+            key = self._linked.unlock(site, content[mine : mine + KEY_BOX], "key of told", number, name)
+            return flat.split(content_of(key, content[:end], "told", site, number, name))
+        except (InvalidTag, Refused, ValueError) as error:
             raise Refused(
                 f"{site}: what it told the hospitals as {name} in round {number} cannot be opened: it was changed, or "
                 "is of another round or size"
             ) from error
 
-    def _told_key(self, site: str, number: int, name: str) -> bytes:
-        return derive(self._group_key, "told", self._linked.all.digest, number, name, site)
-
-    # ------------------------------------------------------------------ a group's round
-    def seal_upload(
-        self, number: int, blocks: Sequence[SealedBlock], groups: Groups, weights: Mapping[str, int] | None = None
-    ) -> tuple[letters.Stamp, Tensors]:
-        """Return what this site sends in a round: one row of words for each block.
-
-        groups: the tensors of each block. weights: by block, what this site multiplies its own by, secretly; the server
-        then mixes such blocks with weights of 1.
-        """
-        self._check_mode("group")
-        check_blocks(self.terms, blocks)
-        stamp = letters.Stamp(round=number, nonce=token_bytes(16))
-        sealed = {}
-        for block in blocks:
-            words = self._encoded(block, groups, weights or {})
-            add_streams(words, [(self._upload_key(block, number, self.site, stamp.nonce), 1)])
-            sealed[block.name] = as_tensor(words)
-        own = (*self._kept.stamps.get(number, ()), stamp.nonce)[-KEPT_STAMPS:]
-        earlier = {key: nonces for key, nonces in self._kept.stamps.items() if key < number}
-        self._keep(stamps=dict(sorted({**earlier, number: own}.items())[-KEPT_STAMPS:]))
-        return stamp, sealed
-
-    def open_mixtures(
-        self,
-        claim: letters.MixtureClaim,
-        number: int,
-        blocks: Sequence[SealedBlock],
-        mixed: Tensors,
-        rows: Mapping[str, Sequence[int]],
-        divisors: Mapping[str, int] | None = None,
-    ) -> Groups:
-        """Return the mixtures of a round, by block.
-
-        rows: the weights that this site must be given, by block, in the order of the sites: from its own computation,
-            or as they were published before it sent anything.
-        divisors: what to divide by where it is not what the row adds up to.
-        """
-        self._check_mode("group")
-        self._check_mixture(claim, number, blocks, rows)
-        opened = {}
-        for block in blocks:
-            words = self._came(block, mixed)
-            row = tuple(rows[block.name])
-            counted = [(site, nonce, row[self.terms.place(site)]) for site, nonce in claim.nonces.items()]
-            add_streams(
-                words,
-                [(self._upload_key(block, number, site, nonce), -weight) for site, nonce, weight in counted if weight],
-            )
-            opened[block.name] = block.read(words, row, range(len(row)), (divisors or {}).get(block.name))
-        return opened
-
-    def _check_mixture(
-        self, claim: letters.MixtureClaim, number: int, blocks: Sequence[SealedBlock], rows: Mapping[str, Sequence[int]]
-    ) -> None:
-        if claim.round != number:
-            raise Refused(f"the server: it sends the mixture of round {claim.round}, and this is round {number}")
-        places = {self.terms.place(site) for site in claim.nonces}
-        own = claim.nonces.get(self.site)
-        if own is not None and own not in self._kept.stamps.get(number, ()):
-            raise Refused(f"the server: it tells an upload of this site in round {number} that it did not send")
-        for block in blocks:
-            row = tuple(rows[block.name])
-            if claim.rows.get(block.name) != row:
-                raise Refused(
-                    f"the server: the weights that it mixed {block.name} with in round {number} are not those agreed on"
-                )
-            check_row(self.terms, block.name, row, block.fixed)
-            if any(weight and place not in places for place, weight in enumerate(row)):
-                raise Refused(f"the server: the weights of {block.name} count a site that sent nothing")
-            check_hidden(block, row, places, {self.terms.place(self.site)})
-
-    def _upload_key(self, block: SealedBlock, number: int, site: str, nonce: bytes) -> bytes:
-        return derive(self._group_key, "upload", self._linked.all.digest, number, block.digest, site, nonce)
-
-    # ------------------------------------------------------------------ a pairwise round
+    # ------------------------------------------------------------------ a round
     def offer(self, number: int) -> letters.Offer:
         """Return fresh keys for a round, and shares of their secrets for each other site.
 
         It takes the place of an earlier offer, which can then be sealed with no more. Asked again before the round has
         begun, because the answer was lost, it is the same.
         """
-        self._check_mode("pairwise")
         turn = self._kept.turn
         if turn and turn.own.round == number and turn.context is None:
             return letters.Offer(offered=turn.own, boxes=turn.boxes)
@@ -285,15 +178,17 @@ class Member:
         blocks: Sequence[SealedBlock],
         groups: Groups,
         weights: Mapping[str, int] | None = None,
+        given: bytes = NOTHING,
     ) -> Tensors:
         """Return what this site sends in a round: one row of words for each block.
 
         weights: by block whose weights are not public, what this site multiplies its own by; 1 if not given.
+        given: stands for what this site was given of what all have in common; where another was given something else,
+            the masks do not cancel.
         """
-        self._check_mode("pairwise")
         check_blocks(self.terms, blocks)
         turn = self._begun(deal)
-        context = masks.context_of(self._linked.all.digest, deal.round, deal.offers, blocks)
+        context = masks.context_of(self._linked.all.digest, deal.round, deal.offers, blocks, given)
         others = [own for own in deal.offers if own.site != self.site]
         pairs = {own.site: masks.agree(turn.mask, own.site, own.mask) for own in others}
         sealed = {}
@@ -307,7 +202,7 @@ class Member:
                 streams.append((key, 1))
             add_streams(words, streams)
             sealed[block.name] = as_tensor(words)
-        self._keep(turn=turn.model_copy(update={"context": context}))
+        self._keep(turn=turn.model_copy(update={"context": context, "given": given}))
         return sealed
 
     def has_sealed(self, deal: letters.Deal) -> bool:
@@ -349,19 +244,19 @@ class Member:
         """Sign whose uploads are added. From now on this site helps to open no other sum of this round."""
         if not self.terms.confirm:
             raise Refused("the server: it asks for a confirmation that this study does not have")
-        _, context = self._agreed(survivors.round, survivors.sites, blocks)
-        self._keep(unmasking=self._kept.unmasking.allow(survivors.round, survivors.sites, context))
-        return letters.Confirmation(signature=self._linked.sign(masks.confirmed(context, survivors.sites)))
+        _, note = self._agreed(survivors.round, survivors.sites, blocks)
+        self.memory.note(survivors.round, note)
+        return letters.Confirmation(signature=self._linked.sign(masks.confirmed(note.context, survivors.sites)))
 
     def unmask(self, request: letters.UnmaskingRequest, blocks: Sequence[SealedBlock]) -> letters.Reveal:
         """Return one share of one secret of each site of the round: never of both.
 
         Asked again for the same, it answers the same.
         """
-        turn, context = self._agreed(request.round, request.sites, blocks)
+        turn, note = self._agreed(request.round, request.sites, blocks)
         if self.terms.confirm:
-            self._check_confirmations(context, request)
-        self._keep(unmasking=self._kept.unmasking.allow(request.round, request.sites, context))
+            self._check_confirmations(note.context, request)
+        self.memory.note(request.round, note)
         added = set(request.sites)
         return letters.Reveal(
             round=request.round,
@@ -369,8 +264,8 @@ class Member:
             dropped={site: key for site, (_, key) in turn.shares.items() if site not in added},
         )
 
-    def _agreed(self, number: int, sites: tuple[str, ...], blocks: Sequence[SealedBlock]) -> tuple[Turn, bytes]:
-        """Return this site's turn and its context, if these sites may be added; raises Refused."""
+    def _agreed(self, number: int, sites: tuple[str, ...], blocks: Sequence[SealedBlock]) -> tuple[Turn, SumNote]:
+        """Return this site's turn and what it remembers of the sum, if these sites may be added; raises Refused."""
         turn = self._kept.turn
         if turn is None or turn.context is None or turn.own.round != number:
             raise Refused(f"the server: it asks to unmask round {number}, in which this site sealed nothing")
@@ -384,13 +279,14 @@ class Member:
                 f"the server: it asks to unmask a sum of {len(sites)} sites in round {number}; fewer than "
                 f"{self.terms.least} are not opened"
             )
-        if masks.context_of(self._linked.all.digest, number, turn.offers, blocks) != turn.context:
+        if masks.context_of(self._linked.all.digest, number, turn.offers, blocks, turn.given) != turn.context:
             raise Refused(f"the server: the blocks or weights of round {number} are not those that were sealed")
         places = {self.terms.place(site) for site in sites}
         for block in blocks:
             check_hidden(block, block.weights or (1,) * len(self.terms.sites), places, readers_of(self.terms, block))
-        self._kept.unmasking.allow(number, sites, turn.context)
-        return turn, turn.context
+        note = SumNote(sites=sites, weights=masks.weights_of(self.terms, sites, blocks), context=turn.context)
+        self.memory.check(number, note)
+        return turn, note
 
     def _check_confirmations(self, context: bytes, request: letters.UnmaskingRequest) -> None:
         if not set(request.confirmations) <= set(request.sites):
@@ -414,16 +310,15 @@ class Member:
 
         divisors: what to divide by instead.
         """
-        self._check_mode("pairwise")
-        known = self._kept.unmasking
-        if known.contexts.get(claim.round, claim.context) != claim.context:
+        known = self.memory.notes.get(claim.round)
+        if known and known.context != claim.context:
             raise Refused(f"the server: its sum of round {claim.round} is not of the round that this site sealed in")
-        if known.added.get(claim.round, claim.sites) != claim.sites:
+        if known and known.sites != claim.sites:
             raise Refused(f"the server: the sites in its sum of round {claim.round} are not those that were unmasked")
         places = [self.terms.place(site) for site in claim.sites]
         opened = {}
         for block in blocks:
-            if block.reader not in (HOSPITALS, self.site):
+            if block.reader not in (SERVER, self.site):
                 continue
             words = self._came(block, sums)
             keys = [self._reader_key(block, site, claim.context) for site in claim.sites]
@@ -436,14 +331,7 @@ class Member:
         purpose = ("reader", context, block.digest, sender)
         if block.reader == SERVER or block.reader == sender:
             return None
-        if block.reader == HOSPITALS:
-            return derive(self._group_key, *purpose)
         return self._linked.secret(block.reader if sender == self.site else sender, *purpose)
-
-    # ------------------------------------------------------------------ both
-    def _check_mode(self, mode: str) -> None:
-        if self.terms.mode != mode:
-            raise MedsiloError(f"sealing: this study's mode is {self.terms.mode}, not {mode}")
 
     def _encoded(self, block: SealedBlock, groups: Groups, weights: Mapping[str, int]) -> Words:
         if block.weights is not None:

@@ -1,10 +1,9 @@
 """The server's side of sealed mixing: it passes on what it cannot read, and adds up what it cannot read.
 
-A study: `Gathering` collects the sites' keys and passes on the common key.
-A round: `MaskedMixtures` in a group study, `MaskedSums` in a pairwise one. Each lives as long as its round.
+A study: `Gathering` collects the sites' keys. A round: `MaskedSums`, which lives as long as it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,11 +12,10 @@ from medsilo.core.tensors import Tensors
 from medsilo.sealing import letters, masks
 from medsilo.sealing.channels import Assembled
 from medsilo.sealing.fixed_point import as_tensor, as_words
+from medsilo.sealing.keeping import NOTHING
 from medsilo.sealing.shamir import choices
 from medsilo.sealing.streams import Words, add_streams
-from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks, check_row
-
-CHUNK = 1 << 15  # words that are mixed at once: they stay in the processor's cache
+from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks
 
 
 class Gathering:
@@ -43,98 +41,26 @@ class Gathering:
             )
         return letters.Assembly(introductions=tuple(self._introductions[site] for site in self.terms.sites))
 
-    def group_keys(self, letter: letters.GroupKeys) -> dict[str, letters.GroupKey]:
-        """Return each site's box with the common key, as the first site sent them."""
-        drawer, *others = self.terms.sites
-        if set(letter.boxes) != set(others):
-            raise Refused(f"{drawer}: its boxes with the common key are not one for each other site")
-        return {site: letters.GroupKey(box=box) for site, box in letter.boxes.items()}
-
-
-class _Uploads:
-    """The sealed numbers of a round's sites, checked for their form."""
-
-    def __init__(self, terms: Terms, number: int, blocks: Sequence[SealedBlock]) -> None:
-        check_blocks(terms, blocks)
-        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
-        self.came: set[str] = set()
-
-    def check(self, site: str, sealed: Tensors) -> dict[str, Words]:
-        """Return what a site sealed as words, not copied; raises Refused, naming it."""
-        self.terms.place(site)
-        if site in self.came:
-            raise Refused(f"{site}: it has already sent what it sealed in round {self.number}")
-        if set(sealed) != {block.name for block in self.blocks}:
-            raise Refused(f"{site}: what it sealed lacks a block of round {self.number}, or has one too many")
-        return {
-            block.name: as_words(site, sealed[block.name], block.flat.words, block.fixed.bits) for block in self.blocks
-        }
-
-
-class MaskedMixtures:
-    """A group study's round: keeps the uploads until the round ends, and mixes them by any rows."""
-
-    def __init__(self, terms: Terms, number: int, blocks: Sequence[SealedBlock]) -> None:
-        self._uploads = _Uploads(terms, number, blocks)
-        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
-        self._words: dict[str, dict[str, Words]] = {}
-        self._nonces: dict[str, bytes] = {}
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Those who sent something, in order."""
-        return tuple(sorted(self._nonces))
-
-    def add(self, site: str, stamp: letters.Stamp, sealed: Tensors) -> None:
-        """Take what a site sealed; the words are kept, not copied. Raises Refused."""
-        words = self._uploads.check(site, sealed)
-        if stamp.round != self.number:
-            raise Refused(f"{site}: it sealed for round {stamp.round}, not {self.number}")
-        self._uploads.came.add(site)
-        self._words[site], self._nonces[site] = words, stamp.nonce
-
-    def mix(self, rows: Mapping[str, Sequence[int]]) -> tuple[letters.MixtureClaim, Tensors]:
-        """Return the mixtures by one row for each block, and what whoever opens them must know."""
-        mixed = {}
-        for block in self.blocks:
-            row = tuple(rows[block.name])
-            check_row(self.terms, block.name, row, block.fixed)
-            absent = [
-                site for site, weight in zip(self.terms.sites, row, strict=True) if weight and site not in self._words
-            ]
-            if absent:
-                raise MedsiloError(f"sealing: the weights of {block.name} count {', '.join(absent)}, who sent nothing")
-            weighted = [(self._words[site][block.name], row[self.terms.place(site)]) for site in self.sites]
-            mixed[block.name] = as_tensor(_mixed([(words, weight) for words, weight in weighted if weight]))
-        used = {block.name: tuple(rows[block.name]) for block in self.blocks}
-        return letters.MixtureClaim(round=self.number, nonces=dict(sorted(self._nonces.items())), rows=used), mixed
-
-
-def _mixed(weighted: Sequence[tuple[Words, int]]) -> Words:
-    """Return Σ w y modulo 2^32 or 2^64."""
-    first = weighted[0][0]
-    total, room = np.zeros_like(first), np.empty(CHUNK, first.dtype)
-    for start in range(0, len(total), CHUNK):
-        part = total[start : start + CHUNK]
-        for words, weight in weighted:
-            own = words[start : start + CHUNK]
-            if weight != 1:
-                own = np.multiply(own, own.dtype.type(weight), out=room[: len(own)])
-            np.add(part, own, out=part)
-    return total
-
 
 class MaskedSums:
-    """A pairwise study's round: adds up uploads as they come, and takes off what masks are left with shares that the
-    sites reveal."""
+    """A round: adds up uploads as they come, and takes off what masks are left with shares that the sites reveal."""
 
-    def __init__(self, terms: Terms, assembly: letters.Assembly, number: int, blocks: Sequence[SealedBlock]) -> None:
-        self._uploads = _Uploads(terms, number, blocks)
-        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
+    def __init__(
+        self,
+        terms: Terms,
+        assembly: letters.Assembly,
+        number: int,
+        blocks: Sequence[SealedBlock],
+        given: bytes = NOTHING,
+    ) -> None:
+        """given: stands for what all sites are given in common before they train."""
+        check_blocks(terms, blocks)
+        self.terms, self.number, self.blocks, self.given = terms, number, tuple(blocks), given
         self._all = Assembled(terms, assembly.introductions)
         self._offers: dict[str, letters.Offer] = {}
         self._dealt: tuple[str, ...] = ()
         self._context = b""
+        self._came: set[str] = set()
         self._sums: dict[str, Words] = {}
         self._survivors: tuple[str, ...] = ()
         self._confirmations: dict[str, bytes] = {}
@@ -158,7 +84,7 @@ class MaskedSums:
         self._enough(len(self._offers), self.terms.least, "offered keys")
         self._dealt = tuple(sorted(self._offers))
         offers = tuple(self._offers[site].offered for site in self._dealt)
-        self._context = masks.context_of(self._all.digest, self.number, offers, self.blocks)
+        self._context = masks.context_of(self._all.digest, self.number, offers, self.blocks, self.given)
         return {
             site: letters.Deal(
                 round=self.number,
@@ -175,18 +101,28 @@ class MaskedSums:
             raise Refused(f"{site}: it is not in round {self.number}")
         if self._survivors:
             raise Refused(f"{site}: what it sealed comes too late for round {self.number}")
-        for name, words in self._uploads.check(site, sealed).items():
+        for name, words in self._words(site, sealed).items():
             if name in self._sums:
                 np.add(self._sums[name], words, out=self._sums[name])
             else:
                 self._sums[name] = words.copy()
-        self._uploads.came.add(site)
+        self._came.add(site)
+
+    def _words(self, site: str, sealed: Tensors) -> dict[str, Words]:
+        """Return what a site sealed as words, not copied; raises Refused, naming it."""
+        if site in self._came:
+            raise Refused(f"{site}: it has already sent what it sealed in round {self.number}")
+        if set(sealed) != {block.name for block in self.blocks}:
+            raise Refused(f"{site}: what it sealed lacks a block of round {self.number}, or has one too many")
+        return {
+            block.name: as_words(site, sealed[block.name], block.flat.words, block.fixed.bits) for block in self.blocks
+        }
 
     def survivors(self) -> letters.Survivors:
         """Close the round: return the sites whose uploads are added. Raises ParticipationError if they are too few."""
         if not self._survivors:
-            self._enough(len(self._uploads.came), self.terms.least, "sealed")
-            self._survivors = tuple(sorted(self._uploads.came))
+            self._enough(len(self._came), self.terms.least, "sealed")
+            self._survivors = tuple(sorted(self._came))
         return letters.Survivors(round=self.number, sites=self._survivors)
 
     # ------------------------------------------------------------------ unmasking

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Tensors
@@ -12,7 +11,7 @@ from medsilo.sealing.streams import Words, digest
 
 LEAST, MOST_SITES = 3, 256
 
-SERVER, HOSPITALS = "@server", "@hospitals"  # who reads a sum; else the name of a site
+SERVER = "@server"  # who reads a sum, and may tell all; else the name of a site
 
 
 @dataclass(frozen=True)
@@ -21,15 +20,14 @@ class Terms:
 
     study, plan: its name and its plan's hash.
     sites: the hospitals, in sorted order. A hospital's place in it is its place in every agreement.
-    threshold: of a pairwise study, how many hospitals can take off what a dropout leaves; 0 in a group study.
+    threshold: how many hospitals can take off what a dropout leaves.
     confirm: whether hospitals first sign which uploads are added, against a server that lies; one exchange more.
     """
 
     study: str
     plan: str
     sites: tuple[str, ...]
-    mode: Literal["group", "pairwise"]
-    threshold: int = 0
+    threshold: int
     confirm: bool = False
 
     def __post_init__(self) -> None:
@@ -41,9 +39,7 @@ class Terms:
                 f"sealing: {count} sites; it needs {LEAST} to {MOST_SITES}: of two hospitals, each can tell the "
                 "other's model from the sum"
             )
-        if self.mode == "group" and (self.threshold or self.confirm):
-            raise PlanError("sealing: a threshold and its confirmation belong to the mode pairwise")
-        if self.mode == "pairwise" and not (count < 2 * self.threshold and self.threshold <= count):
+        if not count < 2 * self.threshold <= 2 * count:
             raise PlanError(
                 f"sealing: threshold {self.threshold}; for {count} sites it must be from {count // 2 + 1} to {count}: "
                 "with half of them or fewer a server could have both of a hospital's masks taken off"
@@ -52,7 +48,7 @@ class Terms:
     @cached_property
     def digest(self) -> bytes:
         """Bytes that stand for the terms."""
-        return digest("terms", self.study, self.plan, *self.sites, self.mode, self.threshold, int(self.confirm))
+        return digest("terms", self.study, self.plan, *self.sites, self.threshold, int(self.confirm))
 
     @property
     def least(self) -> int:
@@ -65,8 +61,6 @@ class Terms:
 
         Together they learn the sums only. None where a server that lies may learn more by itself.
         """
-        if self.mode == "group":
-            return 0, 0
         return self.threshold - 1, 2 * self.threshold - len(self.sites) - 1 if self.confirm else None
 
     @property
@@ -89,17 +83,15 @@ class SealedBlock:
     """Numbers that are sealed and added as one.
 
     name: the group's, with what else tells it apart in a round.
-    reader: who can read the sum: SERVER, HOSPITALS (all of them, and not the server) or one site. In a group study
-        always HOSPITALS.
-    weights: of each site's numbers, in the order of the sites, where they are public. In a pairwise study a site
-        multiplies by its own before it seals, by one of its own choice if there are none here. In a group study the
-        server multiplies, by the reader's row, which is told when it is opened.
+    reader: who can read the sum: SERVER, which may tell it to all, or one site.
+    weights: of each site's numbers, in the order of the sites, where they are public. A site multiplies by its own
+        before it seals, by one of its own choice if there are none here.
     """
 
     name: str
     flat: Flat
     fixed: FixedPoint
-    reader: str = HOSPITALS
+    reader: str = SERVER
     weights: tuple[int, ...] | None = None
 
     @cached_property
@@ -135,11 +127,9 @@ def check_blocks(terms: Terms, blocks: Sequence[SealedBlock]) -> None:
     if not blocks or len({block.name for block in blocks}) != len(blocks):
         raise PlanError("sealing: a round seals at least one block, each under a name of its own")
     for block in blocks:
-        if block.reader not in (HOSPITALS, *((SERVER, *terms.sites) if terms.mode == "pairwise" else ())):
-            raise PlanError(f"sealing: the sum of {block.name} cannot be for {block.reader} in the mode {terms.mode}")
+        if block.reader not in (SERVER, *terms.sites):
+            raise PlanError(f"sealing: the sum of {block.name} cannot be for {block.reader}, who is not of the study")
         if block.weights is not None:
-            if terms.mode == "group":
-                raise PlanError(f"sealing: the weights of {block.name} are the server's in the mode group")
             check_row(terms, block.name, block.weights, block.fixed)
 
 
@@ -152,8 +142,8 @@ def check_row(terms: Terms, name: str, row: Sequence[int], fixed: FixedPoint) ->
 
 
 def readers_of(terms: Terms, block: SealedBlock) -> Collection[int]:
-    """Return the places of those who may read a pairwise sum; all where the server may, who may tell them."""
-    return range(len(terms.sites)) if block.reader in (SERVER, HOSPITALS) else {terms.place(block.reader)}
+    """Return the places of those who may read a sum; all where the server may, who may tell them."""
+    return range(len(terms.sites)) if block.reader == SERVER else {terms.place(block.reader)}
 
 
 def check_hidden(block: SealedBlock, row: Sequence[int], places: Collection[int], readers: Collection[int]) -> None:

@@ -19,12 +19,18 @@ from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import write_text
+from medsilo.core.package import package_facts
 from medsilo.core.section import Section, in_words
 from medsilo.core.text import plain
 from medsilo.sealing.signing import Certified
 from medsilo.site.locked import LockedFolder
 
-FOLDER_NAME, ASKED, LOCK = "approvals", "asked", "approvals.lock"  # the folder is beside a hospital's book
+FOLDER_NAME, ASKED, ANSWERED, LOCK = (
+    "approvals",
+    "asked",
+    "answered",
+    "approvals.lock",
+)  # the folder is beside a hospital's book
 SIGNED = b"medsilo approvals 1\n"  # begins what is signed, so that the signature is of no use for anything else
 WAIT = 60.0  # seconds that another process may hold the lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS = 10_000, 1000, 1_000_000
@@ -43,7 +49,7 @@ class ApprovalLimits(Section):
     """The limits of an approval. A limit that is not given does not hold."""
 
     expires: When | None = None
-    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # the last round that is answered, in each study of the plan
+    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # rounds that are answered, of all studies of the plan
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)  # nobody else may take part
     method: Text = ""
 
@@ -73,9 +79,16 @@ class Decision(Section):
     at: When
     by: Text
     limits: ApprovalLimits = ApprovalLimits()
+    package: Text  # the medsilo that was installed: version and hash of its files
+    data: Text = ""  # what stands for the hospital's data set
 
-    def objection(self, method: str, sites: Collection[str], round_number: int, now: float) -> str:
-        """Return why the plan may not go on here, as the rest of "this hospital ..."; nothing where it may."""
+    def objection(
+        self, method: str, named: Collection[str], sites: Collection[str], round_number: int, data: str, now: float
+    ) -> str:
+        """Return why the plan may not go on here, as the rest of "this hospital ..."; nothing where it may.
+
+        named: the plan's own sites; sites: those that the server tells, which may be fewer; data: the data set.
+        """
         own = self.limits
         if self.verdict != "approved":
             return {"declined": "has declined", "withdrawn": "has withdrawn its approval of"}[self.verdict]
@@ -83,10 +96,20 @@ class Decision(Section):
             return f"approved until {moment(own.expires)}, and no longer,"
         if own.rounds is not None and round_number > own.rounds:
             return f"approved at most {own.rounds} rounds of"
-        if own.sites and (others := sorted(set(sites) - set(own.sites))):
+        if own.sites and not named:
+            return "approved with named sites only, which are not in"
+        if own.sites and (others := sorted({*named, *sites} - set(own.sites))):
             return f"approved without {plain(', '.join(others), 200)}"
         if own.method and own.method != method:
             return f"approved for the method {own.method} only"
+        if self.package != (installed := installed_package()):
+            before, now_is = (
+                f"{version} ({code[:12]})"
+                for version, _, code in (text.partition(" ") for text in (self.package, installed))
+            )
+            return f"approved with medsilo {before}, and not with {now_is} that it runs now,"
+        if self.data != data:
+            return "approved for other data than it has now"
         return ""
 
 
@@ -101,6 +124,13 @@ class AskingPlan(Section):
     at: When
 
 
+class _Answered(Section):
+    """The rounds that were answered under one approval, each by what it was asked."""
+
+    since: When
+    rounds: tuple[Annotated[str, Field(max_length=64)], ...] = Field((), max_length=MOST_ROUNDS)
+
+
 class _Register(Section):
     """The content that is signed."""
 
@@ -111,11 +141,11 @@ class _Register(Section):
 class Approvals:
     """A site's decisions, and the plans that asked for one."""
 
-    def __init__(self, book: Path, site: str, signer: Certified) -> None:
-        """book: the folder of what the hospital remembers."""
-        self.folder, self.site, self._signer = book / FOLDER_NAME, site, signer
+    def __init__(self, book: Path, site: str, signer: Certified, data: str = "") -> None:
+        """book: the folder of what the hospital remembers; data: what stands for its data set."""
+        self.folder, self.site, self._signer, self.data = book / FOLDER_NAME, site, signer, data
         key = signer.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        self.file = self.folder / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
+        self.file = self.folder / f"{hashlib.sha256(key).hexdigest()[:16]}-2.json"
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's approvals", "nothing is decided")
 
     # ------------------------------------------------------------------ decisions
@@ -145,7 +175,15 @@ class Approvals:
     def decide(self, plan: str, verdict: DecisionKind, by: str, limits: ApprovalLimits | None = None) -> Decision:
         """Sign a decision, and return when it is on the disk; raises MedsiloError."""
         own = limits or ApprovalLimits()
-        decision = Decision(plan=plan, verdict=verdict, at=int(time.time()), by=plain(by, 200), limits=own)
+        decision = Decision(
+            plan=plan,
+            verdict=verdict,
+            at=int(time.time()),
+            by=plain(by, 200),
+            limits=own,
+            package=installed_package(),
+            data=self.data,
+        )
         with self._folder.alone():
             before = self.decisions()
             stands = next((one.verdict for one in reversed(before) if one.plan == plan), None)
@@ -156,6 +194,30 @@ class Approvals:
             register = _Register(site=self.site, decisions=(*before, decision))
             write_text(self.file, _written(register, self._signer.sign(_signed(register))).decode())
         return decision
+
+    def count(self, decision: Decision, asked: str) -> None:
+        """Enter a round that is about to be answered; raises Refused beyond the limit of the approval.
+
+        asked: what stands for the request: the same one costs nothing more.
+        """
+        most = decision.limits.rounds
+        if most is None:
+            return
+        file = self.folder / ANSWERED / f"{decision.plan}.json"
+        with self._folder.alone():
+            try:
+                so_far = (
+                    _Answered.model_validate_json(_bounded(file)) if file.exists() else _Answered(since=decision.at)
+                )
+            except (OSError, ValueError) as error:
+                told = f"this hospital's count of answered rounds is damaged, so nothing is answered; {MADE_ANEW}"
+                raise Refused(told, private=f"{file}: {error}") from error
+            rounds = so_far.rounds if so_far.since == decision.at else ()
+            if asked in rounds:
+                return
+            if len(rounds) >= most:
+                raise Refused(f"this hospital answered all {most} rounds that it approved of plan {decision.plan}")
+            write_text(file, _Answered(since=decision.at, rounds=(*rounds, asked)).model_dump_json())
 
     # ------------------------------------------------------------------ plans that asked
     def keep(self, asked: AskingPlan) -> None:
@@ -178,6 +240,11 @@ class Approvals:
             return AskingPlan.model_validate_json(_bounded(path), strict=True)
         except (OSError, ValueError):
             return None
+
+
+def installed_package() -> str:
+    """Return the medsilo that runs here: its version, and the hash of its files."""
+    return " ".join(package_facts()[key] for key in ("version", "hash"))
 
 
 def named(beginning: str, known: Iterable[str]) -> str:

@@ -246,7 +246,7 @@ class Book:
         for line in path.read_text("utf-8", "replace").splitlines():
             try:
                 read = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 read = None
             yield read if isinstance(read, dict) else {}
 

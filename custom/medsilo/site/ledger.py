@@ -257,12 +257,14 @@ class Ledger:
         try:
             said = json.loads(self.head.read_text("utf-8"))
             head, signature, key = said["head"], bytes.fromhex(said["signature"]), said["key"]
-            number, last = int(head["lines"]), str(head["hash"])
+            number, last, text = int(head["lines"]), str(head["hash"]), _canonical(head)
+            if number < 0:
+                raise ValueError("fewer lines than none")
         except FileNotFoundError:
             raise MedsiloError(_changed("its head is not there")) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise MedsiloError(_changed("its head cannot be read"), private=f"{type(error).__name__}") from error
-        _check_signature(key, _canonical(head), signature, "its head")
+        _check_signature(key, text, signature, "its head")
         if len(lines) < number:
             raise MedsiloError(_changed(f"{number} lines were written, and {len(lines)} are there"))
         if (_hash(lines[number - 1]) if number else START) != last:
@@ -380,7 +382,7 @@ def _parsed(line: bytes, number: int) -> tuple[LedgerEntry, bytes]:
         values = json.loads(line)
         entry = LedgerEntry.model_validate_json(json.dumps(values["entry"]), strict=True)
         signature = bytes.fromhex(values["signature"])
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
         raise MedsiloError(_changed(f"line {number + 1} cannot be read"), private=str(error)) from error
     if _line(entry, signature) != line:
         raise MedsiloError(_changed(f"line {number + 1} is not in the form in which it was written"))

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-# Settings: pictures may lie beside the results, sites may exchange their models and add up what others send, any
-# installed package may be used, any number of studies may run, and nobody else sees the numbers, so that they are
+# Settings: pictures may lie beside the results, sites may exchange their models, any installed
+# package may be used, any number of studies may run, and nobody else sees the numbers, so that they are
 # exact.
 ALL_MINE: dict[str, Any] = {
     "pictures": True,
     "share_personal_model": True,
-    "sums_at": ("*",),
     "packages": ("*",),
     "public_data": True,
     "studies": None,

@@ -6,9 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.text import plain
 
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 ONLY_THESE, ENOUGH = "medsilo.flare.filters.OnlyTheseGroups", "medsilo.flare.filters.EnoughCases"
+INQUIRY = "medsilo.flare.inquiry_job"
+# What our jobs name at the server and at a hospital.
+CONTROLLERS = (
+    "medsilo.flare.controller.MedsiloController",
+    f"{INQUIRY}.InquiryController",
+    f"{INQUIRY}.SealedInquiryController",
+)
+EXECUTORS = (EXECUTOR, f"{INQUIRY}.InquiryExecutor", f"{INQUIRY}.SealedInquiryExecutor")
+REMEDY = "name single classes there, as site_configs/strict-hospital does"
+# NVFlare's classes that touch no file but the job's own logs. Others write, read or delete files that a job names.
+HARMLESS = (
+    "nvflare.app_common.logging.job_log_streamer.JobLogStreamer",  # NVFlare adds it where allow_log_streaming is true
+    "nvflare.app_common.filters.exclude_vars.ExcludeVars",
+    "nvflare.app_common.filters.percentile_privacy.PercentilePrivacy",
+    "nvflare.app_common.filters.svt_privacy.SVTPrivacy",
+)
 
 
 @dataclass(frozen=True)
@@ -45,12 +62,38 @@ def read_policy(local: Path, scope: str | None = None) -> Policy:
     return Policy(scope, tuple(filters), starts, resources.get("allow_log_streaming") is not False, gpus)
 
 
+def ways_around(local: Path) -> list[tuple[str, str]]:
+    """Return what lets a job reach a hospital's own files, medsilo.yaml among them, and what to do about each."""
+    resources = _json(local / "resources.json") or _json(local / "resources.json.default")
+    rights = _json(local / "authorization.json") or _json(local / "authorization.json.default")
+    found = []
+    if resources and resources.get("class_list_enforcement_mode", "enforce") != "enforce":
+        found.append(("class_list_enforcement_mode in local/resources.json is not enforce", "set it to enforce"))
+    listed = resources.get("class_allow_list")
+    if resources and listed is None:
+        found.append(("local/resources.json has no class_allow_list, so NVFlare's own holds", REMEDY))
+    elif wide := [entry for entry in listed or () if _is_wide(str(entry))]:
+        told = f"class_allow_list in local/resources.json has {plain(', '.join(map(str, wide[:3])), 200)}"
+        found.append((f"{told}{' and more' if wide[3:] else ''}: classes that write or delete files", REMEDY))
+    roles = rights.get("permissions", {})
+    if sending := sorted(role for role, own in roles.items() if own.get("byoc", "none") != "none"):
+        told = f"local/authorization.json lets {plain(', '.join(sending), 200)} send code, which may change anything"
+        found.append((told, "set byoc to none there"))
+    return found
+
+
+def _is_wide(entry: str) -> bool:
+    """Return whether an entry of class_allow_list is more than one class, or a class that reaches files."""
+    name = entry.rpartition(".")[2].lstrip("_")
+    return not name[:1].isupper() or (entry.startswith("nvflare.") and entry not in HARMLESS)
+
+
 def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MedsiloError(f"the site's {path.name} cannot be read ({type(error).__name__}); write JSON") from error
     if not isinstance(values, dict):
         raise MedsiloError(f"the site's {path.name} is no JSON object; see site_configs")

@@ -41,7 +41,12 @@ class Limits(Section):
         ge=0,
         description="learning rate × optimizer steps that a plan must do here for each answer with scores, on average",
     )
-    least_cases: int = Field(1, ge=1, description="training cases that this hospital trains with, or not at all")
+    least_cases: int | None = Field(
+        None,
+        ge=1,
+        description="training cases, and patients, that this hospital trains with, or not at all; null: as many as "
+        "`smallest_metric`, of synthetic and public data 1",
+    )
     train_answers: int = Field(2000, ge=0, description="losses over training cases that leave, per lead and data set")
     validation_answers: int = Field(2000, ge=0, description="scores over validation cases, likewise")
     test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
@@ -67,7 +72,8 @@ class SiteSettings(Section):
     )
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
-    # At the server: MiB that models which came before their turn may take, all together; others wait on the disk.
+    # At the server: MiB that models which wait for others may take in memory, all together; the rest wait on the disk,
+    # where large tensors lie anyway when they have come over NVFlare.
     waiting_memory: int = Field(512, ge=0, le=1_000_000)
     # Whether the last model that came is kept on the disk until the test: what stays the same is not sent again.
     keep_received: bool = True
@@ -106,12 +112,7 @@ class SiteSettings(Section):
     # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
     # by default only where the data are synthetic.
     share_personal_model: bool | None = None
-    sums_at: tuple[str, ...] | None = Field(
-        None,
-        description="hospitals that may read what this one sends, as they add it up for the server "
-        "(participation.sums_at of a plan); '*' is any; null: none, where the data are synthetic any",
-    )
-    smallest_average: int = Field(8, ge=1)  # images that an average must cover before it leaves this site
+    smallest_average: int = Field(8, ge=1)  # images, and patients, that an average must cover to leave
     public_data: bool = Field(
         False,
         description="true: nobody needs protection from what is told of these data (a published set). Then plans "
@@ -213,13 +214,14 @@ class SiteSettings(Section):
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
         return self.smallest_metric or (1 if synthetic else SMALLEST_METRIC)
 
+    def least_trained(self, synthetic: bool) -> int:
+        """The cases, and patients, with which this site trains at least."""
+        default = self.least(synthetic) if self.protects(synthetic) else 1
+        return default if self.limits.least_cases is None else self.limits.least_cases
+
     def shares(self, synthetic: bool) -> bool:
         """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
         return synthetic if self.share_personal_model is None else self.share_personal_model
-
-    def may_add_up(self, hospital: str, synthetic: bool) -> bool:
-        """Return whether a hospital may read what this one sends, to add it up."""
-        return synthetic if self.sums_at is None else not {hospital, "*"}.isdisjoint(self.sums_at)
 
     def of(self, site: str) -> "SiteSettings":
         """Return the settings of a site, where several are on this machine: all have these."""

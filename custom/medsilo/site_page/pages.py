@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medsilo import __version__
-from medsilo.check.approving import KitAtHome, difference, in_words
+from medsilo.check.approving import KitAtHome, difference, in_words, objection_now
 from medsilo.check.leaks import describe
 from medsilo.check.rehearsal import rehearse
 from medsilo.check.result import Report
@@ -131,7 +131,7 @@ class SitePages:
             ledger=_ledger_lines(home),
             check=self._checks.get(hash),
             decisions=list(reversed(decisions)),
-            standing=_standing(decisions[-1] if decisions else None, plan, asked),
+            standing=_standing(home, decisions[-1] if decisions else None, plan, asked),
             required=home.settings.approval == "required",
             by=getpass.getuser(),
         )
@@ -275,11 +275,11 @@ def _quiet(watched: Watched) -> float | None:
     return silence if not watched.ended and silence else None
 
 
-def _standing(decision: Decision | None, plan: Plan, asked: AskingPlan) -> str:
+def _standing(home: KitAtHome, decision: Decision | None, plan: Plan, asked: AskingPlan) -> str:
     """Return what the last decision means now."""
     if decision is None:
         return "Nobody has decided about this plan yet: it does not run here."
-    if objection := decision.objection(plan.algorithm.name, asked.sites or plan.participation.everyone, 0, time.time()):
+    if objection := objection_now(home, decision, plan, asked.sites):
         return f"This hospital {objection} this plan: it does not run here."
     return "This plan is approved: it may run here" + "".join(f", {words}" for words in decision.limits.words()) + "."
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -336,3 +336,19 @@ def result_of(cell: Cell) -> CellResult | None:
         run=cell.folder.name,
         details=summary.details,
     )
+
+
+def base_plan() -> dict[str, Any]:
+    """FedAvg: the plan that rows change where nobody gives one, with one task, network and training for all methods."""
+    return {
+        "algorithm": {"name": "fedavg"},
+        "task": {"name": "synthetic-histology"},
+        "training": {
+            "rounds": 10,
+            "batch_size": 16,
+            "learning_rate": 0.02,
+            "momentum": 0.9,
+            "weight_decay": 0.0001,
+        },
+        "participation": {"sites": ["hospital-a", "hospital-b", "hospital-c"]},
+    }

@@ -1,9 +1,12 @@
-"""Every site's model on every site's test data, after a run whose sites were all on one machine."""
+"""Models of finished runs on every site's test data, alone or several together, where all sites were on one machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, write_json
+from medsilo.deploy.source import open_source
+from medsilo.deploy.together import answering_together
 from medsilo.federation.participant import Participant
 from medsilo.plan import load_plan
 from medsilo.runs import paths
@@ -11,10 +14,11 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Cross, Summary
 from medsilo.site.settings import SiteSettings, read_settings_of_all
 
+Scores = dict[str, float | None]  # by site
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
 
 
-def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, dict[str, float | None]]:
+def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, Scores]:
     """The score of every site's best model on every site's test data, {whose model: {whose data: score}}.
 
     It is written to the run folder's cross.json. settings: where the data are, by default those of the run itself.
@@ -30,7 +34,7 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
         )
     settings = settings or run_settings(run_folder)
     settings.check_sites(plan.participation.everyone)
-    scores: dict[str, dict[str, float | None]] = {site: {} for site in sites}
+    scores: dict[str, Scores] = {site: {} for site in sites}
     for site in sites:  # one site's data at a time
         at = Participant(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site))
         for owner in sites:
@@ -72,3 +76,32 @@ def same_as_before(site: str, score: float | None, summary: Summary) -> None:
             f"{site}'s model has {summary.metric} {score} on its own test data, but {known} in the run's summary: "
             "the data or medsilo are not those of the run; give its data (--data, --site-config), or run it again"
         )
+
+
+def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None) -> tuple[Scores, dict[str, Scores]]:
+    """Return the test scores of these runs' models together, and of each run's alone, {run: {site: score}}.
+
+    settings: where the data are, by default those of the first run.
+    """
+    if len(runs) < 2:
+        raise MedsiloError("one model alone is no committee; give the folders of two runs or more")
+    if len({run.name for run in runs}) < len(runs):
+        raise MedsiloError("two of these runs have the same name; give folders of different names, each once")
+    summaries = {run: finished_run(run) for run in runs}
+    sites = list(summaries[runs[0]].agreed.sites)
+    for run, summary in summaries.items():
+        if list(summary.agreed.sites) != sites:
+            raise MedsiloError(f"run {run.name} has other hospitals than the first; give runs of one federation")
+    plan, settings = load_plan(runs[0] / paths.PLAN), settings or run_settings(runs[0])
+    settings.check_sites(plan.participation.everyone)
+    together: Scores = {}
+    alone: dict[str, Scores] = {run.name: {} for run in runs}
+    for site in sites:  # one site's data at a time
+        sources = [open_source(paths.site_folder(run, site)) for run in runs]  # as the hospital has them
+        committee = answering_together(sources)
+        at = Participant(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site))
+        for run, source in zip(runs, sources, strict=True):
+            alone[run.name][site] = at.score(source.network, source.facts.get("postprocessing", {}))
+            same_as_before(site, alone[run.name][site], summaries[run])
+        together[site] = at.score(committee.network)
+    return together, alone

@@ -14,8 +14,7 @@ from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.schema import About, Round
 from medsilo.site.settings import SiteSettings
-from medsilo.study.base_plan import base_plan
-from medsilo.study.cells import Row, cells_of
+from medsilo.study.cells import Row, base_plan, cells_of
 from medsilo.study.compare import Study
 from medsilo.study.progress import Moment, StudyProgress, round_lines
 

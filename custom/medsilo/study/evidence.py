@@ -1,7 +1,8 @@
 """The evidence for a difference between two methods: paired by test case, over patients and over seeds."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+import statistics
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
@@ -12,6 +13,10 @@ DRAWS = 2000
 LEVEL = 0.95
 SMALLEST_P = 1e-9
 ALIKE = 1e-12  # seeds whose differences are nearer to each other than this tell nothing of training's luck
+UNSTEADY = 0.02  # a row is on its own when chance alone makes it as unsteady as this with this probability
+POWER = 0.8  # share of studies in which the gain would be found
+MOST_SEEDS = 30
+WORTH = 0.8  # more seeds are proposed if they bring the gain down to this share of what it is at least
 
 Key = TypeVar("Key", bound=Hashable)
 Endpoint = Literal["mean", "pooled", "worst-site"]
@@ -300,3 +305,104 @@ def better(differences: Mapping[str, Difference]) -> list[str]:
 def winner(differences: Mapping[str, Difference]) -> str | None:
     """The method that is surely better than the one all are held against, and by the most; None when none is."""
     return next(iter(better(differences)), None)
+
+
+# ---------------------------------------------------------------------------------------------------- luck
+def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One seed's variance of a difference between two rows, its degrees of freedom, and which rows it holds for.
+
+    scores: [..., rows, seeds]. Rows are paired by seed, so a seed that is good for all rows does not count: what is
+    left is the residual of rows x seeds, the error of an analysis of variance with repeated measures (Winer 1971). It
+    needs rows that are about equally steady. Each is therefore held against all others by an F test of its own residual
+    (a row's difference from the mean of the others does not depend on how the others differ), and one that is far
+    unsteadier is left out: it keeps the variance that it has by itself. `compare` also takes no row for steadier than
+    it was seen.
+    """
+    rows, seeds = scores.shape[-2:]
+    whole = np.ones(scores.shape[:-1], dtype=bool)
+    if rows < 3 or seeds < 2:
+        squares, degrees = _residual(scores, whole)
+        return 2 * squares / np.maximum(degrees, 1), degrees, whole
+    steady = whole.copy()
+    for row in range(rows):
+        others = whole.copy()
+        others[..., row] = False
+        squares, degrees = _residual(scores, others)
+        rest = np.delete(scores, row, axis=-2).mean(-2)
+        own = (scores[..., row, :] - rest).var(-1, ddof=1) * (rows - 1) / rows
+        ratio = own * degrees / np.maximum(squares, np.finfo(float).tiny)
+        steady[..., row] = stats.f.sf(ratio, seeds - 1, degrees) >= UNSTEADY
+    squares, degrees = _residual(scores, steady)
+    return 2 * squares / np.maximum(degrees, 1), degrees, steady
+
+
+def luck_of(scores: np.ndarray, base: int) -> list[Variance | None]:
+    """For each row, one seed's variance of its difference from the row `base`; None where the row's own has to do."""
+    variance, degrees, steady = pooled_luck(scores)
+    usable = bool(steady[base]) and int(steady.sum()) > 2 and float(variance) > 0
+    return [Variance(float(variance), float(degrees)) if usable and alike else None for alike in steady]
+
+
+def _residual(scores: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of squares of the chosen rows without the rows' and the seeds' means, and its degrees of freedom."""
+    weight = chosen[..., None].astype(float)
+    number = chosen.sum(-1)
+    centred = scores - scores.mean(-1, keepdims=True)
+    by_seed = (weight * centred).sum(-2) / np.maximum(number, 1)[..., None]
+    squares = (weight * (centred - by_seed[..., None, :]) ** 2).sum((-2, -1))
+    return squares, np.maximum(number - 1, 0) * (scores.shape[-1] - 1)
+
+
+# ---------------------------------------------------------------------------------------------------- power
+@dataclass(frozen=True)
+class Sensitivity:
+    """The gain that would have been found in 80 % of such studies, and with how many seeds which smaller one would."""
+
+    seeds: int
+    gain: float
+    more_seeds: int
+    smaller_gain: float
+
+
+def sensitivity(found: Collection[Difference]) -> Sensitivity | None:
+    """Return what a study with these differences could have seen; None with one seed, or where no spread is known."""
+    known = [one for one in found if one.seeds > 1 and one.luck.variance > 0]
+    if not known:
+        return None
+    seeds = max(one.seeds for one in known)
+    gains = {more: statistics.median(_gain(one, more, len(found)) for one in known) for more in _numbers(seeds)}
+    gain = gains[seeds]
+    enough = (more for more, smaller in gains.items() if smaller <= gain / 2)
+    more = next(enough, max(gains))
+    return Sensitivity(seeds, gain, more, gains[more])
+
+
+def in_words(found: Sensitivity) -> str:
+    """Return one sentence, in points of the score."""
+    gain, smaller = (_points(value) for value in (found.gain, found.smaller_gain))
+    text = (
+        f"With {found.seeds} seeds and this spread, a gain of {gain} points would have been found in "
+        f"{POWER:.0%} of such studies".replace("%", " %")
+    )
+    if found.smaller_gain > WORTH * found.gain:
+        return f"{text}; more seeds would hardly help, as the test patients are too few."
+    return f"{text}; {found.more_seeds} seeds would find {smaller} points."
+
+
+def _numbers(seeds: int) -> range:
+    return range(seeds, max(MOST_SEEDS, 2 * seeds) + 1)
+
+
+def _gain(one: Difference, seeds: int, questions: int) -> float:
+    """The critical value for the smallest of so many p-values, and as much again as 80 % of studies exceed (Lachin
+    1981)."""
+    degrees = one.luck.degrees / (one.seeds - 1) * (seeds - 1)
+    parts = [one.patients, Variance(one.luck.variance / seeds, degrees)]
+    parts = [part for part in parts if part.degrees]
+    error = math.sqrt(sum(part.variance for part in parts))
+    return error * (critical((1 - LEVEL) / questions, parts) + float(stats.norm.isf(1 - POWER)))
+
+
+def _points(value: float) -> str:
+    points = 100 * value
+    return f"{points:.0f}" if points >= 10 else f"{points:.2g}"

@@ -72,7 +72,6 @@ class StudyProgress:
         self.planned, self.metric, self.done, self.look = planned, metric, 0, look
         self.best: tuple[int, float] | None = None  # the round and the mean score of the model it began with
         self.last: dict[str, Any] = {}  # the last round, as JSON
-        self.said: list[str] = []  # what was exceptional in all rounds so far
         self.exceptional: list[str] = []  # its lines about missing sites, warnings and sites that stand out
         self.standing_out: dict[str, list[str]] = {}  # site → what stands out in its updates, in all rounds so far
         self.rounds: list[Round] = []
@@ -98,7 +97,6 @@ class StudyProgress:
         self._ends.append(self._clock())
         told = [*_told(line, self.planned, self.metric), *self._newly_standing_out(line)]
         self.exceptional = [text for text, usual in told if not usual]
-        self.said += self.exceptional
         return [text for text, _ in told]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[tuple[str, bool]]:
@@ -154,11 +152,6 @@ class StudyProgress:
             if others and own > max(SLOW * median(others), 1.0):
                 lines.append(f"{site} is slow: {duration(own)} a round, the others {duration(median(others))}")
         return lines
-
-    def usual_seconds(self, site: str) -> float | None:
-        """Return the median time of a site's rounds."""
-        own = [line.sites[site].seconds for line in self.rounds if site in line.sites]
-        return median(own) if own else None
 
     def elapsed(self) -> float:
         """Return the seconds since the study began here."""

@@ -31,7 +31,6 @@ def write_page(
     parts = [
         f"# {about.title}",
         "",
-        *([about.notes, ""] if about.notes else []),
         *([f"**{verdict.headline}**", ""] if verdict else []),
         f"{finished} of {len(cells)} runs are finished; {hours:.2f} hours of runs in all. Machine: {about.machine}. "
         f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d', time.gmtime())}.",

@@ -29,13 +29,14 @@ from medsilo.study.evidence import (
     better,
     compare,
     holm,
+    in_words,
     joined,
     level,
+    luck_of,
     seeds_of,
+    sensitivity,
 )
-from medsilo.study.luck import luck_of
 from medsilo.study.norms import ALONE, POOLED, unlike
-from medsilo.study.power import in_words, sensitivity
 from medsilo.study.scores import scores_in
 
 DEFAULT = "fedavg"

@@ -12,8 +12,9 @@ from medsilo.tasks.dicom_walk import check_dicom, is_dicom
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
 HEAD = 1 << 20  # bytes that a text header may have
 LONGEST = 400  # letters of a line of it
-FREE = 256 << 20  # bytes that any image may have,
-RATIO = 2000  # and so many times its file beyond: zlib reaches 1032
+# The bytes, the values of a volume and the values of a picture that any image may have, and so many more for each byte
+# of its file. zlib reaches 1032: masks come near it where they are small, and no mask of a gigabyte lies in a megabyte.
+BYTES, VALUES, PIXELS = (1 << 30, 100), (1 << 28, 256), (1 << 27, 4)
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins; with + places in it have 64 bits
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
@@ -49,8 +50,11 @@ def open_reader(path: Path) -> Any:
 
 def check_size(shape: tuple[int, ...], value_bytes: int, path: Path) -> None:
     """Refuse an image whose header claims more values than its file can hold, before memory is taken for them."""
-    claimed = math.prod(int(length) for length in shape) * value_bytes
-    if min(shape, default=1) < 1 or claimed > FREE + RATIO * path.stat().st_size:
+    values, size = math.prod(int(length) for length in shape), path.stat().st_size
+    deep = sum(length > 1 for length in shape) > 2
+    free, ratio = VALUES if deep else PIXELS
+    many = values > free + ratio * size or values * value_bytes > BYTES[0] + BYTES[1] * size
+    if min(shape, default=1) < 1 or many:
         raise DataError("an image's header claims more values than its file holds; export it again", str(path))
 
 

@@ -44,6 +44,7 @@ class Listing:
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    patients_named: bool = True
     identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
@@ -221,6 +222,7 @@ def _without_suffix(name: str) -> str:
 def tell_patients(source: DataSource, listing: Listing) -> None:
     """Each case is a patient's own unless the settings say how its name tells the patient."""
     if source.patient is None:
+        listing.patients_named = False
         if listing.entries:
             what = (
                 "every case counts as a patient of its own; if a patient has several, say how names tell the patient "

@@ -200,6 +200,17 @@ class ReadyCases(Dataset):
         self.ends = list(accumulate(map(len, chosen)))
         self.patients = tuple(one.entry.patient for one, cases in zip(held, chosen, strict=True) for _ in cases)
 
+    @property
+    def records(self) -> tuple[str, ...]:
+        """The entry that each case is of."""
+        return tuple(one.entry.name for one, cases in zip(self.held, self.chosen, strict=True) for _ in cases)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name of each case, whatever other entries there are."""
+        numbers = (number for cases in self.chosen for number in cases)
+        return tuple(f"{record}\x1f{number}" for record, number in zip(self.records, numbers, strict=True))
+
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
 

@@ -83,6 +83,7 @@ class DataSource(Section):
     # What remembers each patient's part at a hospital; at home nothing does.
     _memory: Memory | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
+    _each_alone: bool = PrivateAttr(False)
     _finished: Path | None = PrivateAttr(None)
     _compute: Compute | None = PrivateAttr(None)
 
@@ -101,6 +102,17 @@ class DataSource(Section):
         """Return the same data for a site that does not train."""
         copy = self.model_copy()
         copy._only_tested = True
+        return copy
+
+    @property
+    def each_alone(self) -> bool:
+        """Return whether a patient's part follows from that patient's name alone, so that nobody moves another."""
+        return self._each_alone
+
+    def with_each_alone(self) -> Self:
+        """Return the same data for a study that promises privacy."""
+        copy = self.model_copy()
+        copy._each_alone = True
         return copy
 
     @property

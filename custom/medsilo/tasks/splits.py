@@ -49,6 +49,12 @@ def split_seed(seed: int, *site: str) -> int:
     return seed_for(seed, *site, "split")
 
 
+def part_alone(patient: str, shares: Sequence[float], split: int) -> str:
+    """Return a patient's part by a hash of the name alone: near the shares, and the same whoever else comes."""
+    place = seed_for(split, "alone", patient) / 2**63
+    return PARTS[int(place >= shares[0]) + int(place >= shares[0] + shares[1])]
+
+
 def parts_by_rank(
     classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:

@@ -54,6 +54,7 @@ class Survey:
     seconds: Range | None = None  # of recordings
     problems: tuple[Problem, ...] = ()
     fixed: bool = False  # whether a table says who is in which part
+    patients_named: bool = True  # whether the data or the settings say whose a case is; else each counts as one
     identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
     # What a table's or recordings' numbers were standardised with
     scales: dict[str, Range] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Survey:
         facts = asdict(self)
         for problem in facts["problems"]:
             del problem["private"]
-        del facts["scales"]
+        del facts["scales"], facts["patients_named"]
         return facts
 
     @classmethod

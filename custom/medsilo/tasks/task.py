@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from medsilo.core.errors import DataError, Refused
-from medsilo.core.section import Section, added
+from medsilo.core.section import Section
 from medsilo.learning.loop import Compute, DrawnCases
 from medsilo.models.network import Network
 from medsilo.tasks.bundled import InMonai
@@ -80,7 +81,7 @@ class Task(Section):
     largest_input: ClassVar[float] = 65_535.0  # no input of a network is far above it; by default, 16 bits as stored
 
     name: str = ""  # only a task that helps another has none
-    fold: Fold | None = added(
+    fold: Fold | None = Field(
         None,
         description="`{number: 1, of: 5}`: patients take turns in the test part, by themselves at each site; "
         "`medsilo compare --folds 5` runs all of them. `null`: the task's own parts",
@@ -121,6 +122,24 @@ class Task(Section):
     def unbounded(self) -> str:
         """Return why no bound holds for what one case does to a batch's gradient; nothing where one holds."""
         return ""
+
+    def across_patients(self) -> str:
+        """Return what a hospital's other patients change in a patient's cases, and the remedy; nothing where nothing.
+
+        Each class says it for itself, also one that derives from another.
+        """
+        raise NotImplementedError
+
+    @property
+    def not_private(self) -> str:
+        """Return why a patient may move a batch's gradient by more than that patient's own; nothing where none may."""
+        if self.unbounded:
+            return self.unbounded
+        if "across_patients" not in vars(type(self)):
+            return f"task {self.name} does not say what it computes across patients; choose a task of your own data"
+        if self.fold is not None:
+            return "task.fold deals patients in turn, so that one who leaves moves others; leave it out"
+        return self.across_patients()
 
     needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
     most_sites: ClassVar[int | None] = None  # of a study; None: any number
@@ -284,9 +303,9 @@ class Task(Section):
         """A piece of a case, of the task's shape; drawn from the seed alone. `augmented` begins with it."""
         return case
 
-    def pieces(self, data: Dataset, seed: int) -> Dataset:
-        """The cases in the task's shape, without augmentation; always the same for a seed."""
-        return DrawnCases(data, self.cropped, seed) if self.crops else data
+    def pieces(self, data: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        """The cases in the task's shape, without augmentation; always the same for a seed, by place or by name."""
+        return DrawnCases(data, self.cropped, seed, names) if self.crops else data
 
     evaluation_batch: ClassVar[int] = 64  # cases that are evaluated together
 
@@ -392,6 +411,16 @@ def patients_of(data: Dataset) -> Sequence[str]:
         return [patient for part in data.datasets for patient in patients_of(part)]
     known: Sequence[str] | None = getattr(data, "patients", None)
     return [str(case) for case in range(len(data))] if known is None else known  # type: ignore[arg-type]
+
+
+def records_of(data: Dataset) -> Sequence[str] | None:
+    """Return the record (file, or line of a table) of every case; None where each case is one by itself."""
+    return getattr(data, "records", None)
+
+
+def names_of(data: Dataset) -> Sequence[str] | None:
+    """Return a name of every case that no other case changes; None where the data set has none."""
+    return getattr(data, "names", None)
 
 
 def labels_of(data: Dataset) -> Tensor | None:

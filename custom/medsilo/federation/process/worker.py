@@ -12,10 +12,11 @@ from threading import Event, Thread
 from typing import Any
 
 from medsilo.core.errors import Aborted, Died
-from medsilo.federation.participant import Participant
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.reasons import details, is_out_of_memory, public_reason
 from medsilo.federation.sealed.identity import KitFiles
+from medsilo.federation.seams import Place
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
@@ -28,7 +29,7 @@ class Worker:
         self.end = end
         self.stopped = Event()
         self.work: SimpleQueue[tuple[dict[str, Any], Any]] = SimpleQueue()
-        self.participant: Participant | None = None
+        self.answering: TrainingSite | None = None
 
     def run(self) -> None:
         """SiteAnswer until memory runs out: what is left then is in pieces, and a new process is whole."""
@@ -41,7 +42,7 @@ class Worker:
         while whole:
             message, groups = self.work.get()
             try:
-                reply = self._participant(settings).answer(Parcel(groups, **message), self._stop)
+                reply = self._site(settings).answer(Parcel(groups, **message), self._stop)
                 said = {"facts": reply.facts, "samples": reply.samples, "metrics": reply.metrics}
                 send(self.end, {"parcel": said}, reply.groups)
             except Aborted as error:
@@ -52,18 +53,17 @@ class Worker:
                 said = {"reason": public_reason(error), "details": details(error), "whole": whole, "died": died}
                 send(self.end, said)
 
-    def _participant(self, settings: SiteSettings) -> Participant:
-        if self.participant is None:
+    def _site(self, settings: SiteSettings) -> TrainingSite:
+        if self.answering is None:
             module, _, name = self.site["kind"].rpartition(".")
             kind = getattr(import_module(module), name)
             plan, folder = parse_plan(self.site["plan"], allowed=settings.packages), Path(self.site["folder"])
             kit = KitFiles(**self.site["kit"]) if self.site["kit"] else None
-            participant = kind(
-                plan, self.site["site"], self.site["sites"], settings, folder, lead=self.site["lead"], kit=kit
-            )
-            participant.share_out()
-            self.participant = participant
-        return self.participant
+            place = Place(plan, self.site["site"], self.site["sites"], settings, folder, self.site["lead"], kit)
+            answering = TrainingSite(place, kind)
+            answering.participant.share_out()
+            self.answering = answering
+        return self.answering
 
     def _stop(self) -> None:
         if self.stopped.is_set():

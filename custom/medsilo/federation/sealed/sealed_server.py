@@ -1,7 +1,6 @@
 """The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -9,9 +8,10 @@ from torch import Tensor
 
 from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Groups, Modules
+from medsilo.course.group import views
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers
-from medsilo.federation.asking import Exchange, Missing
+from medsilo.federation.asking import Exchange
 from medsilo.federation.sealed.store import SealedResult, SealedStore
 from medsilo.federation.sealed.what import (
     WORDS,
@@ -21,28 +21,28 @@ from medsilo.federation.sealed.what import (
     Matrix,
     OwnWeights,
     SealedGroup,
-    needs_common_key,
-    own_row,
+    bound_groups,
+    given_of,
+    mark_of_group,
     terms_of,
     words_for,
 )
+from medsilo.federation.seams import Missing
 from medsilo.mixing.forms import Exchanged, Rows, Summed
 from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, WeightedMean
 from medsilo.plan import Plan
-from medsilo.runs.messages import SiteAnswer, Task
+from medsilo.runs.messages import Task
 from medsilo.sealing.letters import (
     Assembly,
     Confirmation,
-    GroupKeys,
     Introduction,
     Offer,
     Reveal,
-    Stamp,
     Unmasked,
 )
-from medsilo.sealing.relay import Gathering, MaskedMixtures, MaskedSums
+from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Certified, Unsigned
-from medsilo.sealing.terms import SERVER, Terms
+from medsilo.sealing.terms import Terms
 
 Letters = dict[str, Any]
 Enough = Callable[[Exchange, str], None]  # raises ParticipationError where too few have answered
@@ -85,7 +85,7 @@ class SealedServer:
         self.cautions: list[str] = []  # what is to be said of the sites at the end
         self._unmasked: dict[str, dict[int, tuple[str, ...]]] = {}  # site → round → whose sum it has helped to open
         self._deals: dict[str, Letters] = {}
-        self._round: MaskedSums | MaskedMixtures | None = None
+        self._round: MaskedSums | None = None
         self._begin({})
 
     @property
@@ -108,46 +108,27 @@ class SealedServer:
             left = here
 
     def _agree(self, terms: Terms, agreement: KeyAgreement) -> list[str]:
-        """Do the three steps; returns who is left after the first one that somebody did not do."""
-        gathering, common = Gathering(terms), needs_common_key(terms, self.plan)
-        first, told = terms.sites[0], {"agreement": agreement.facts()}
-        keys: dict[str, Letters] = {}
+        """Do the two steps; returns who is left after the first one that somebody did not do."""
+        gathering, told = Gathering(terms), {"agreement": agreement.facts()}
 
         def introduced(site: str, letters: Letters) -> None:
             gathering.add(site, Introduction.read(site, letters.get("introduction")))
             self._unmasked[site] = dict(Unmasked.read(site, letters.get("unmasked")).sums)
 
-        def met(site: str, letters: Letters) -> None:
-            if common and site == first:
-                boxes = gathering.group_keys(GroupKeys.read(site, letters.get("keys")))
-                keys.update({other: {"key": box.facts()} for other, box in boxes.items()})
-
-        here = sorted(self._agreed(terms.sites, lambda site: told, introduced).replies)
+        here = self._agreed(terms.sites, told, introduced)
         if here == list(terms.sites):
             self._assembly = gathering.assembly()
             signed = all(own.certificates for own in self._assembly.introductions)
             self.keys = Certified.said if signed else Unsigned.said
             letters = {**told, "assembly": self._assembly.facts()}
-            known = self._agreed(terms.sites, lambda site: letters, met).replies
-            here = sorted(known)
-        if here == list(terms.sites) and common:
-            others, drew = terms.sites[1:], {first: known[first]}
-            got = self._agreed(others, lambda site: {**told, **keys[site]}, lambda site, letters: None, drew)
-            here = sorted(got.replies)
+            here = self._agreed(terms.sites, letters, lambda site, letters: None)
         return here
 
-    def _agreed(
-        self,
-        sites: Sequence[str],
-        letters: Callable[[str], Letters],
-        take: Callable[[str, Letters], None],
-        there: Mapping[str, SiteAnswer] = MappingProxyType({}),
-    ) -> Exchange:
-        """Ask sites; `there` are those that need not be asked."""
-        exchange = self._ask("agree", 0, sites, letters, take)
-        exchange.replies |= there
+    def _agreed(self, sites: Sequence[str], letters: Letters, take: Callable[[str, Letters], None]) -> list[str]:
+        """Tell all sites the same; returns who has answered."""
+        exchange = self._ask("agree", 0, sites, lambda site: letters, take)
         self._enough(exchange, "keys of the study")
-        return exchange
+        return sorted(exchange.replies)
 
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
@@ -164,16 +145,12 @@ class SealedServer:
             for name, form in self.plan.sealed_forms(phase).items()
             if isinstance(form, Rows) and isinstance(mixer := self.mixers[name], SimilarityMix)
         }
-        among = self._among(rows)
-        self._begin(self.blocks.of(phase, self.layout, among))
-        self._rows, self._deals, self._round = among, {}, None
+        self._begin(self.blocks.of(phase, self.layout, rows))
+        self._rows, self._deals, self._round = rows, {}, None
         blocks = [block for own in self.groups.values() for block in own.blocks.values()]
         if not blocks:
             return {}
-        if self.terms.mode == "group":
-            self._round = MaskedMixtures(self.terms, number, blocks)
-            return {}
-        sums = self._round = MaskedSums(self.terms, self._assembly, number, blocks)
+        sums = self._round = MaskedSums(self.terms, self._assembly, number, blocks, self._given(phase))
 
         def offered(site: str, letters: Letters) -> None:
             sums.offer(site, Offer.read(site, letters.get("offer")))
@@ -200,13 +177,15 @@ class SealedServer:
             )
         return before
 
-    def _among(self, rows: Mapping[str, Matrix]) -> dict[str, Matrix]:
-        """Return the rows of those who have agreed on keys, with the weights of those alone."""
-        found: dict[str, Matrix] = {}
-        for group, matrix in rows.items():
-            places = [place for place, site in enumerate(sorted(matrix)) if site in self.sites]
-            found[group] = {site: [matrix[site][place] for place in places] for site in self.sites}
-        return found
+    def _given(self, phase: Phase) -> bytes:
+        """Return what stands for what all sites are given, as each of them works it out."""
+        there, first = views(phase.given, self.layout), self.plan.participation.sites[0]
+        marks = {
+            name: mark_of_group(self.mixers[name].current(first))
+            for name in bound_groups(self.plan, phase)
+            if name in there
+        }
+        return given_of(self.plan, phase, marks)
 
     def _told(self) -> Letters:
         rows = {"rows": {group: dict(matrix) for group, matrix in self._rows.items()}} if self._rows else {}
@@ -223,18 +202,11 @@ class SealedServer:
         """Return the layout of what sites send, from that of a study in clear."""
         return {name: self.groups[name].expected() if name in self.groups else own for name, own in clear.items()}
 
-    def stamp(self, site: str, letters: Letters) -> Stamp | None:
-        """Return what makes an upload's masks its own, in the mode group; raises Refused."""
-        return Stamp.read(site, letters.get("stamp")) if isinstance(self._round, MaskedMixtures) else None
-
-    def take(self, site: str, groups: Groups, stamp: Stamp | None, samples: int) -> None:
+    def take(self, site: str, groups: Groups, samples: int) -> None:
         """Take what a site sealed, whose form was checked."""
         sealed = [(name, key, block) for name, own in self.groups.items() for key, block in own.blocks.items()]
         words = {block.name: groups[name][key] for name, key, block in sealed}
-        if isinstance(self._round, MaskedMixtures):
-            assert stamp is not None
-            self._round.add(site, stamp, words)
-        elif self._round is not None:
+        if self._round is not None:
             self._round.add(site, words)
         for name, own in self.groups.items():
             self._open[name][site] = {key: groups[name][key] for key in own.beside}
@@ -245,9 +217,7 @@ class SealedServer:
     # ------------------------------------------------------------------ a round ends
     def finish(self, number: int) -> None:
         """Let the sites open what the server may read, and keep for them what they read themselves."""
-        if isinstance(self._round, MaskedMixtures):
-            self._mix(self._round, number)
-        elif self._round is not None:
+        if self._round is not None:
             self._add(self._round, number)
         for own in self.groups.values():
             if isinstance(own.form, Exchanged):
@@ -271,7 +241,10 @@ class SealedServer:
         agreed, odd = most_alike(found)
         for site in odd:
             del exchange.replies[site]
-            exchange.missing[site] = Missing("refused", "made other weights of what the hospitals told each other")
+            exchange.missing = {
+                **exchange.missing,
+                site: Missing("refused", "made other weights of what the hospitals told each other"),
+            }
         self._enough(exchange, f"weights that follow from round {number}")
         if odd:
             self.cautions.append(
@@ -299,57 +272,16 @@ class SealedServer:
         claim, opened = sums.open()
         for own in self.groups.values():
             for key, block in own.blocks.items():
-                if block.reader == SERVER:
+                if isinstance(own.form, Summed):
                     read = sums.read(block, opened, self._divisor(own, survivors.sites))
                     self._hand_over(own, own.divided(read), survivors.sites)
                 else:
-                    held = self._held(number, len(survivors.sites), claim.facts())
+                    divisor, agreement = len(survivors.sites), self.store.agreement
+                    held = Held(agreement=agreement, round=number, divisor=divisor, claim=claim.facts())
                     kept = SealedResult({WORDS: opened[block.name]}, held)
                     for site in survivors.sites:
                         if key in (WORDS, words_for(site)):
                             self.store.keep(own.name, site, kept)
-
-    def _mix(self, mixtures: MaskedMixtures, number: int) -> None:
-        sites = mixtures.sites
-        if len(sites) < self.terms.least:
-            raise ParticipationError(
-                f"sealing: only {len(sites)} sites have sealed in round {number}; it takes {self.terms.least} to mix"
-            )
-        alike = tuple(int(site in sites) for site in self.sites)
-        places = [self.terms.place(site) for site in sites]
-        common = self._mixed(mixtures, number, {}, alike)
-        for name, own in self.groups.items():
-            given = self.sites if isinstance(own.form, Summed) else sites
-            if isinstance(own.form, Rows | Exchanged):
-                continue
-            for site in given:
-                self.store.keep(name, site, common[name])
-        personal = [own for own in self.groups.values() if isinstance(own.form, Rows)]
-        for site in sites if personal else ():
-            rows = {
-                own.name: own_row(self._rows[own.name][site], own.blocks[WORDS].fixed.weights, places)
-                for own in personal
-            }
-            mixed = self._mixed(mixtures, number, rows, alike)
-            for own in personal:
-                self.store.keep(own.name, site, mixed[own.name])
-
-    def _mixed(
-        self, mixtures: MaskedMixtures, number: int, rows: Mapping[str, tuple[int, ...]], alike: tuple[int, ...]
-    ) -> dict[str, SealedResult]:
-        """Return every group's mixture by these rows, and of the others the sum."""
-        added = {name: own for name, own in self.groups.items() if own.blocks}
-        claim, mixed = mixtures.mix({name: rows.get(name, alike) for name in added})
-        found = {}
-        for name, own in added.items():
-            told = claim.model_copy(update={"rows": {name: claim.rows[name]}})
-            held = self._held(number, self._divisor(own, mixtures.sites), told.facts())
-            carried = {} if own.hides_counts else self._carried(own, mixtures.sites)
-            found[name] = SealedResult({WORDS: mixed[name], **carried}, held)
-        return found
-
-    def _held(self, number: int, divisor: int, claim: Letters) -> Held:
-        return Held(agreement=self.store.agreement, round=number, divisor=divisor, claim=claim)
 
     def _divisor(self, own: SealedGroup, sites: Sequence[str]) -> int:
         """Return what a sum is divided by; 1 where what its weights add up to is sealed in it."""

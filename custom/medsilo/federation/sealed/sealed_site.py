@@ -1,8 +1,8 @@
 """A site's side of a sealed study: it agrees on keys, seals what it sends, and opens what it is given."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +27,28 @@ from medsilo.federation.sealed.what import (
     OwnWeights,
     Published,
     SealedGroup,
-    needs_common_key,
-    own_row,
+    bound_groups,
+    given_of,
+    mark_of_group,
     terms_of,
 )
-from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
 from medsilo.sealing.fixed_point import Flat
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import (
     Assembly,
     Deal,
-    GroupKey,
-    MixtureClaim,
     SumClaim,
     Survivors,
     UnmaskingRequest,
 )
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Signer
-from medsilo.sealing.terms import HOSPITALS, SealedBlock
+from medsilo.sealing.terms import SERVER as READER
+from medsilo.sealing.terms import SealedBlock
 
 SERVER = "the server"
 KEPT_ROWS = 4  # rounds whose published rows a site keeps
@@ -57,27 +58,54 @@ Rowed = Mapping[str, Matrix]  # group → the rows of its mixture
 
 @dataclass
 class _Seat:
-    """This site in one agreement: its keys, the rows that were published, and those that it computed itself."""
+    """This site in one agreement: its keys."""
 
     agreement: KeyAgreement
     member: Member
     blocks: Blocks
-    rows: dict[int, Rowed] = field(default_factory=dict)  # by round
-    compared: dict[str, OwnWeights] = field(default_factory=dict)  # by the group whose rows they are, the last ones
-    opened: dict[str, int] = field(default_factory=dict)  # group → the last round whose result this site has opened
 
     def content(self) -> bytes:
         """Return what the site must keep of it, all of it secret."""
-        rows = {str(number): own for number, own in self.rows.items()}
         kept = {
             "agreement": self.agreement.facts(),
             "study": self.member.terms.study,
-            "rows": rows,
-            "compared": {group: own.facts() for group, own in self.compared.items()},
-            "opened": self.opened,
             "member": json.loads(self.member.saved()),
         }
         return json.dumps(kept).encode()
+
+
+class _Memory:
+    """What a site remembers of a study whatever keys it has: a server that begins anew, or counts its agreements in
+    another way, finds the same hospital."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        kept: dict[str, Any] = {"sums": {}, "rows": {}, "compared": {}, "opened": {}, "given": {}}
+        if path.exists():
+            with reading("this site's memory of sealed sums"):
+                kept = json.loads(path.read_bytes())
+        with reading("this site's memory of sealed sums"):
+            self.sums = SumMemory.read(kept["sums"])
+            self.rows: dict[int, Rowed] = {  # by round: those that were published
+                int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
+            }
+            # by the group whose rows they are: the last that this site computed
+            self.compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
+            # group → the last round whose result this site has opened
+            self.opened = {str(group): int(number) for group, number in kept["opened"].items()}
+            # group → the mark of what came of it in clear last
+            self.given = {str(group): str(mark) for group, mark in kept["given"].items()}
+
+    def write(self) -> None:
+        """Keep it; before anything that rests on it leaves."""
+        kept = {
+            "sums": self.sums.facts(),
+            "rows": {str(number): own for number, own in self.rows.items()},
+            "compared": {group: own.facts() for group, own in self.compared.items()},
+            "opened": self.opened,
+            "given": self.given,
+        }
+        write_bytes(self.path, json.dumps(kept).encode())
 
 
 class SealedSite:
@@ -86,6 +114,7 @@ class SealedSite:
     def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
         self._seats: dict[int, _Seat] = {}
+        self.memory = _Memory(folder / paths.SUMS)
         self._arrived: Groups = {}  # of groups that are sent as the way from them
         with torch.device("meta"):
             self._layout = plan.build_networks()
@@ -109,12 +138,7 @@ class SealedSite:
             if seat.agreement != agreement:
                 raise Refused("the server: it agrees on other sites than a moment before")
             seat.member.meet(Assembly.read(SERVER, letters["assembly"]))
-            first = needs_common_key(seat.member.terms, self.plan) and self.site == agreement.sites[0]
-            answer: Letters = {"keys": seat.member.group_keys().facts()} if first else {}
-        elif "key" in letters:
-            seat = self._seat(agreement.number)
-            seat.member.take_group_key(GroupKey.read(SERVER, letters["key"]))
-            answer = {}
+            answer: Letters = {}
         else:
             seat = self._waiting(agreement) or self._begin(agreement, asked.study)
             answer = {"introduction": seat.member.introduction().facts(), "unmasked": seat.member.unmasked().facts()}
@@ -129,23 +153,16 @@ class SealedSite:
         return seat if seat.agreement == agreement and not seat.member.has_met else None
 
     def _begin(self, agreement: KeyAgreement, study: str) -> _Seat:
-        named = self.plan.participation.sites
-        if self.site not in agreement.sites or (named and not set(agreement.sites) <= set(named)):
+        if self.site not in agreement.sites or not set(agreement.sites) <= set(self.plan.participation.sites):
             raise Refused("the server: it names other sites than the plan does")
-        if (number := agreement.number) > 1 and self._path(number - 1).exists():
-            earlier: _Seat | None = self._seat(number - 1)
-        else:
-            earlier = self._seat(number) if self._path(number).exists() else None
         terms = terms_of(self.plan, study, agreement.sites)
-        member = Member.begin(terms, self.site, self.signer, earlier.member if earlier else None)
-        seat = self._seats[number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
-        if earlier:
-            seat.compared, seat.opened = dict(earlier.compared), dict(earlier.opened)
+        member = Member.begin(terms, self.site, self.signer, self.memory.sums)
+        seat = self._seats[agreement.number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
         return seat
 
     def _offer(self, asked: Request) -> Letters:
         seat = self._newest(asked)
-        self._publish(seat, asked)
+        self._publish(asked)
         offer = seat.member.offer(asked.round)
         self._keep(seat)
         return {"offer": offer.facts()}
@@ -170,7 +187,7 @@ class SealedSite:
         sealed = self._sealed(seat, self.plan.course.phase_of(asked.round), asked.round)
         among = Among.read(SERVER, {"among": asked.sealing.get("among")}).among
         named = self.plan.participation.sites
-        if not set(seat.agreement.sites) <= set(among) or (named and sorted(named) != list(among)):
+        if sorted(named) != list(among):
             raise Refused("the server: it names other sites than the plan does")
         name = next(iter(groups), "")
         own = sealed.get(name)
@@ -178,7 +195,7 @@ class SealedSite:
             raise Refused("the server: it hands out what hospitals do not tell each other")
         rows = own.form.compare(among, self._told(seat, asked.round, own, groups[name]))
         comparison = OwnWeights(round=asked.round, sites=among, weights=tuple(map(tuple, rows.tolist())))
-        seat.compared = {**seat.compared, own.form.rows: comparison}
+        self.memory.compared[own.form.rows] = comparison
         self._keep(seat)
         return {"comparison": comparison.facts()}
 
@@ -209,13 +226,13 @@ class SealedSite:
                 for tensor in groups[name].keys() & set(block.flat.names):
                     block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
-    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> tuple[Letters, Groups]:
-        """Return a round's letters and what is sent; `groups` in clear where they are not sealed."""
+    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
+        """Return what is sent; `groups` in clear where they are not sealed."""
         seat = self._newest(asked)
-        self._publish(seat, asked)
+        self._publish(asked)
         sealed = self._sealed(seat, phase, asked.round)
         if not sealed:
-            return {}, groups
+            return groups
         tensors, weights, blocks, boxes = {}, {}, [], {}
         for name, own in sealed.items():
             if isinstance(own.form, Exchanged):
@@ -225,23 +242,26 @@ class SealedSite:
             for block in own.blocks.values():
                 tensors[block.name], weights[block.name] = entered, own.weight(samples)
                 blocks.append(block)
-        letters: Letters = {}
         words: Tensors = {}
-        if seat.member.terms.mode == "group" and blocks:
-            stamp, words = seat.member.seal_upload(asked.round, blocks, tensors, weights)
-            letters["stamp"] = stamp.facts()
-        elif blocks:
-            words = self._sealed_once(seat, Deal.read(SERVER, asked.sealing.get("deal")), blocks, tensors, weights)
+        if blocks:
+            deal, given = Deal.read(SERVER, asked.sealing.get("deal")), given_of(self.plan, phase, self.memory.given)
+            words = self._sealed_once(seat, deal, blocks, tensors, weights, given)
         self._keep(seat)
         sent = {**groups, **boxes}
         for name in sealed.keys() - boxes.keys():
             own = sealed[name]
             beside = {key: groups[name][key] for key in own.beside}
             sent[name] = beside | {key: words[block.name] for key, block in own.blocks.items()}
-        return letters, sent
+        return sent
 
     def _sealed_once(
-        self, seat: _Seat, deal: Deal, blocks: list[SealedBlock], tensors: dict[str, Tensors], weights: dict[str, int]
+        self,
+        seat: _Seat,
+        deal: Deal,
+        blocks: list[SealedBlock],
+        tensors: dict[str, Tensors],
+        weights: dict[str, int],
+        given: bytes,
     ) -> Tensors:
         """Return what this site seals in a round; what it has sealed when its answer was lost, to the last bit.
 
@@ -251,7 +271,7 @@ class SealedSite:
         if seat.member.has_sealed(deal) and path.exists():
             with reading("what this site sealed"):
                 return load_tensors(path)[0]
-        words = seat.member.seal(deal, blocks, tensors, weights)
+        words = seat.member.seal(deal, blocks, tensors, weights, given)
         save_tensors(path, words, {})
         return words
 
@@ -267,6 +287,8 @@ class SealedSite:
         held = {name: Held.read(SERVER, told) for name, told in asked.sealing.get("held", {}).items()}
         if not held.keys() <= groups.keys():
             raise Refused("the server: it tells of sealed groups that it does not send")
+        if asked.task == "round":
+            self._note_given(asked.round, {name: own for name, own in groups.items() if name not in held})
         if held:
             self._note_opened(asked, held)
         opened = {
@@ -284,68 +306,61 @@ class SealedSite:
         mine = group.of(modules)
         return {key: given[key] if given[key].is_floating_point() else mine.get(key, given[key]) for key in given}
 
+    def _note_given(self, number: int, groups: Groups) -> None:
+        """Remember what came in clear, which this site's masks depend on; raises Refused where it must be the plan's
+        own networks and is not."""
+        phase = self.plan.course.phase_of(number)
+        begins = [name for name in groups if self._begins(name, number)]
+        own = views(phase.given, self.plan.build_networks()) if begins else {}
+        for name in begins:
+            if mark_of_group(groups[name]) != mark_of_group(own[name]):
+                raise Refused(
+                    f"the server: in round {number} it sends other weights of {name} than the plan begins with"
+                )
+        self.memory.given |= {
+            name: mark_of_group(groups[name]) for name in bound_groups(self.plan, phase) if name in groups
+        }
+        self.memory.write()
+
+    def _begins(self, name: str, number: int) -> bool:
+        """Return whether a group that comes in clear is as the plan's networks have it: in the first round in which it
+        travels; later, too, where sites get mixtures of their own of it and this one has none yet."""
+        course = self.plan.course
+        place = course.place_of(number)
+        first = next(i for i, phase in enumerate(course.phases) if name in {group.name for group in phase.groups})
+        starts = place == first and (number == 1 or course.place_of(number - 1) != place)
+        mixed_for_each = isinstance(self.plan.sealed_forms(course.phases[place]).get(name), Rows | Pulled)
+        return course.phases[first].before is None and (starts or mixed_for_each)
+
     def _note_opened(self, asked: Request, held: Mapping[str, Held]) -> None:
-        """Remember the rounds whose results come; raises Refused where the server replays an earlier one."""
-        seat = self._newest(asked)
+        """Remember the rounds whose results come; raises Refused where the server replays one before the last that this
+        site has had, but for a server that does rounds again."""
+        before = asked.round - (asked.task == "round")
         for name, told in held.items():
-            if told.round < (least := self._least(seat, asked, name)):
+            if told.round < (least := min(self.memory.opened.get(name, 0), before)):
                 raise Refused(
                     f"the server: it replays {name} of round {told.round} in round {asked.round}, and that of round "
                     f"{least} must be there"
                 )
-        seat.opened = {**seat.opened, **{name: told.round for name, told in held.items()}}
-        self._keep(seat)
-
-    def _least(self, seat: _Seat, asked: Request, name: str) -> int:
-        """Return the earliest round whose result a site may be given of a group: the last one of what all are given
-        alike, and of its own one that it has not had yet, but for a server that does rounds again."""
-        before = asked.round - (asked.task == "round")
-        rounds = (number for number in range(before, 0, -1) if self._form(name, number))
-        last = next(rounds, 0)
-        return last if isinstance(self._form(name, last), Summed) else min(seat.opened.get(name, 0), before)
-
-    def _form(self, name: str, number: int) -> Form | None:
-        """Return how a group is sealed in a round, if it is."""
-        return self.plan.sealed_forms(self.plan.course.phase_of(number)).get(name) if number else None
+        self.memory.opened |= {name: told.round for name, told in held.items()}
+        self.memory.write()
 
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
         seat = self._seat(held.agreement)
         own = self._sealed(seat, self.plan.course.phase_of(held.round), held.round).get(name)
         if own is None or not own.blocks:
             raise Refused("the server: it sends a sealed group that is none of the plan's")
-        key = next((key for key, block in own.blocks.items() if block.reader in (self.site, HOSPITALS)), WORDS)
+        key = next((key for key, block in own.blocks.items() if block.reader in (self.site, READER)), WORDS)
         block = own.blocks[key]
         beside = {other: tensor for other, tensor in given.items() if other != WORDS}
         same_layout({name: beside}, {name: own.beside})
         mine = views([own.group], modules)[name]
         words = {block.name: given[WORDS]} if WORDS in given else {}
-        if seat.member.terms.mode == "group":
-            values, count = self._open_mixture(seat, held, own, block, words)
-        else:
-            values, count = self._open_sum(seat, held, block, words)
+        values, count = self._open_sum(seat, held, block, words)
         values = own.divided(values)
         if isinstance(own.form, Pulled):
             values = self._pulled(own.form, mine, values, count)
         return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}
-
-    def _open_mixture(
-        self, seat: _Seat, held: Held, own: SealedGroup, block: SealedBlock, words: Tensors
-    ) -> tuple[Tensors, int]:
-        claim = MixtureClaim.read(SERVER, held.claim)
-        sites = seat.member.terms.sites
-        places = [place for place, site in enumerate(sites) if site in claim.nonces]
-        divisor: dict[str, int] = {block.name: held.divisor}
-        row = tuple(int(place in places) for place in range(len(sites)))
-        if isinstance(own.form, Rows):
-            row, divisor = self._own_row(seat, held.round, own, places), {}
-        opened = seat.member.open_mixtures(claim, held.round, [block], words, {block.name: row}, divisor)
-        return opened[block.name], len(places)
-
-    def _own_row(self, seat: _Seat, number: int, own: SealedGroup, places: Sequence[int]) -> tuple[int, ...]:
-        published = seat.rows.get(number, {}).get(own.name)
-        if published is None:
-            raise Refused(f"the server: it sends a mixture of round {number}, whose weights it did not publish")
-        return own_row(published[self.site], own.blocks[WORDS].fixed.weights, places)
 
     def _open_sum(self, seat: _Seat, held: Held, block: SealedBlock, words: Tensors) -> tuple[Tensors, int]:
         claim = SumClaim.read(SERVER, held.claim)
@@ -366,36 +381,35 @@ class SealedSite:
 
     # ------------------------------------------------------------------ what is known
     def _sealed(self, seat: _Seat, phase: Phase, number: int | None) -> dict[str, SealedGroup]:
-        return seat.blocks.of(phase, self._layout, seat.rows.get(number or 0, {}))
+        return seat.blocks.of(phase, self._layout, self.memory.rows.get(number or 0, {}))
 
     def _blocks(self, seat: _Seat, number: int) -> list[SealedBlock]:
         sealed = self._sealed(seat, self.plan.course.phase_of(number), number)
         return [block for own in sealed.values() for block in own.blocks.values()]
 
-    def _publish(self, seat: _Seat, asked: Request) -> None:
+    def _publish(self, asked: Request) -> None:
         """Remember the rows that the server publishes for a round, before anything of it is sealed."""
         if "rows" not in asked.sealing:
             return
         rows = Published.read(SERVER, {"rows": asked.sealing["rows"]}).rows
-        sites = seat.agreement.sites
+        sites = self.plan.participation.sites
         for own in rows.values():
             if set(own) != set(sites) or any(len(row) != len(sites) or sum(row) <= 0 for row in own.values()):
                 raise Refused("the server: the rows of weights that it tells are not one for each site")
-        if seat.rows.get(asked.round, rows) != rows:
+        kept = self.memory.rows
+        if kept.get(asked.round, rows) != rows:
             raise Refused(f"the server: it changes the weights of round {asked.round}")
         for group, matrix in rows.items():
-            self._check_compared(seat, asked.round, group, matrix)
-        seat.rows = dict(sorted({**seat.rows, asked.round: rows}.items())[-KEPT_ROWS:])
+            self._check_compared(asked.round, group, matrix)
+        self.memory.rows = dict(sorted({**kept, asked.round: rows}.items())[-KEPT_ROWS:])
 
-    def _check_compared(self, seat: _Seat, number: int, group: str, matrix: Matrix) -> None:
+    def _check_compared(self, number: int, group: str, matrix: Matrix) -> None:
         """Raise Refused where the server tells other weights than this site made of what all told each other last."""
-        own = seat.compared.get(group)
+        own = self.memory.compared.get(group)
         if own is None or any(self._compares(between) for between in range(own.round + 1, number)):
             return
-        places = [place for place, site in enumerate(own.sites) if site in matrix]
         for site, row in zip(own.sites, own.weights, strict=True):
-            mine = [row[place] for place in places]
-            if site in matrix and max(abs(a - b) for a, b in zip(mine, matrix[site], strict=True)) > ALIKE:
+            if max(abs(a - b) for a, b in zip(row, matrix[site], strict=True)) > ALIKE:
                 raise Refused(
                     f"the server: the weights of {group} that it tells for round {number} are not those that this site "
                     f"made of what the hospitals told each other in round {own.round}"
@@ -426,14 +440,10 @@ class SealedSite:
             kept = json.loads(path.read_bytes())
             agreement = KeyAgreement.read("this site", kept["agreement"])
             terms = terms_of(self.plan, kept["study"], agreement.sites)
-            member = Member.load(terms, self.signer, json.dumps(kept["member"]).encode())
-            rows: dict[int, Rowed] = {
-                int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
-            }
-            compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
-            opened = {str(group): int(number) for group, number in kept["opened"].items()}
-        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest), rows, compared, opened)
+            member = Member.load(terms, self.signer, json.dumps(kept["member"]).encode(), self.memory.sums)
+        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
 
     def _keep(self, seat: _Seat) -> None:
         """Write what the site must keep; before anything that rests on it leaves."""
+        self.memory.write()
         write_bytes(self._path(seat.agreement.number), seat.content())

@@ -14,13 +14,16 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
-from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
+from medsilo.federation.known import mark_of
+from medsilo.mixing.forms import Exchanged, Form, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
 from medsilo.sealing.channels import BOXED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
 from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
-from medsilo.sealing.terms import HOSPITALS, SERVER, SealedBlock, Terms
+from medsilo.sealing.member import KEY_BOX
+from medsilo.sealing.streams import digest
+from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
 COUNT = "@cases"  # the number 1 among a group's, whose sum is what the weights add up to
 WORDS = "@sealed"  # under which a group's sealed numbers travel, beside its whole numbers
@@ -102,6 +105,7 @@ class SealedGroup:
     like: dict[str, Tensor]  # the group's tensors, for their shapes and types
     blocks: dict[str, SealedBlock]
     hides_counts: bool = False  # whether the numbers of cases are sealed, too
+    readers: int = 0  # hospitals that read what each of them tells
 
     @property
     def name(self) -> str:
@@ -136,7 +140,8 @@ class SealedGroup:
         """Return the layout of what a site sends."""
         if isinstance(self.form, Exchanged):
             content = sum(tensor.nbytes for tensor in self.like.values())
-            return {WORDS: torch.empty(content + BOXED, dtype=torch.uint8, device="meta")}
+            told = content + BOXED + self.readers * KEY_BOX
+            return {WORDS: torch.empty(told, dtype=torch.uint8, device="meta")}
         words = {
             name: next(iter(self.like.values())).new_empty(
                 block.flat.words, dtype=CARRIER[block.fixed.bits], device="meta"
@@ -147,17 +152,22 @@ class SealedGroup:
 
 
 class Blocks:
-    """Makes the blocks of a study's rounds."""
+    """Makes the blocks of a study's rounds.
+
+    Rows have a weight for every site of the plan, those that have not agreed on keys included: so a round that is
+    repeated after another agreement has the same ones.
+    """
 
     def __init__(self, plan: Plan, terms: Terms, heaviest: int) -> None:
         self.plan, self.terms, self.heaviest = plan, terms, heaviest
+        self.named = sorted(plan.participation.sites)
 
     def of(self, phase: Phase, layout: Modules, rows: Mapping[str, Matrix]) -> dict[str, SealedGroup]:
         """Return what sites seal in a round of a phase, by group.
 
         layout: the networks, with or without values. rows: those of the round, by group; alike where they are not told.
         """
-        alike: Matrix = {site: [1.0] * len(self.terms.sites) for site in self.terms.sites}
+        alike: Matrix = {site: [1.0] * len(self.named) for site in self.named}
         forms, tensors = self.plan.sealed_forms(phase), views(phase.sent, layout)
         return {
             group.name: self._group(group, forms[group.name], layout, tensors[group.name], rows.get(group.name, alike))
@@ -169,25 +179,27 @@ class Blocks:
         self, group: Group, form: Form, layout: Modules, tensors: dict[str, Tensor], rows: Matrix
     ) -> SealedGroup:
         if isinstance(form, Exchanged):
-            return SealedGroup(group, form, dict(tensors), {})
+            return SealedGroup(group, form, dict(tensors), {}, readers=len(self.terms.sites))
         hides = bool(self.plan.transport.sealing_counts)
         floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         if hides and isinstance(form, Summed) and form.weighted:
             floats[COUNT] = torch.ones((), dtype=torch.float64)
         flat = Flat.of(floats)
         fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), self._weights(form))
-        pairwise = self.terms.mode == "pairwise"
-        blocks = {WORDS: SealedBlock(group.name, flat, fixed, HOSPITALS)}
-        if pairwise and isinstance(form, Summed):
-            blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}
-        elif pairwise and isinstance(form, Rows):
+        blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}
+        if isinstance(form, Rows):
             blocks = {
                 words_for(site): SealedBlock(
-                    f"{group.name} for {site}", flat, fixed, site, integer_weights(rows[site], fixed.weights)
+                    f"{group.name} for {site}", flat, fixed, site, self._row(rows[site], fixed.weights)
                 )
                 for site in self.terms.sites
             }
         return SealedGroup(group, form, dict(tensors), blocks, hides)
+
+    def _row(self, row: Sequence[float], total: int) -> tuple[int, ...]:
+        """Return the whole weights of those that have agreed on keys."""
+        whole = dict(zip(self.named, integer_weights(row, total), strict=True))
+        return tuple(whole[site] for site in self.terms.sites)
 
     def _weights(self, form: Form) -> int:
         if isinstance(form, Rows):
@@ -207,33 +219,35 @@ def words_for(site: str) -> str:
     return f"{WORDS} {site}"
 
 
-def own_row(row: Sequence[float], total: int, places: Sequence[int]) -> tuple[int, ...]:
-    """Return a row as integers over the sites at these places, which add up to the total."""
-    return integer_weights([share if place in places else 0.0 for place, share in enumerate(row)], total)
+def bound_groups(plan: Plan, phase: Phase) -> list[str]:
+    """Return the groups of which all sites are given the same in a phase, or had the same when they got their first.
+
+    What is mixed for each site has a first one only; a group in clear that is each site's own has none.
+    """
+    sealed = plan.sealed_forms(phase)
+    return [group.name for group in phase.given if not group.at_home and (not group.personal or group.name in sealed)]
+
+
+def mark_of_group(tensors: Tensors) -> str:
+    """Return what stands for the tensors of a group, byte for byte."""
+    marks = (part for name in sorted(tensors) for part in (name, mark_of(tensors[name].cpu().contiguous())))
+    return digest("group", *marks).hex()
+
+
+def given_of(plan: Plan, phase: Phase, marks: Mapping[str, str]) -> bytes:
+    """Return what stands for all that sites were given in common, from the marks of the groups that they had."""
+    return digest("given", *(part for name in bound_groups(plan, phase) for part in (name, marks.get(name, ""))))
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
     """Return the terms of these sites; raises PlanError where they can't seal as the plan says."""
     transport = plan.transport
-    assert transport.sealing != "none"
-    pairwise = transport.sealing == "pairwise"
-    threshold = transport.threshold(len(sites))
-    return Terms(study, plan.hash, tuple(sites), transport.sealing, threshold, pairwise and transport.sealing_confirm)
-
-
-def needs_common_key(terms: Terms, plan: Plan) -> bool:
-    """Return whether hospitals need a key that all of them have."""
-    if terms.mode == "group":
-        return True
-    forms = (form for phase in plan.course.phases for form in plan.sealed_forms(phase).values())
-    return any(isinstance(form, Pulled | Exchanged) for form in forms)
+    return Terms(study, plan.hash, tuple(sites), transport.threshold(len(sites)), transport.sealing_confirm)
 
 
 def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[str, Tensor]]:
-    """Return what travels in place of the groups that sites seal in a phase; where no sites are named, as with as many
-    as the plan needs."""
+    """Return what travels in place of the groups that sites seal in a phase."""
     if not plan.transport.sealed:
         return {}
-    sites = plan.participation.sites or [f"{place:03}" for place in range(plan.participation.required)]
-    blocks = Blocks(plan, terms_of(plan, "", sites), plan.transport.sealing_counts or 1)
+    blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), plan.transport.sealing_counts or 1)
     return {name: own.expected() for name, own in blocks.of(phase, layout, {}).items()}

@@ -7,7 +7,7 @@ from functools import partial
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.partition import Partition
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares, parts_by_rank
+from medsilo.tasks.splits import Shares, part_alone, parts_by_rank
 from medsilo.tasks.survey import PARTS
 
 
@@ -26,9 +26,13 @@ def dealt(
 
 
 def divided(listing: Listing, source: DataSource, shares: Shares, split: int) -> dict[str, list[Entry]]:
-    """Return the cases of each part: the table's, or by the patient's rank, as the site or else the plan has it."""
+    """Return the cases of each part: the table's; or by the patient's rank, or where privacy is promised by the hash of
+    the patient alone, as the site or else the plan has it."""
     if any(entry.part for entry in listing.entries):
         place = {entry.patient: entry.part for entry in listing.entries}
+    elif source.each_alone:
+        own, number = source.shares or shares, split if source.split is None else source.split
+        place = {entry.patient: part_alone(entry.patient, own, number) for entry in listing.entries}
     else:
         classes = _own_classes(listing.entries)
         split = split if source.split is None else source.split

@@ -22,6 +22,9 @@ class ImageFolder(FolderTask):
     colours: Literal["rgb", "grey"] = Field("rgb", description="read three channels or one")
     resize: bool = Field(default=True, description="false: images keep their size")
 
+    def across_patients(self) -> str:
+        return super().across_patients()  # an image is scaled by its own intensities alone
+
     @property
     def channels(self) -> int:  # type: ignore[override]
         """Red, green and blue, or grey."""

@@ -11,3 +11,6 @@ class NiftiFolder(VolumeFolder):
     title: ClassVar[str] = "A hospital's own volumes: segmentation or classification, 3-D or slices"
 
     name: Literal["nifti-folder"] = "nifti-folder"
+
+    def across_patients(self) -> str:
+        return super().across_patients()  # an image is scaled by its own intensities alone

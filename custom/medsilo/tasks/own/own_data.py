@@ -33,6 +33,11 @@ class OwnData(Task):
     def deals(self) -> bool:
         return self.partition is not None
 
+    def across_patients(self) -> str:
+        if self.deals:
+            return "task.partition deals patients by their number, so that one who leaves moves others; leave it out"
+        return ""
+
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
 

@@ -89,6 +89,7 @@ class OwnFolder(OwnData):
             duplicates=repeated(one.facts.digest for one in every),
             problems=tuple(listing.problems),
             fixed=any(entry.part for entry in listing.entries),
+            patients_named=listing.patients_named,
             identifiers=listing.identifiers,
             **self._ranges(every),
         )

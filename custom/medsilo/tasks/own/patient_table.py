@@ -32,7 +32,15 @@ from medsilo.tasks.own.columns import (
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.own.sheet import Sheet, read_sheet
-from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
+from medsilo.tasks.own.standardising import (
+    Scales,
+    Standardise,
+    check_scales,
+    from_training_cases,
+    largest,
+    scaled,
+    scales_told,
+)
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
@@ -192,6 +200,9 @@ class PatientTable(OwnData, ByKind):
             place += column.inputs
         return means, deviations
 
+    def across_patients(self) -> str:
+        return from_training_cases("column") if self.needs_scales else super().across_patients()
+
     @property
     def needs_scales(self) -> bool:
         """Return whether a hospital's own numbers are needed to read its cases."""
@@ -277,6 +288,7 @@ class PatientTable(OwnData, ByKind):
             duplicates=copies,
             problems=tuple(listing.problems),
             fixed=any(entry.part for entry in listing.entries),
+            patients_named=listing.patients_named,
         )
 
     def _part(self, data: Cases) -> PartFacts:
@@ -434,6 +446,7 @@ class _Reading:
         )
         self.listing.add("left out", "lines have a cell that is too long", sheet.long)
         if self.listing.entries and self.source.columns.patient not in sheet.columns:
+            self.listing.patients_named = False
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
-from medsilo.core.section import added
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import in_words
@@ -26,7 +25,15 @@ from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_lev
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.recorded_labels import KnownLabels
 from medsilo.tasks.own.recordings import ROUGH, Coded, Reader, Recording
-from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
+from medsilo.tasks.own.standardising import (
+    Scales,
+    Standardise,
+    check_scales,
+    from_training_cases,
+    largest,
+    scaled,
+    scales_told,
+)
 from medsilo.tasks.own.subjects import Subjects, drawn_window, of_subjects
 from medsilo.tasks.own.windows import Cutting, Missing, Windows, cut
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
@@ -34,7 +41,7 @@ from medsilo.tasks.regression import Regression
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PartFacts, Survey, digest, range_of
 from medsilo.tasks.survival import EVENTS, Survival, incomparable
-from medsilo.tasks.task import SiteData, Task, labels_of, patients_of
+from medsilo.tasks.task import SiteData, Task, labels_of, patients_of, records_of
 
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
@@ -70,13 +77,13 @@ class SeriesFolder(OwnFolder, ByKind):
     labels: tuple[Text, ...] = Field(
         default=("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
     )
-    kind: Kind = added("classification", description="what is learned of a window; of survival, of a patient")
-    range: tuple[float, float] = added(
+    kind: Kind = Field("classification", description="what is learned of a window; of survival, of a patient")
+    range: tuple[float, float] = Field(
         (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
     )
-    time: Text = added("time", description="of survival: column with the time until the event or the last visit")
-    event: Text = added("event", description="of survival: column with 1 (event) or 0 (censored)")
-    most_windows: int = added(
+    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
+    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
+    most_windows: int = Field(
         64,
         ge=1,
         le=100_000,
@@ -213,6 +220,9 @@ class SeriesFolder(OwnFolder, ByKind):
         return in_words(shares.mean(0).tolist(), self.labels)
 
     # ------------------------------------------------------------------------------------------ standardised
+    def across_patients(self) -> str:
+        return from_training_cases("signal") if self.needs_scales else super().across_patients()
+
     @property
     def needs_scales(self) -> bool:
         """Return whether a hospital's own numbers are needed to read its recordings."""
@@ -270,6 +280,11 @@ class SeriesFolder(OwnFolder, ByKind):
     def _found(self, source: DataSource, folder: Path) -> Found:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; name files under data.recordings")
+        if source.each_alone and source.inside.patient:
+            raise DataError(
+                "data.inside.patient: a file is read or left out as a whole, so one patient in it could change what is "
+                "read of the others; write a file for each patient where the plan promises privacy"
+            )
         listing = find_recordings(source, folder, self.outcomes(source))
         reader, known = self.reader(source), KnownLabels.of(self, source)
         shown = _opened(listing, reader) if reader.labels or reader.patients else {}
@@ -426,6 +441,7 @@ class _Finished(Dataset):
     def __init__(self, task: SeriesFolder, data: Dataset, scales: Scales) -> None:
         self.task, self.data, self.scales = task, data, scales
         self.patients = tuple(patients_of(data))
+        self.records = records_of(data)
         self.labels = labels_of(data) if task.classifies else None
 
     def __len__(self) -> int:

@@ -32,6 +32,14 @@ def largest(columns: Sequence[Column], standardise: Standardise) -> float:
     return max(1.0, *(max(abs(one.low), abs(one.high)) for one in columns if not one.levels))
 
 
+def from_training_cases(what: str) -> str:
+    """Return why numbers of a hospital's own training cases, such as means, can't be kept private."""
+    return (
+        f"numbers are scaled or filled in by a hospital's training cases, so one patient changes all others' inputs; "
+        f"give public numbers (task.standardise=plan, with mean and deviation of each {what}), or task.standardise=none"
+    )
+
+
 def check_scales(columns: Sequence[Column], standardise: Standardise) -> None:
     """Raise a ValueError where the plan has to give means and deviations, and lacks one."""
     lacking = [one.name for one in columns if not one.levels and None in (one.mean, one.deviation)]

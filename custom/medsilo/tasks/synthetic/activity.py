@@ -76,6 +76,9 @@ class SyntheticActivity(Classification):
     windows: int = Field(default=80, ge=1, le=10_000, description="windows per person")
     steps: int = Field(default=64, ge=32, le=2048, description="time steps of a window")
 
+    def across_patients(self) -> str:
+        return ""  # nobody is behind what is drawn
+
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.steps)

@@ -92,6 +92,9 @@ class SyntheticHistology(Classification):
     patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a patch in pixels")
 
+    def across_patients(self) -> str:
+        return ""  # nobody is behind what is drawn
+
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.size, self.size)

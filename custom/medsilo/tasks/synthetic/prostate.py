@@ -90,6 +90,9 @@ class SyntheticProstate(Segmentation):
     slices: int = Field(default=6, ge=3, le=64, description="slices of a volume; those that show the organ are cases")
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a slice in pixels")
 
+    def across_patients(self) -> str:
+        return ""  # nobody is behind what is drawn
+
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.size, self.size)

@@ -1,0 +1,93 @@
+"""A plan's `participation`: the hospitals that a study needs, and what happens when one is missing."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from medsilo.core.tensors import Modules
+from medsilo.core.text import is_safe_name
+from medsilo.course.layer import Feature
+
+MOST_SITES = 4096
+
+
+class Participation(Feature):
+    """The hospitals that the study needs, and what happens when one is missing."""
+
+    sites: tuple[str, ...] = Field(
+        (),
+        max_length=MOST_SITES,
+        description="names of the agreed sites; empty: whoever is connected when the job starts",
+    )
+    unseen: tuple[str, ...] = Field(
+        (),
+        max_length=MOST_SITES,
+        description="names of sites that do not train and are tested with the outcome: the global model or the super "
+        "model",
+    )
+    minimum: int | None = Field(
+        None, ge=1, description="how many sites have to contribute to each round; `null`: all named sites"
+    )
+    when_missing: Literal["stop", "wait", "continue"] = Field(
+        "stop",
+        description="`stop`: retry once if the training process crashed; if a site is still missing, the study ends. "
+        "`wait`: ask a site that is lost or whose training process crashed again until `patience` is over (a refusal "
+        "is final). `continue`: go on without it. All three end the study when fewer than `minimum` sites contribute",
+    )
+    timeout: int = Field(600, ge=1, le=86_400, description="seconds that a site has for one answer")
+    patience: int = Field(
+        3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
+    )
+    silence: int = Field(
+        420,
+        ge=1,
+        le=86_400,
+        description="seconds that a site's line may be down within that time, so that all goes on where it was",
+    )
+
+    @field_validator("sites", "unseen")
+    @classmethod
+    def _names(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        for site in sites:
+            if not is_safe_name(site):
+                raise ValueError(
+                    f"site name {site!r} has odd characters; use letters, digits, '.', '_' and '-' (at most 63)"
+                )
+        if len(set(sites)) < len(sites):
+            raise ValueError(f"a site is named twice in {list(sites)}; name each once")
+        return tuple(sorted(sites))
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if not self.sites and self.minimum is None:
+            raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
+        if self.unseen and not self.sites:
+            raise ValueError("unseen hospitals need named sites beside them; name those in participation.sites")
+        if both := sorted({*self.sites} & {*self.unseen}):
+            raise ValueError(f"{both[0]} stands under sites and under unseen; a hospital either trains or it doesn't")
+        if self.sites and self.minimum is not None and self.minimum > len(self.sites):
+            raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
+        if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):
+            raise ValueError(
+                f"when_missing 'continue' can't go on while all {len(self.sites)} sites are required; lower minimum"
+            )
+        return self
+
+    @property
+    def everyone(self) -> tuple[str, ...]:
+        """All named hospitals, those that train and those that don't."""
+        return tuple(sorted({*self.sites, *self.unseen}))
+
+    @property
+    def required(self) -> int:
+        """The contributors that every round needs."""
+        return self.minimum if self.minimum is not None else len(self.sites)
+
+    def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
+        most = plan.task.most_sites
+        if most is not None and len(self.everyone) > most:
+            named = len(self.everyone)
+            yield f"participation.sites: {named} sites, but task {plan.task.name} has {most}; name fewer"
+        if self.unseen and not plan.algorithm.outcome.for_others:
+            yield f"participation.unseen: {plan.algorithm.name} leaves no model for hospitals that did not train"

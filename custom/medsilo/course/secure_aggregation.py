@@ -1,0 +1,216 @@
+"""A plan's `transport`: precision of tensors on their way, and secure aggregation with what it promises."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from medsilo.core.tensors import Modules
+from medsilo.course.group import views
+from medsilo.course.layer import Feature
+from medsilo.course.participation import Participation
+from medsilo.course.sealable import forms_of
+from medsilo.mixing.forms import Exchanged, Form, Unsealable
+
+LEAST_SEALED = 3  # hospitals in a sealed round
+Sealing = Literal["none", "pairwise"]
+
+SEALING: dict[Sealing, str] = {
+    "none": "Sealing none: the server, and whoever reads its disk, sees every tensor that leaves a hospital.",
+    "pairwise": "Sealing pairwise: the server learns sums over hospitals and nothing of a single one, as long as fewer "
+    "hospitals than the threshold help it, and fewer than twice the threshold less the number of hospitals if it lies; "
+    "all hospitals but one, put together, can work out that one from a sum, half of them the others from AdaFed's "
+    "mixtures, and what the server may read of a sum (the mean that it needs) is open to it.",
+}
+OPEN = (
+    "Sealed or not, the server knows the numbers of cases, scores and losses, who answered when, and whole numbers "
+    "among the tensors such as batch norm's counters of batches."
+)
+COUNTED = (
+    "Sealed or not, the server knows the numbers of validation and test cases, scores and losses, and who answered "
+    "when; the numbers of training cases are sealed, too, and of them it learns their sum at most."
+)
+ALL_SEALED = "No group of tensors that can be sealed leaves in clear."
+
+
+def promises(sealing: Sealing, clear: Sequence[str], counts: bool) -> list[str]:
+    """Return what is said of a study, the same wherever it is said.
+
+    clear: the groups that leave in clear, as the plan says. counts: whether numbers of cases are sealed, too.
+    """
+    if sealing == "none":
+        return [SEALING[sealing]]
+    rest = f"In clear, as the plan says (transport.sealing_clear): {', '.join(clear)}." if clear else ALL_SEALED
+    return [SEALING[sealing], COUNTED if counts else OPEN, rest]
+
+
+class TransportSettings(Feature):
+    """Settings of the tensors on their way: precision and sealing."""
+
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
+    )
+    slowest: int = Field(
+        4000,
+        ge=8,
+        le=1_000_000,
+        description="kbit/s of the slowest line, of which ten seconds' worth is sent at once: a cut costs no more",
+    )
+    sealing: Sealing = Field(
+        "none",
+        description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
+        "learns sums only",
+    )
+    sealing_threshold: int | None = Field(
+        None,
+        ge=2,
+        le=256,
+        description="of `pairwise`: how many (t) of the K hospitals have to stay until a round is opened. t - 1 may "
+        "help a server that keeps to the protocol without learning more, 2t - K - 1 one that lies; `null`: 2K/3, "
+        "rounded down, and one",
+    )
+    sealing_confirm: bool = Field(
+        True,
+        description="of `pairwise`: hospitals first sign whose numbers are added, against a server that lies",
+    )
+    sealing_bits: Literal[32, 64] = Field(
+        64,
+        description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits",
+    )
+    sealing_bound: float | None = Field(
+        None,
+        gt=0,
+        le=1e12,
+        description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
+        "`null`: 65536 with 64 bits, 64 with 32",
+    )
+    sealing_counts: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="seal the hospitals' numbers of training cases, too, by which means are weighted; no hospital may "
+        "have more than so many. `null`: they are told",
+    )
+    sealing_clear: tuple[str, ...] = Field(
+        (),
+        max_length=16,
+        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
+        "AdaFed's `statistics`, which hospitals tell each other otherwise",
+    )
+
+    @field_validator("sealing", mode="before")
+    @classmethod
+    def _no_group(cls, given: Any) -> Any:
+        if given == "group":
+            raise ValueError("'group' is no more: one hospital that helped the server opened everything; set pairwise")
+        return given
+
+    @property
+    def sealed(self) -> bool:
+        """Return whether hospitals seal what they send."""
+        return self.sealing != "none"
+
+    @property
+    def promises(self) -> list[str]:
+        """Return what sealing protects against, and against whom it does not."""
+        return promises(self.sealing, self.sealing_clear, bool(self.sealing_counts))
+
+    @property
+    def bound(self) -> float:
+        """The largest number that is sealed."""
+        return self.sealing_bound or (65536.0 if self.sealing_bits == 64 else 64.0)
+
+    def threshold(self, hospitals: int) -> int:
+        """Return how many of so many hospitals open a sum."""
+        return self.sealing_threshold or 2 * hospitals // 3 + 1
+
+    def times_as_large(self, hospitals: int) -> int:
+        """Return how many times its bytes a tensor may take when it is sealed, at most: once for each reader."""
+        return 2 * hospitals if self.sealed else 1
+
+    def packed(self, tensor: Tensor) -> Tensor:
+        """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
+        return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
+
+    def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
+        """Nothing that sites send needs a server that can read it."""
+        if not self.sealed:
+            return
+        name = plan.algorithm.name
+        if self.sealing_counts and plan.training.truncate:
+            yield (
+                "training.truncate: needs the smallest hospital's number of cases, which transport.sealing_counts "
+                "seals; leave one of them out"
+            )
+        yield from self._hospitals_that_cannot(plan.participation)
+        if plan.mixing.robust or plan.mixing.share_cap:
+            yield (
+                "mixing: robust rules and shares compare what single hospitals sent, which sealing hides from the "
+                "server; set mixing.robust and mixing.share_cap to null, or transport.sealing=none"
+            )
+        if plan.algorithm.pooled or not any(phase.sent for phase in plan.course.phases):
+            yield f"transport.sealing: {name} sends no tensors, so there is nothing to seal; set none"
+        known = set()
+        for phase in plan.course.phases:
+            forms = forms_of(phase, plan.participation.sites, plan.task, plan.training, plan.seed)
+            for group, tensors in views(phase.sent, networks).items():
+                known.add(group)
+                yield from self._form_that_cannot(name, group, forms[group])
+                if group not in self.sealing_clear and any(t.is_complex() for t in tensors.values()):
+                    yield f"transport.sealing: {name}'s {group} has complex numbers, which can't be sealed"
+        if strangers := sorted(set(self.sealing_clear) - known):
+            yield f"transport.sealing_clear: {name} sends no group {strangers[0]}; take it out"
+
+    def leaves(self, plan: Any) -> Iterable[str]:
+        yield from self.promises
+        if self.sealed and any(group.at_home for group in plan.course.delivery.given):
+            yield "No personal model goes to another hospital, whatever share_personal_model says."
+
+    def _hospitals_that_cannot(self, participation: Participation) -> Iterable[str]:
+        """Yield why these hospitals can't seal so."""
+        named = len(participation.sites)
+        if not named:
+            yield (
+                "transport.sealing: name the hospitals in participation.sites: else whoever is connected counts as one"
+            )
+        if min(named, participation.required) < LEAST_SEALED:
+            yield (
+                f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
+                f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
+                "hospitals, raise participation.minimum, or set transport.sealing=none"
+            )
+        if self.precision == "bfloat16":
+            yield (
+                "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32, and "
+                "transport.sealing_bits=32 for half of the bytes"
+            )
+        if self.sealing_counts and self.sealing_clear:
+            yield (
+                f"transport.sealing_counts: {self.sealing_clear[0]} leaves in clear and tells numbers of cases; take "
+                "it out of transport.sealing_clear, or leave sealing_counts out"
+            )
+        threshold = self.threshold(named)
+        if not named < 2 * threshold <= 2 * named:
+            yield (
+                f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
+                f"{named}: with half of them or fewer a server could have both of a hospital's masks taken off"
+            )
+        if participation.required < threshold:
+            yield (
+                f"participation.minimum: {participation.required} hospitals can't open a sum whose threshold is "
+                f"{threshold}; raise it"
+            )
+
+    def _form_that_cannot(self, method: str, group: str, form: Form) -> Iterable[str]:
+        """Yield why a group that sites send can't be sealed so."""
+        if group in self.sealing_clear:
+            if not isinstance(form, Unsealable | Exchanged):
+                yield (f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
+            return
+        if isinstance(form, Unsealable):
+            yield (
+                f"transport.sealing: {method}'s {group} can't be sealed: {form.why}; let it leave in clear "
+                f"(transport.sealing_clear=[{group}]), choose another method, or set transport.sealing=none"
+            )

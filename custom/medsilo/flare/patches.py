@@ -1,0 +1,413 @@
+"""NVFlare's inner parts: they are touched here and nowhere else.
+
+Each patch does what NVFlare gives no other way to. "Issue", and the version that was seen to need the patch, begin
+the text that asks NVFlare's maintainers for one; docs/compatibility.md has all of these. For each, a test shows
+NVFlare's own behaviour without it, and fails when it is no longer needed (tests/federation/test_patches.py).
+"""
+
+import gc
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from nvflare.apis.controller_spec import Task
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.task_utils import get_filters
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFuture
+
+if TYPE_CHECKING:
+    from nvflare.fuel.flare_api.flare_api import Session
+    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
+
+BUFFER = 1 << 18  # bytes of a message's buffer, in addition to its own; larger messages are sent in pieces of this size
+MOST_LEFT = 64 << 20  # bytes that may be left behind
+MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends a piece at a time, and again what was cut
+MOST_KEPT = 256  # finished ones, kept for a while for pieces that come twice
+LOOK = 1.0  # seconds between two looks at what was kept for long enough
+NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
+Send = Callable[..., Message]
+Outcome = tuple[bool, Any, str | None]  # of a simulated site's process: whether to stop, its result, the next site
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+def hold_less(cell: Cell) -> None:
+    """Make the buffers of a cell smaller.
+
+    Issue (2.9.0): every message that is sent takes a buffer of streaming_chunk_size. `TxTask.__init__` makes a
+    `bytearray(chunk_size)` for each stream, 1 MiB by default, for a message of ten bytes, too. Please make it as large
+    as the stream at most, or when the first short read needs it.
+    """
+    cell.byte_streamer.chunk_size = BUFFER
+
+
+class Leftovers:
+    """Bytes that are left behind in this process, about; they are freed in time.
+
+    Issue (2.9.0): a sent message stays in memory until Python's cyclic collector runs. `TxTask`, its future and its
+    callbacks refer to each other, so its buffer is not freed when it is done. In a process with many objects the
+    collector runs after hundreds of messages. Please drop one of these references when the task is done.
+    """
+
+    def __init__(self) -> None:
+        self._bytes, self._lock = 0, threading.Lock()
+
+    def begin(self) -> None:
+        """Let circles be looked for among what comes from now on, so that it takes no time."""
+        gc.collect()
+        gc.freeze()
+
+    def sent(self, size: int = 0) -> None:
+        """Count a message that was sent, of so many bytes, and free what is left behind when it is too much."""
+        with self._lock:
+            self._bytes += BUFFER + size
+            much = self._bytes >= MOST_LEFT
+            if much:
+                self._bytes = 0
+        if much:
+            gc.collect()
+
+
+LEFTOVERS = Leftovers()  # a process has one job
+
+
+def close_lost_connections() -> None:
+    """Close the sockets of connections that were lost.
+
+    Issue (2.9.0): SocketConnection does not close its socket when the other side has ended it. The socket stays open
+    until Python's cyclic collector runs, as the connection and what reads from it refer to each other. A client behind
+    a line that breaks often runs out of file handles. Please close the socket when reading ends.
+    """
+    gc.collect()
+
+
+# ---------------------------------------------------------------------------------------------------- streams
+def limit_blobs(cell: Cell, most: int, *others: BlobHandler) -> None:
+    """Let a cell refuse every message of more bytes when it is announced. others: handlers that it does not know
+
+    Issue (2.9.0): the largest size of a message can be set by a configuration file only, and for all messages alike. A
+    job knows how large its messages are when it has read its own configuration. Please let a cell bound the size of the
+    messages on a channel and topic, at registration and later.
+    """
+    registered = (callback.cb for callback in [*cell.byte_receiver.registry.reg.values()])
+    for handler in (*others, *(getattr(own, "__self__", None) for own in registered)):
+        if isinstance(handler, BlobHandler):
+            handler.max_blob_size = most
+
+
+def is_piece(message: Message) -> bool:
+    """Return whether a message is a piece of a stream."""
+    where = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
+    return where == (STREAM_CHANNEL, STREAM_DATA_TOPIC)
+
+
+def end_stream(stream: Stream, reason: str) -> None:
+    """End a stream that comes in, and tell its sender why."""
+    stream.task.stop(StreamError(reason))
+
+
+class Streams:
+    """The streams that come in, by sender.
+
+    Issue (2.9.0): one sender can make a receiver keep any number of streams, threads and bytes. A finished stream is
+    kept for as long as its sender's headers wish, up to an hour, with a thread for each; one whose first piece never
+    comes is kept for good; and up to 1024 pieces of each stream that came out of their order are held, however large.
+    Please bound streams and bytes by sender, and let one thread look after all that are kept.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.lock = cell, threading.Lock()
+        self.known: dict[str, dict[tuple, RxTask]] = {}  # the oldest first
+        self.waiting: dict[str, int] = {}  # bytes of a sender that wait to be read, at most
+        self.ended: dict[tuple, float] = {}  # when a stream was seen to have ended
+        self.looked = monotonic()
+
+    def take(self, message: Message, sender: str, most: int) -> bool:
+        """Return whether a message of a stream is taken; of too many streams of one sender, the oldest end.
+
+        most: bytes of one sender that may wait to be read.
+        """
+        for wish in (StreamHeaderKey.RETRY_TIMEOUT, StreamHeaderKey.RETRY_WAIT):
+            message.headers.pop(wish, None)  # so a finished stream is kept for as long as our own configuration says
+        if message.get_header(StreamHeaderKey.ERROR_MSG):  # begins none
+            return True
+        key = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
+        size = len(message.payload or b"")
+        ended, begun = list[RxTask](), list[RxTask]()
+        with self.lock:
+            self._forget_old()
+            own = self.known.setdefault(sender, {})
+            is_new = key not in own or RxTask.rx_task_map.get(key) is not own[key]
+            if is_new:
+                own = self.known[sender] = _still_kept(own)
+                own[key] = RxTask.find_or_create_task(message, self.cell.core_cell)
+                _keep_without_thread(own[key])
+                ended = [task for task in own.values() if _has_ended(task)]
+                begun = [task for task in own.values() if not _has_ended(task)]
+            waiting = self.waiting.get(sender, 0) + size
+            if is_new or waiting > most:  # counted for each stream and not for each of its pieces
+                waiting = sum(map(_waiting, own.values())) + size
+            self.waiting[sender] = waiting
+        if is_new:
+            LEFTOVERS.sent()  # a stream is answered, or answers a request
+        for task in ended[:-MOST_KEPT]:
+            task._remove_task()
+        for task in begun[:-MOST_STREAMS]:
+            task.stop(StreamError(f"{MOST_STREAMS} newer streams of this sender are open"))
+        if waiting > most:
+            own[key].stop(StreamError(f"more than {most} bytes of this sender wait to be read"))
+        return waiting <= most
+
+    def _forget_old(self) -> None:
+        """Let go of finished streams that were kept for as long as our own configuration says."""
+        now = monotonic()
+        if now - self.looked < LOOK:
+            return
+        self.looked = now
+        self.known = {sender: _still_kept(own) for sender, own in self.known.items()}
+        ended = {key: task for own in self.known.values() for key, task in own.items() if _has_ended(task)}
+        self.ended = {key: self.ended.get(key, now) for key in ended}
+        for key, task in ended.items():
+            if now - self.ended[key] > _kept_for(task):
+                task._remove_task()
+
+
+def _still_kept(streams: dict[tuple, RxTask]) -> dict[tuple, RxTask]:
+    return {key: task for key, task in streams.items() if RxTask.rx_task_map.get(key) is task}
+
+
+def _has_ended(task: RxTask) -> bool:
+    return task.completed or task.failed
+
+
+def _keep_without_thread(task: RxTask) -> None:
+    task.cleanup_timer = NO_THREAD
+
+
+def _kept_for(task: RxTask) -> float:
+    return task.completed_task_ttl
+
+
+def _waiting(task: RxTask) -> int:
+    """Return the bytes of a stream that have come and were not read."""
+    return sum(len(piece or b"") for _, piece in [*task.chunks, *task.out_seq_chunks.values()])
+
+
+# ---------------------------------------------------------------------------------------------------- messages
+def look_at_messages(cell: Cell, look: Callable[[Message], Message | None]) -> None:
+    """Have each message looked at before it is decoded; what `look` returns is sent back in its place.
+
+    Issue (2.9.0): a job's process takes server commands from clients. `abort`, `show_stats`, `handle_dead_job` and the
+    other commands on the channel `server_command` are carried out whoever sends them, and a client that reports a
+    `BlobSizeError` for one of the server's streams ends the process (`os._exit`). Please let a job take from a client
+    `get_task` and `submit_update` only.
+    """
+    cell.core_cell.set_message_interceptor(look)
+
+
+class AnswerReader:
+    """Gives sites' answers to a function of ours to be read, in the place of NVFlare's cell.
+
+    Issue (2.9.0): an answer that can't be decoded ends the server's job process. `Adapter.call` ends the process
+    (`os._exit(1)`) when `submit_update` can't be decoded, so one client with one bad message ends the job of all.
+    Please make it that client's failed task.
+    """
+
+    def __init__(self, cell: Cell, answered: Callable[[StreamFuture, Stream], None]) -> None:
+        found = cell.byte_receiver.registry.find(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE)
+        self._take = found.cb.__self__.blob_cb
+        self.handler = BlobHandler(answered)
+        cell.register_stream_cb(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE, self._comes)
+
+    def _comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
+        return self.handler.handle_blob_cb(future, stream, resume, stream)
+
+    def pass_on(self, headers: dict, answer: Shareable) -> None:
+        """Give NVFlare an answer that was read."""
+        self._take(_Read(headers, answer))
+
+
+class _Read:
+    """A message that was read already, in the form in which NVFlare takes one that it has to read."""
+
+    def __init__(self, headers: dict, payload: Shareable) -> None:
+        self.headers = {key: value for key, value in headers.items() if key != StreamHeaderKey.PAYLOAD_ENCODING}
+        self.payload = payload
+
+    def result(self) -> Shareable:
+        return self.payload
+
+
+class Replies:
+    """What comes back for a cell's requests: announced to a function of ours, taken as NVFlare takes it, or refused.
+
+    Issue (2.9.0): a request goes on when the stream that answers it was refused. The receiver of a reply may stop its
+    stream. The request then waits for its whole time limit, and is repeated. Please let a request fail with the error
+    of the stream that answers it.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.handler = cell, BlobHandler(cell._process_reply)
+
+    def announced(self, topic: str, comes: Callable[[StreamFuture, Stream, bool], int]) -> None:
+        """Have replies on a topic announced."""
+        self.cell.register_stream_cb(CellChannel.RETURN_ONLY, topic, comes)
+
+    def take(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
+        """Take a reply."""
+        return self.handler.handle_blob_cb(future, stream, resume)
+
+    def refuse(self, stream: Stream, reason: str) -> int:
+        """Let the request fail at once that a stream answers."""
+        waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
+        if waiter:
+            waiter.stream_error = reason
+            waiter.result = make_reply(ReturnCode.MSG_TOO_BIG, error=reason)
+            waiter.in_receiving.set()
+        end_stream(stream, reason)
+        return 0
+
+
+def send_requests_by(cell: Cell, request: Send) -> Send:
+    """Have a cell's requests sent by a function of ours; returns NVFlare's own.
+
+    Issue (2.9.0): downloading gives up at once when a request can't be sent, and after four that are not answered.
+    `download_object` ends with the first reply but `TIMEOUT` that is no success, `COMM_ERROR` and `TARGET_UNREACHABLE`
+    among them, so a line that is down for a second costs all that was fetched. Please let the caller say how long a
+    source may be silent.
+    """
+    own: Send = cell.send_request
+    cell.send_request = request
+    return own
+
+
+# ---------------------------------------------------------------------------------------------------- the server
+class _EachOnce(list):
+    """A list that holds each thing once."""
+
+    def append(self, item: object) -> None:
+        if not any(item is known for known in self):
+            super().append(item)
+
+
+def deliver_once(task: Task) -> None:
+    """Let a task's list of deliveries hold each once.
+
+    Issue (2.9.0): a site that asks twice for its task ends the monitor thread. A lost reply makes a client ask again,
+    and `process_task_request` appends the same `ClientTask` to `task.client_tasks` a second time. When the task ends,
+    `_check_tasks` pops it twice from `_client_task_map`; the `KeyError` ends the thread, and the job never ends. Please
+    append it once.
+    """
+    task.client_tasks = _EachOnce()
+
+
+def cell_of_job(fl_ctx: FLContext) -> Cell:
+    """Return the cell where sites' answers come in, in a simulation, too.
+
+    Issue (2.9.0): a controller has no public way to the cell where its job's answers come in. `get_cell` of the
+    server's engine gives another cell in the simulator than in a job's process. Please let it give the one that serves
+    the job.
+    """
+    return fl_ctx.get_engine().server.command_agent.cell
+
+
+def end_forgotten_jobs(fl_ctx: FLContext) -> None:
+    """End, in the server's books, the jobs that ran when it died; nothing can run yet.
+
+    Issue (2.9.0): jobs that ran when the server died stay RUNNING for ever. Nothing calls
+    `JobRunner.update_abnormal_finished_jobs` after a restart, so such a job can be neither aborted, deleted nor
+    downloaded. Please call it when the server starts.
+    """
+    fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
+
+
+# ---------------------------------------------------------------------------------------------------- a hospital
+def filters_of_answers(fl_ctx: FLContext, task: str) -> list | None:
+    """Return the filters, the hospital's and the job's, that an answer passes; None where that is not known.
+
+    Issue (2.9.0): an executor can't know whether filters will see its result. A hospital's filters must see all that
+    leaves, so an executor that leaves out what the server has already must know of them. Please tell an executor which
+    filters a result passes.
+    """
+    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+    if runner is None:
+        return None
+    return list(get_filters("task_result_filters", fl_ctx, runner.task_result_filters, task, FilterKey.OUT) or [])
+
+
+# ---------------------------------------------------------------------------------------------------- a person
+def connect(session: "Session", timeout: float) -> None:
+    """Connect, or raise NVFlare's error when that takes longer than so many seconds.
+
+    Whoever stops the communication once more closes such a connection, and waits with it.
+
+    Issue (2.9.0): Session.close waits for ever for a connection that came while connecting was given up. A connection
+    that is made while `try_connect` gives up is read from for ever, and `close` waits for the end of that. Please close
+    connections that are made after `stop`.
+    """
+    try:
+        session.try_connect(timeout)
+    except Exception:
+        closing = threading.Thread(target=session.close, daemon=True)
+        closing.start()
+        closing.join(1.0)
+        while closing.is_alive():
+            threading.Thread(target=session.api.cell.core_cell.communicator.stop, daemon=True).start()
+            closing.join(1.0)
+        raise
+
+
+# ---------------------------------------------------------------------------------------------------- the simulator
+def patient_simulator(
+    job: str, workspace: str, sites: str, threads: int, patience: float, run_site: Callable[..., Outcome]
+) -> "SimulatorRunner":
+    """Return NVFlare's simulator. patience: seconds that a site's process has to start.
+
+    run_site: gets a site's name and what runs its process once, and returns how that ended.
+
+    Issue (2.9.0): the simulator gives a site up when another program answers at the port that was found free for it.
+    `do_one_task` finds a free port, starts the site's process, and connects to whoever listens there by then. Please
+    let the site's process choose its port and tell it. And please let `simulator_worker_timeout` be an argument of
+    `SimulatorRunner`: `client_run` takes it from `args.set` only.
+    """
+    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner, SimulatorRunner
+
+    class Sites(SimulatorClientRunner):
+        def do_one_task(self, client: Any, *arguments: Any, **more: Any) -> Outcome:
+            once = super().do_one_task
+            return run_site(client.client_name, lambda: once(client, *arguments, **more))
+
+    class Runner(SimulatorRunner):
+        def client_run(self, server_custom_folder: str, clients: list, gpu: str | None) -> None:
+            self.args.set = [f"simulator_worker_timeout={patience}"]
+            given = self.args, clients, self.client_config, self.deploy_args, self.build_ctx
+            Sites(server_custom_folder, *given).run(gpu)
+
+    return Runner(job, workspace, clients=sites, threads=threads, max_clients=len(sites.split(",")))
+
+
+@contextmanager
+def sites_started_by(command: Sequence[str]) -> Iterator[None]:
+    """Let the simulator that runs in this process start sites by this command.
+
+    Issue (2.9.0): the simulator starts each site's process by sys.executable. Each imports all anew, which takes
+    seconds of a core and hundreds of MB. Please let the runner be given what starts a site's process.
+    """
+    true = sys.executable
+    sys.executable = shlex.join(command)
+    try:
+        yield
+    finally:
+        sys.executable = true

@@ -1,0 +1,132 @@
+"""A round's contributions until they are mixed: a row of tensors for each site, read block by block.
+
+A row stays as it came. Over NVFlare its tensors lie in a nameless file already, and are read from there. What lies in
+memory goes to such a file, too, when all rows together would take more memory than is allowed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.spill import Place, Spill, Stretch, let_go, size_of, stretches_of
+from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
+
+# Bytes of all rows together that may be in memory, unless told otherwise; the others lie in files.
+MEMORY = 4 << 20
+MAPPED = 64 << 20  # bytes of a file that are mapped at once: a process may map few thousand times
+
+
+class Contributions:
+    """The rows of those sites that have sent tensors."""
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        """folder: where files are made; the system's folder for temporary files if not given."""
+        self.memory = MEMORY
+        self._folder = folder
+        self._rows: dict[str, Tensors] = {}
+        self._files: dict[str, list[Stretch]] = {}  # where rows lie in files
+        self._bytes: dict[str, int] = {}  # of each row, in memory
+        self._places: dict[str, Place] = {}  # of rows that were written to a file
+        self._spill: Spill | None = None
+        self._size = 0  # bytes of a place
+        self._free: list[Place] = []
+
+    def __contains__(self, site: str) -> bool:
+        return site in self._rows
+
+    def put(self, site: str, tensors: Tensors, names: Iterable[str], at_once: bool = False) -> None:
+        """Take a site's tensors of these names. at_once: this row is dropped again before another is put.
+
+        When the disk is full, everything stays as it was.
+        """
+        row = {name: tensors[name] for name in names}
+        files = stretches_of(row.values())
+        size = sum(tensor.nbytes for tensor in row.values() if not (files and stretches_of([tensor])))
+        if size and not at_once and size + sum(self._bytes.values()) > self.memory:
+            try:
+                row, size = self._in_file(site, row), 0
+            except MedsiloError as error:
+                raise MedsiloError(
+                    f"{site}: its contribution came before its turn and cannot be stored meanwhile: {error}",
+                    private=error.private,
+                ) from error
+            files = stretches_of(row.values())
+        let_go(files)
+        self._rows[site], self._files[site], self._bytes[site] = row, files, size
+
+    def _in_file(self, site: str, row: Tensors) -> dict[str, Tensor]:
+        """Write a row to the file, in the place of one that was dropped.
+
+        The system then has no new memory to find for the file: 180 in place of 380 ms for the mean of 100 models of 1 M
+        parameters that come in reverse order.
+        """
+        size = size_of(row.values())
+        if self._spill is None or size > self._size:
+            self._spill, self._size, self._free, self._places = Spill(self._folder), size, [], {}
+        if not self._free:
+            self._free = self._spill.places(self._size, max(1, min(len(self._places), MAPPED // max(1, size))))
+        found = self._free[-1].fill(row)
+        self._places[site] = self._free.pop()
+        return found
+
+    def each(self, sites: Iterable[str]) -> Iterator[Tensors]:
+        """Yield one row after the other; memory lets go of what was read of its file when the next is looked at."""
+        for site in sites:
+            yield self._rows[site]
+            let_go(self._files[site])
+
+    def columns(
+        self, sites: Sequence[str], section: TypeSection, width: int, origin: Tensors | None
+    ) -> Iterator[tuple[Block, Tensor]]:
+        """Yield some columns of all rows at a time, [1 + sites, width] in double precision and the same memory: the
+        numbers of `origin`, or zeros, and the ways from there to those of each site."""
+        rows = [self._rows[site] for site in sites]
+        for block, numbers, _ in section.side_by_side([origin or rows[0], *rows], width):
+            if origin is None:
+                numbers[0] = 0
+            numbers[1:] -= numbers[0]
+            yield block, numbers
+            for site in sites:
+                let_go(self._files[site])
+
+    def drop(self, sites: Iterable[str]) -> None:
+        """Forget these sites' rows."""
+        for site in list(sites):
+            for own in (self._rows, self._files, self._bytes):
+                own.pop(site, None)
+            if place := self._places.pop(site, None):
+                self._free.append(place)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self.drop(self._rows)
+
+
+def fold(
+    mean: Tensors, layout: Layout, rows: Contributions, shares: Mapping[str, float], origin: Tensors | None
+) -> None:
+    """m ← m + a (θ - m) for one site after the other, with its share a of what has come so far; of the ways from
+    `origin` where that is given.
+
+    Each step is in the mean's own type, single precision at least. In double precision it would be rounded to that
+    all the same, and the mean of many sites be hardly nearer to the true one. All sites go into one block of the mean
+    before the next, so that it stays in the processor's cache.
+    """
+    for section in layout.sections:
+        as_sent = origin is None and section.dtype == section.kept
+        room = torch.empty(0 if as_sent else section.widest, dtype=section.kept)
+        for block in section.blocks:
+            kept, numbers = block.of(mean) if as_sent else block.flat(mean), room[: block.size]
+            for share, row in zip(shares.values(), rows.each(shares), strict=True):
+                if not as_sent:
+                    block.read(row, numbers)
+                    if origin is not None:
+                        block.subtract(origin, numbers)
+                came = block.of(row) if as_sent else numbers.split(block.sizes)
+                if share == 1.0:  # the first: it is the mean so far
+                    torch._foreach_copy_(kept, came)
+                else:
+                    torch._foreach_lerp_(kept, came, share)

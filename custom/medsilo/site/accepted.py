@@ -1,0 +1,113 @@
+"""The settings of a kit as its engineer left them: while they promise something, no study runs under changed ones.
+
+What is remembered lies in the kit, signed with its key, and not in `records`, whose place the settings themselves say.
+It begins with the first check or study under settings that promise something, and a change counts when the engineer
+says so.
+
+What is not noticed: whoever may read the key can sign, and who removes the file and replaces the settings begins anew.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import write_text
+from medsilo.core.section import Section
+from medsilo.sealing.signing import Certified
+from medsilo.site.approvals import moment
+from medsilo.site.settings import FILE_NAME, SiteSettings
+
+REMEMBERED = "accepted-settings.json"  # in the kit
+FILES = (FILE_NAME, "resources.json", "authorization.json", "privacy.json")  # in local/
+SIGNED = b"medsilo accepted settings 1\n"  # begins what is signed, so that the signature is of no use for anything else
+LARGEST = 1 << 20  # bytes of each of these files
+REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
+
+
+class _Accepted(Section):
+    site: str = Field(max_length=200)
+    files: dict[str, str]  # SHA-256 of each that is there
+    at: int = Field(ge=0)
+
+
+class AcceptedSettings:
+    """The settings that a kit's engineer accepted."""
+
+    def __init__(self, kit: Path, site: str, signer: Certified) -> None:
+        self.file, self.local, self.site, self._signer = kit / REMEMBERED, kit / "local", site, signer
+
+    def check(self) -> str:
+        """Return since when the settings stand, nothing where none are remembered; raises Refused where they differ."""
+        if not self.file.exists():
+            return ""
+        remembered = self._read()
+        now = self._now()
+        if differ := [name for name in FILES if now.get(name) != remembered.files.get(name)]:
+            told = ", ".join(name if name in now else f"{name} (missing)" for name in differ)
+            raise Refused(f"this hospital's {told} changed since {moment(remembered.at)}, so nothing runs; {REMEDY}")
+        return moment(remembered.at)
+
+    def begin(self, settings: SiteSettings) -> str:
+        """The same; where nothing is remembered yet, remember settings that promise something."""
+        if self.file.exists():
+            return self.check()
+        return self.accept(settings)
+
+    def accept(self, settings: SiteSettings) -> str:
+        """Remember the settings as they are now; nothing where they promise nothing. Returns since when they stand."""
+        if settings.approval == "none" and settings.privacy is None:
+            self.file.unlink(missing_ok=True)
+            return ""
+        accepted = _Accepted(site=self.site, files=self._now(), at=int(time.time()))
+        told = {"accepted": accepted.model_dump(), "signature": self._signer.sign(_signed(accepted)).hex()}
+        write_text(self.file, json.dumps(told, indent=1) + "\n")
+        return moment(accepted.at)
+
+    def _read(self) -> _Accepted:
+        try:
+            told = json.loads(_bounded(self.file))
+            accepted = _Accepted.model_validate(told["accepted"], strict=True)
+            if accepted.site != self.site:
+                raise ValueError("another site's")
+            self._signer.check(
+                self.site, self._signer.certificates, bytes.fromhex(told["signature"]), _signed(accepted)
+            )
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError, Refused) as error:
+            raise Refused(
+                f"this hospital's {REMEMBERED} is damaged or not signed by its key, so nothing runs; {REMEDY}",
+                private=f"{self.file}: {type(error).__name__}: {error}",
+            ) from error
+        return accepted
+
+    def _now(self) -> Mapping[str, str]:
+        try:
+            there = {name: self.local / name for name in FILES if (self.local / name).exists()}
+            return {name: hashlib.sha256(_bounded(path)).hexdigest() for name, path in there.items()}
+        except (OSError, ValueError) as error:
+            raise Refused(
+                f"this hospital's settings cannot be read ({type(error).__name__}), so nothing runs; see to local/",
+                private=str(error),
+            ) from error
+
+
+def check_there(local: Path) -> None:
+    """Raise MedsiloError where a hospital's kit has no settings: without them nothing is promised any more."""
+    if not (local / FILE_NAME).exists():
+        raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")
+
+
+def _bounded(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError("it is too large")
+    return content
+
+
+def _signed(accepted: _Accepted) -> bytes:
+    return SIGNED + json.dumps(accepted.model_dump(), sort_keys=True).encode()

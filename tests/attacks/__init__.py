@@ -1,0 +1,1 @@
+"""Attacks on what the documents promise, over the real path: each was successful once."""

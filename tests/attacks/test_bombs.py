@@ -1,0 +1,194 @@
+"""Small files and messages that would become large, deep or endless: one line each, and little memory."""
+
+import gzip
+import json
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.files import load_facts, load_tensors
+from medsilo.runs.messages import MOST_ROUNDS, Request
+from medsilo.site.ledger import Ledger
+from medsilo.site.policy import read_policy
+from medsilo.tasks.own.recordings import arrays_in
+from medsilo.tasks.scans import read_scan
+from medsilo.tasks.volumes import read_mask
+from tests.histories import DATA
+from tests.unit.test_ledger import filled
+
+DEEP = 200_000  # lists within each other
+MEMORY = 32 << 20  # bytes that Python may take over any of these
+
+
+@contextmanager
+def one_line(words: str, kind: type[MedsiloError] = MedsiloError) -> Iterator[None]:
+    """Expect one line with these words, and little memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(kind, match=words) as caught:
+            yield
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+        assert tracemalloc.get_traced_memory()[1] < MEMORY
+    finally:
+        tracemalloc.stop()
+
+
+# ---------------------------------------------------------------------------------------------------- images
+def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
+    """64 MB here; 4.3 MB became 4.4 GB."""
+    pytest.importorskip("pydicom")
+    from medsilo.dicom.header import CT, read_header
+    from medsilo.dicom.inbox import _name
+    from medsilo.dicom.walk import check_dicom
+    from pydicom.dataset import Dataset
+    from pydicom.uid import DeflatedExplicitVRLittleEndian as DEFLATED
+
+    from tests.dicoms import write_series
+
+    [plain] = write_series(tmp_path, np.zeros((1, 4, 4), np.int16), np.eye(4))
+    assert read_header(plain) is not None
+    bomb = Dataset()
+    bomb.SOPClassUID, bomb.SOPInstanceUID, bomb.SeriesInstanceUID, bomb.StudyInstanceUID = CT, "1.2.3", "1.2.4", "1.2.5"
+    bomb.PixelData = bytes(64 << 20)
+    bomb["PixelData"].VR = "OW"
+    bomb.ensure_file_meta()
+    bomb.file_meta.TransferSyntaxUID = DEFLATED
+    path = tmp_path / "bomb.dcm"
+    bomb.save_as(path, enforce_file_format=True)
+    assert path.stat().st_size < 1 << 20
+    tracemalloc.start()
+    assert read_header(path) is None
+    assert tracemalloc.get_traced_memory()[1] < MEMORY
+    tracemalloc.stop()
+    with one_line("damaged or no image", DataError):
+        check_dicom(path)
+    with one_line("no whole DICOM file", DataError):
+        _name(path.read_bytes())
+
+
+def test_an_element_of_a_kind_that_no_library_knows(tmp_path: Path) -> None:
+    """pydicom raises NotImplementedError over it, when the element is looked at and not before."""
+    pytest.importorskip("pydicom")
+    from medsilo.dicom.header import read_header
+
+    from tests.dicoms import write_series
+
+    [path] = write_series(tmp_path, np.zeros((1, 4, 4), np.int16), np.eye(4))
+    tag = struct.pack("<HH", 0x0010, 0x0010)
+    assert path.read_bytes().count(tag + b"PN") == 1
+    path.write_bytes(path.read_bytes().replace(tag + b"PN", tag + b"XX"))
+    assert read_header(path) is None
+
+
+@pytest.mark.parametrize(("kind", "code", "bits"), [("float32", 16, 32), ("uint8", 2, 8)])
+def test_a_volume_of_two_megabytes_that_claims_two_gigabytes(tmp_path: Path, kind: str, code: int, bits: int) -> None:
+    header = bytearray(352)
+    struct.pack_into("<i", header, 0, 348)
+    across = 1000 if kind == "float32" else 2000
+    struct.pack_into("<8h", header, 40, 3, across, 1000, 600 if kind == "float32" else 1200, 1, 1, 1, 1)
+    struct.pack_into("<hh", header, 70, code, bits)
+    struct.pack_into("<f", header, 108, 352.0)
+    header[344:348] = b"n+1\0"
+    path = tmp_path / "bomb.nii.gz"
+    path.write_bytes(gzip.compress(bytes(header) + np.random.default_rng(0).bytes(2 << 20)))
+    for read in (read_scan, read_mask):
+        with one_line("claims more values than its file holds", DataError):
+            read(path)
+
+
+def test_a_picture_of_thirty_thousand_squared(tmp_path: Path) -> None:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)
+    padding = chunk(b"tEXt", b"Comment\0" + b"x" * (1 << 20))
+    data = chunk(b"IDAT", zlib.compress(bytes(30_001 * 100)))
+    path = tmp_path / "bomb.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + padding + data + chunk(b"IEND", b""))
+    with one_line("claims more values than its file holds", DataError):
+        read_scan(path)
+
+
+# ---------------------------------------------------------------------------------------------------- other files
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), ",  # TokenError
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': " + b"(" * 4000,
+        b"{'descr': '''",
+        b"\0" * 60,
+    ],
+)
+def test_a_damaged_header_of_an_array(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "bad.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(12))
+    with one_line("a file of arrays can't be read", DataError):
+        arrays_in(path)
+
+
+def test_facts_of_tensors_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "deep.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(1)}, path, {"facts": "[" * DEEP})
+    for read in (load_tensors, load_facts):
+        with one_line("cannot be read"):
+            read(path)
+
+
+def test_a_policy_without_end(tmp_path: Path) -> None:
+    (tmp_path / "resources.json").write_text("[" * DEEP)
+    with one_line("resources.json cannot be read"):
+        read_policy(tmp_path)
+
+
+def entry_without_end(ledger: Ledger) -> None:
+    lines = ledger.file.read_bytes().splitlines(keepends=True)
+    ledger.file.write_bytes(b"".join([*lines[:-1], b'{"entry": ' + b"[" * DEEP + b"\n"]))
+
+
+def head(change: Callable[[dict[str, Any]], object]) -> Callable[[Ledger], None]:
+    """Return what changes a ledger's head."""
+
+    def write(ledger: Ledger) -> None:
+        said = json.loads(ledger.head.read_text())
+        change(said)
+        ledger.head.write_text(json.dumps(said))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        entry_without_end,
+        lambda ledger: ledger.head.write_text('{"head": ' + "[" * DEEP),
+        head(lambda said: said["head"].update(more=float("nan"))),
+        head(lambda said: said["head"].update(lines=float("nan"))),
+        head(lambda said: said["head"].update(lines=float("inf"))),
+        head(lambda said: said["head"].update(lines=-5)),
+        head(lambda said: said["head"].update(lines=2**70)),
+    ],
+)
+def test_a_ledger_that_somebody_wrote_in(tmp_path: Path, damage: Callable[[Ledger], None]) -> None:
+    damage(filled(tmp_path))
+    with one_line("ledger"):
+        Ledger(tmp_path, DATA).standing()
+
+
+# ---------------------------------------------------------------------------------------------------- messages
+@pytest.mark.parametrize("key", ["round", "last", "selected"])
+@pytest.mark.parametrize("value", [2**53 + 1, 2**64, 10**4000, MOST_ROUNDS + 1, -1])
+def test_a_round_beyond_all_rounds(key: str, value: int) -> None:
+    asked = {"task": "round", "round": 1, "study": "s", "plan": "p", "sites": ["a"]}
+    assert Request.read(asked).round == 1
+    with one_line("is out of range", Refused):
+        Request.read(asked | {key: value})

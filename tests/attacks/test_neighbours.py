@@ -1,0 +1,491 @@
+"""Two hospitals' folders that differ in one patient, followed from the files to the clipped sums: one bound apart.
+
+Noise is taken out, and the second hospital is told the very numbers that the first was told, so that each sum is
+compared given all that left before it. Who is added is extreme; a patient who is replaced moves the sum by two bounds
+then, since both hospitals are one bound from that without either. Every setting that a private plan accepts stands
+here: the last tests fail for one that does not.
+"""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from inspect import get_annotations
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.files import save_tensors
+from medsilo.federation import inprocess
+from medsilo.plan import Plan, parse_plan
+from medsilo.privacy.noise import NoiseSource
+from medsilo.registry import METHODS, TASKS
+from medsilo.runs.paths import NOISY_COUNTS, site_folder
+from medsilo.site.settings import make_settings
+from medsilo.tasks.splits import part_alone
+from medsilo.tasks.volumes import Volume, write_volume
+from tests.conftest import slow_but
+from tests.dicoms import write_segmentation, write_series
+from tests.hospital import affine_of, write_pixels
+
+SITES = ["a", "b"]
+ODD = "a-odd"  # before all others, so that they move up when this one leaves
+PEOPLE = [ODD, *(f"p{number}" for number in range(9))]
+RECORDS = 2  # of each patient
+SHARES = (0.6, 0.2, 0.2)
+COUNTS = {"train": 14, "validation": 4, "test": 4}
+ROUNDING = 1e-4
+Unit = Literal["patient", "record"]
+Leaves = set[tuple[str, int]]  # the records that one of the hospitals does not have
+Choices = dict[str, Any]
+
+
+def number_of(person: str) -> int:
+    return PEOPLE.index(person)
+
+
+# ---------------------------------------------------------------------------------------------------- the folders
+def records(left: Leaves) -> Iterator[tuple[str, int, bool]]:
+    """Yield the patient, the number of the record, and whether it is extreme."""
+    for person in PEOPLE:
+        for number in range(RECORDS):
+            if (person, number) not in left:
+                yield person, number, person == ODD
+
+
+def write_csv(path: Path, head: list[str], lines: list[list[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *lines])
+
+
+def table(folder: Path, left: Leaves) -> None:
+    lines = []
+    for person, number, odd in records(left):
+        n = number_of(person) + 10 * number
+        age, sex = (1e8, "") if odd else ("" if n % 7 == 3 else 40 + n, "mf"[n % 2])
+        lines.append([person, age, 1e8 if odd else n % 5, sex, n % 2, n % 10])
+    write_csv(folder / "cases.csv", ["patient", "age", "dose", "sex", "outcome", "score"], lines)
+
+
+def full_table(folder: Path, left: Leaves) -> None:
+    lines = []
+    for person, number, odd in records(left):
+        n = number_of(person) + 10 * number
+        lines.append([person, 1e8 if odd else 40 + n, 1e8 if odd else n % 5, "mf"[n % 2], n % 2, n % 10])
+    write_csv(folder / "cases.csv", ["patient", "age", "dose", "sex", "outcome", "score"], lines)
+
+
+def nameless(folder: Path, left: Leaves) -> None:
+    write_csv(folder / "cases.csv", ["age", "dose", "sex", "outcome"], [[40 + n, n % 5, "m", n % 2] for n in range(30)])
+
+
+def recordings(folder: Path, left: Leaves, gaps: bool = False) -> None:
+    for person, number, odd in records(left):
+        random = np.random.default_rng(number_of(person) + 10 * number)
+        values = (1e6 if odd else 1.0) * random.normal(0, 1, 40)
+        lines: list[list[Any]] = [[n / 10, value, (n // 20) % 2] for n, value in enumerate(values)]
+        if gaps:
+            lines[17 + number_of(person) % 5][1] = ""
+        write_csv(folder / f"{person}_{number}.csv", ["t", "x", "doing"], lines)
+
+
+def gappy(folder: Path, left: Leaves) -> None:
+    recordings(folder, left, gaps=True)
+
+
+def photographs(folder: Path, left: Leaves, channels: int = 3) -> None:
+    lines = []
+    for person, number, odd in records(left):
+        n = number_of(person) + 10 * number
+        pixels = np.random.default_rng(n).integers(0, 256, (24, 28, 3)).astype(np.uint8)
+        pixels, mask = (pixels // 255 * 255 if odd else pixels // 2), np.zeros((24, 28), np.uint8)
+        pixels = pixels if channels == 3 else pixels[..., 0]
+        mask[n % 10 : n % 10 + 9, 5:16] = 1
+        write_pixels(folder / f"images/{person}_{number}.png", pixels)
+        write_pixels(folder / f"labels/{person}_{number}.png", mask)
+        lines.append([f"images/{person}_{number}.png", n % 2, person])
+    write_csv(folder / "classes.csv", ["image", "label", "patient"], lines)
+
+
+def grey(folder: Path, left: Leaves) -> None:
+    photographs(folder, left, channels=1)
+
+
+def scans(folder: Path, left: Leaves) -> None:
+    lines = []
+    for person, number, odd in records(left):
+        n = number_of(person) + 10 * number
+        values, mask = volume(n, 1e6 if odd else 1.0)
+        for kind, own in (("images", values.astype(np.float32)), ("labels", mask)):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            place = folder / kind / f"{person}_{number}.nii.gz"
+            write_volume(place, Volume(own, affine_of((2.0, 2.0, 3.0))), "RAS")
+        lines.append([f"images/{person}_{number}.nii.gz", n % 2, person])
+    write_csv(folder / "classes.csv", ["image", "label", "patient"], lines)
+
+
+def volume(number: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return a volume [D, H, W] and the mask of a box in it."""
+    mask = np.zeros((6, 18, 20), np.uint8)
+    mask[1:4, 3 + number % 4 : 12, 4:14] = 1
+    return scale * (np.random.default_rng(number).normal(0, 1, mask.shape) + 2 * mask), mask
+
+
+def series(folder: Path, left: Leaves) -> None:
+    for person, number, odd in records(left):
+        n = number_of(person) + 10 * number
+        values, mask = volume(n, 5000 if odd else 10)
+        place = folder / ("no", "yes")[n % 2] / f"{person}_{number}"
+        files = write_series(place, values.clip(-20000, 20000).round(), affine_of((2.0, 2.0, 3.0)), person)
+        write_segmentation(place / "SEG", files, mask, {1: "structure"})
+
+
+# ---------------------------------------------------------------------------------------------------- what is accepted
+@dataclass(frozen=True)
+class Setting:
+    """One setting that a private plan accepts: what is learned of which files."""
+
+    write: Callable[[Path, Leaves], None]
+    task: Choices
+    network: Choices = field(default_factory=lambda: {"name": "small-cnn", "width": 2, "norm": "group"})
+    data: Choices = field(default_factory=dict)
+    method: Choices = field(default_factory=lambda: {"name": "fedavg"})
+    privacy: Choices = field(default_factory=dict)
+
+    def plan(self, unit: Unit = "patient", **changes: Any) -> Plan:
+        offer = {"epsilon": 8.0, "delta": 1e-3, "unit": unit, "counts": {"epsilon": 1.0}, **self.privacy}
+        return parse_plan(
+            {
+                "algorithm": self.method,
+                "task": {**self.task, **changes},
+                "network": self.network,
+                "training": {"rounds": 2, "batch_size": 50, "learning_rate": 0.1, "local_epochs": 1},
+                "participation": {"sites": SITES},
+                "privacy": offer,
+            }
+        )
+
+
+LINEAR, MLP = {"name": "linear"}, {"name": "mlp", "norm": "none"}
+COLUMNS = [
+    {"name": "age", "mean": 50.0, "deviation": 10.0},
+    {"name": "dose", "mean": 2.0, "deviation": 2.0},
+    {"name": "sex", "levels": ["m", "f"]},
+]
+TABLE = {"name": "table", "columns": COLUMNS, "standardise": "plan"}
+SIGNALS = [{"name": "x", "mean": 0.0, "deviation": 1.0}]
+SERIES = {
+    "name": "series-folder", "signals": SIGNALS, "labels": ["0", "1"], "rate": 10, "window": 8, "standardise": "plan",
+}  # fmt: skip
+RECORDED = {"recordings": "*.csv", "patient": "^(.*)_", "inside": {"time": "t", "label": "doing"}}
+OF_NAMES = {"patient": "^(.*)_"}
+CLASSES = {"table": "classes.csv"}
+PHOTOS = {"name": "image-folder", "kind": "classification", "labels": ["no", "yes"], "size": [16, 16]}
+MASKS = {"name": "image-folder", "size": [16, 16]}
+VOLUMES = {"name": "nifti-folder", "size": [16, 16, 8]}
+DICOM = {"name": "dicom-folder", "size": [16, 16, 8]}
+CONV = {"name": "activity-cnn", "norm": "group"}
+UNET = {"name": "unet", "features": [4, 8], "norm": "instance"}
+UNET_3D = {**UNET, "dimensions": 3}
+FLAT = ["flip-x", "flip-y", "rotate90", "affine", "intensity", "noise"]
+Z_SCORE = {"kind": "z-score"}
+
+SETTINGS: dict[str, Setting] = {
+    "table": Setting(full_table, TABLE, LINEAR),
+    "table-mean": Setting(table, {**TABLE, "missing": "mean"}, MLP),
+    "table-mark": Setting(table, {**TABLE, "missing": "mark"}, LINEAR),
+    "table-none": Setting(
+        full_table, {**TABLE, "standardise": "none", "kind": "regression", "target": "score", "range": [0, 10]}, LINEAR
+    ),
+    "series": Setting(recordings, SERIES, CONV, RECORDED),
+    "series-split": Setting(gappy, {**SERIES, "missing": "split", "standardise": "none"}, CONV, RECORDED),
+    "series-fill": Setting(
+        gappy, {**SERIES, "missing": "fill", "kind": "regression", "range": [0, 1], "step": 3}, CONV, RECORDED
+    ),
+    "photos": Setting(photographs, {**PHOTOS, "augmentation": FLAT}, data=CLASSES),
+    "photos-grey": Setting(grey, {**PHOTOS, "colours": "grey", "intensity": Z_SCORE}, data=CLASSES),
+    "masks": Setting(photographs, {**MASKS, "augmentation": FLAT, "criterion": "dice"}, UNET, OF_NAMES),
+    "masks-pieces": Setting(
+        photographs,
+        {**MASKS, "resize": False, "criterion": "dice-background", "intensity": {"kind": "percentiles"}},
+        UNET,
+        OF_NAMES,
+    ),
+    "volumes": Setting(scans, {**VOLUMES, "augmentation": ["flip-z"], "intensity": Z_SCORE}, UNET_3D, OF_NAMES),
+    "volumes-pieces": Setting(
+        scans,
+        {**VOLUMES, "target_spacing": [2.0, 2.0, 3.0], "criterion": "cross-entropy", "intensity": {"kind": "window"}},
+        UNET_3D,
+        OF_NAMES,
+    ),
+    "slices": Setting(
+        scans, {**VOLUMES, "size": [16, 16], "dimensions": 2, "intensity": {"kind": "none"}}, UNET, OF_NAMES
+    ),
+    "slices-all": Setting(scans, {**VOLUMES, "size": [16, 16], "dimensions": 2, "slices": "all"}, UNET, OF_NAMES),
+    "slices-classes": Setting(
+        scans,
+        {**VOLUMES, "size": [16, 16], "dimensions": 2, "kind": "classification", "labels": ["no", "yes"]},
+        data=CLASSES,
+    ),
+    "dicom": Setting(series, DICOM, UNET_3D),
+    "dicom-classes": Setting(
+        series, {**DICOM, "size": [16, 16], "dimensions": 2, "kind": "classification", "labels": ["no", "yes"]}
+    ),
+}
+
+HARMONISED = {"name": "harmofl", "amplitude": {"measured": "before", "band": 0.0}}
+MEASURES = {"statistics": {"epsilon": 1.0}}
+FILE = {"pretraining": {"source": "file"}}
+OF_METHODS: dict[str, tuple[Choices, Choices]] = {
+    "fedavg, two gradients": ({"name": "fedavg", "perturbation": {}}, {}),
+    "fedavg, a bound that follows": ({"name": "fedavg"}, {"adaptive": {}}),
+    "fedprox": ({"name": "fedprox"}, {}),
+    "fedbn": ({"name": "fedbn", "keeps": "norms"}, {}),
+    "fedper": ({"name": "fedper"}, {}),
+    "feddyn": ({"name": "feddyn"}, {}),
+    "fedrdn": ({"name": "fedrdn"}, MEASURES),
+    "ditto": ({"name": "ditto"}, {}),
+    "mr-mtl": ({"name": "mr-mtl"}, {}),
+    "harmofl": ({"name": "harmofl", "amplitude": None}, {}),
+    "harmofl, an amplitude": (HARMONISED, MEASURES),
+    "adafed": ({"name": "adafed", "keeps": "norms", **FILE}, MEASURES),
+    "d-adafed, again": ({"name": "d-adafed", "refresh": 1, **FILE}, MEASURES),
+    "fedsm": ({"name": "fedsm", "selector_sync": "server-adam"}, {}),
+}
+
+
+# ---------------------------------------------------------------------------------------------------- the comparison
+class Sums:
+    """The exact sums of a study. A second study that goes on from the first one's is told what the first was."""
+
+    def __init__(self, first: "Sums | None" = None) -> None:
+        self.first, self.exact, self.bounds = first, [], []  # type: ignore[var-annotated]
+        self.deviation = 0.0
+
+    def told(self, source: NoiseSource, exact: Tensor, deviation: float) -> Tensor:
+        """Take the place of what adds noise."""
+        if exact.ndim and not self.deviation:
+            self.deviation = deviation
+        self.exact.append(exact.detach().double().clone())
+        self.bounds.append(deviation)
+        return exact if self.first is None else self.first.exact[len(self.exact) - 1].to(exact.dtype)
+
+    def moved(self) -> list[float]:
+        """Return by how much each sum differs from the first study's."""
+        assert self.first and len(self.exact) == len(self.first.exact)
+        return [float((own - other).norm()) for own, other in zip(self.exact, self.first.exact, strict=True)]
+
+
+def split_with(part: str) -> int:
+    """Return a number of a hospital's own under which the odd patient is in a part, and none is empty."""
+    for number in range(1000):
+        own = {person: part_alone(person, SHARES, number) for person in PEOPLE}
+        others = {own[person] for person in PEOPLE if person != ODD}
+        if own[ODD] == part and len(others) == 3:
+            return number
+    raise AssertionError("no such number")
+
+
+def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sums: Sums) -> Sums:
+    """Run a study of two hospitals, of which the first lacks some records; return its sums without noise."""
+    data = root / "data"
+    for site, lacking in zip(SITES, (left, set()), strict=True):  # type: ignore[arg-type]
+        setting.write(data / site, lacking)
+        (root / "records" / site).mkdir(parents=True)
+        (root / "records" / site / "key").write_text("5e" * 32)  # both hospitals are one, with one secret
+        place = site_folder(root / "study", site)
+        place.mkdir(parents=True)
+        (place / NOISY_COUNTS).write_text(json.dumps({"draw": "x", "counts": COUNTS}))
+    plan = setting.plan(unit)
+    if "pretrained" in plan.build_networks():
+        save_tensors(data / "pretrained.safetensors", dict(plan.build_networks()["pretrained"].state_dict()))
+    described = {"folder": str(data), "split": split_with(part), **setting.data}
+    own = {"device": "cpu", "records": str(root / "records"), "data": described, "smallest_average": 1}
+    own["limits"] = {"least_cases": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NoiseSource, "with_normal", lambda *given: sums.told(*given))
+        summary = inprocess.run(plan, folder=root / "study", settings=make_settings(own, "a test")).summary
+    assert summary.finished, summary.stopped
+    return sums
+
+
+def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[float]:
+    """Return by how many bounds each sum of a study moves when the odd patient, or one record of that, was never there.
+
+    All bounds are 1; one that follows the lengths is known by its noise.
+    """
+    leaves = {(ODD, number) for number in range(RECORDS if unit == "patient" else 1)}
+    with_all = study(folder / "with", setting, unit, set(), part, Sums())
+    without = study(folder / "without", setting, unit, leaves, part, Sums(with_all))
+    moved = without.moved()
+    assert moved and all(own.isfinite().all() for own in with_all.exact)
+    if setting.privacy.get("adaptive") is not None:
+        return [
+            distance / (deviation / with_all.deviation if own.ndim else 0.5)
+            for distance, deviation, own in zip(moved, with_all.bounds, with_all.exact, strict=True)
+        ]
+    return moved
+
+
+@pytest.mark.parametrize("unit", ["patient", "record"])
+@pytest.mark.parametrize("name", slow_but(["table", "series", "photos"], list(SETTINGS)))
+def test_one_patient_moves_a_sum_by_one_bound(name: str, unit: Unit, tmp_path: Path) -> None:
+    moved = movements(tmp_path, SETTINGS[name], unit, "train")
+    assert 0.1 < max(moved) <= 1 + ROUNDING
+
+
+@pytest.mark.parametrize("name", slow_but(["table"], ["table", "series", "masks-pieces", "slices", "dicom"]))
+def test_one_patient_who_is_tested_moves_no_sum(name: str, tmp_path: Path) -> None:
+    assert max(movements(tmp_path, SETTINGS[name], "patient", "test")) == 0
+
+
+@pytest.mark.parametrize("name", slow_but(["fedrdn"], list(OF_METHODS)))
+def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_path: Path) -> None:
+    method, privacy = OF_METHODS[name]
+    task = {**PHOTOS, "augmentation": FLAT}
+    setting = Setting(photographs, task, data=CLASSES, method=method, privacy=privacy)
+    assert 0.1 < max(movements(tmp_path, setting, "patient", "train")) <= 1 + ROUNDING
+
+
+# ---------------------------------------------------------------------------------------------------- nothing is missed
+# Say how large something is, or what it is called, and not what is done.
+SIZES = {
+    *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event", "most_windows"),
+    *("rate", "window", "step", "longest_fill", "size", "foreground", "overlap", "modalities", "target_spacing"),
+}
+
+
+def values_of(annotation: Any) -> list[Any]:
+    """Return the values between which a setting chooses; none where it is a number or a name."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return list(inner)
+    if annotation is bool:
+        return [True, False]
+    if origin in (Annotated, Union, UnionType):
+        several = inner[:1] if origin is Annotated else inner
+        return [value for one in several for value in values_of(one)]
+    if origin is tuple:
+        return [[value] for value in values_of(inner[0])]
+    kind = getattr(annotation, "model_fields", {}).get("kind")
+    return [{"kind": value} for value in values_of(kind.annotation)] if kind else []
+
+
+def accepts(setting: Setting, **changes: Any) -> bool:
+    try:
+        setting.plan(**changes)
+    except PlanError:
+        return False
+    return True
+
+
+def private_tasks() -> dict[str, Setting]:
+    """Return a setting of each task that a private plan accepts, as it is by default where it stands not above."""
+    known = {setting.task["name"]: setting for setting in reversed(SETTINGS.values())}
+    known |= {name: Setting(table, {"name": name}) for name in TASKS if name not in known}
+    return {name: setting for name, setting in known.items() if accepts(setting)}
+
+
+def test_every_task_that_is_private_is_compared() -> None:
+    drawn = {name for name in TASKS if TASKS[name].synthetic}
+    assert set(private_tasks()) - drawn == {setting.task["name"] for setting in SETTINGS.values()}
+
+
+def test_every_setting_that_is_private_is_compared() -> None:
+    """All values of each key are tried on each setting; what is accepted has to be among those that are compared, of
+    this task or of another that has the key from the same class."""
+    compared = [setting.plan().task for setting in SETTINGS.values()]
+    missing = []
+    for setting in SETTINGS.values():
+        task = TASKS[setting.task["name"]]
+        for key in task.model_fields.keys() - SIZES - {"fold", "partition"}:
+            values, declares = values_of(task.model_fields[key].annotation), _declares(task, key)
+            assert values, f"{task.__name__}.{key}: is it a size?"
+            alike = [getattr(own, key) for own in compared if isinstance(own, declares)]
+            untried = [value for value in values if not any(_has(own, value) for own in alike)]
+            missing += [(task.__name__, key, value) for value in untried if accepts(setting, **{key: value})]
+    assert missing == []
+
+
+def _declares(task: type[Any], key: str) -> type[Any]:
+    """Return the class that a key of a task comes from."""
+    return next(kind for kind in reversed(task.__mro__) if key in get_annotations(kind))
+
+
+def _has(own: Any, value: Any) -> bool:
+    """Return whether a setting has this value, among others or with numbers of its own."""
+    if isinstance(value, dict):
+        return own.kind == value["kind"]
+    return set(value) <= set(own) if isinstance(value, list) else own == value
+
+
+def test_every_method_that_is_private_is_compared() -> None:
+    private = set()
+    for name in METHODS:
+        tried = [method for method, _ in OF_METHODS.values() if method["name"] == name] or [{"name": name}]
+        for method, offer in ((own, more) for own in tried for more in ({}, MEASURES)):
+            setting = Setting(photographs, PHOTOS, data=CLASSES, method=method, privacy=offer)
+            private |= {name} if accepts(setting) else set()
+    assert private == {method["name"] for method, _ in OF_METHODS.values()}
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("table", {"standardise": "site"}, "one patient changes all others' inputs; give public numbers"),
+        ("table-mean", {"standardise": "none"}, "task.standardise=plan, with mean and deviation of each column"),
+        ("table-mark", {"standardise": "none"}, "one patient changes all others' inputs"),
+        ("series", {"standardise": "site"}, "task.standardise=plan, with mean and deviation of each signal"),
+        ("photos", {"partition": {}}, "task.partition deals patients by their number"),
+        ("photos", {"fold": {"number": 1, "of": 5}}, "task.fold deals patients in turn"),
+        ("table", {"kind": "survival"}, "no bound holds for one"),
+    ],
+)
+def test_what_is_computed_across_patients_is_refused(name: str, changes: Choices, said: str) -> None:
+    with pytest.raises(PlanError, match="privacy: ") as caught:
+        SETTINGS[name].plan(**changes)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_task_that_derives_from_a_private_one_has_to_say_so_itself() -> None:
+    class Other(TASKS["image-folder"]):  # type: ignore[misc]
+        """Does whatever else."""
+
+    assert "does not say what it computes across patients" in Other().not_private
+
+
+def test_patients_that_nothing_names_are_not_protected_by_their_lines(tmp_path: Path) -> None:
+    unnamed = replace(SETTINGS["masks"], data={})
+    with pytest.raises(MedsiloError, match="nothing names the patient of a line or an image; say it in"):
+        study(tmp_path / "images", unnamed, "patient", set(), "train", Sums())
+    lines = replace(SETTINGS["table"], write=nameless)
+    with pytest.raises(MedsiloError, match="demand unit: record"):
+        study(tmp_path / "lines", lines, "patient", set(), "train", Sums())
+
+
+def test_scores_of_a_model_that_learns_by_exact_steps_are_refused() -> None:
+    ditto = replace(SETTINGS["table"], method={"name": "ditto"}, privacy={"scores": {"epsilon": 1.0}})
+    with pytest.raises(PlanError, match="privacy.scores: the model that ditto scores learns by exact steps"):
+        ditto.plan()
+
+
+def test_a_file_of_several_patients_is_refused(tmp_path: Path) -> None:
+    inside = {"time": "t", "label": "doing", "patient": "who"}
+    several = replace(SETTINGS["series"], data={"recordings": "*.csv", "inside": inside})
+    with pytest.raises(MedsiloError, match="write a file for each patient"):
+        study(tmp_path, several, "patient", set(), "train", Sums())
+
+
+def test_a_patient_s_part_is_the_same_whoever_comes_or_goes() -> None:
+    parts = {name: part_alone(name, SHARES, 7) for name in (f"p{n}" for n in range(5000))}
+    held = Counter(parts.values())
+    for share, part in zip(SHARES, ("train", "validation", "test"), strict=True):
+        assert held[part] / 5000 == pytest.approx(share, abs=0.03)

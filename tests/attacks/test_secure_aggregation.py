@@ -1,0 +1,217 @@
+"""A server that lies, against secure aggregation: it leads real hospitals and computes from their answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
+from medsilo.federation import coordinator
+from medsilo.federation.asking import Missing
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.participant import Participant
+from medsilo.federation.sealed.sealed_server import SealedServer
+from medsilo.federation.sealed.what import SealedGroup
+from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
+from medsilo.runs.record import Record
+from medsilo.sealing.fixed_point import as_words
+from medsilo.sealing.masks import own_mask
+from medsilo.sealing.relay import MaskedSums
+from medsilo.sealing.streams import add_streams
+from medsilo.site.settings import SiteSettings
+from tests import sealed
+from tests.conftest import make_plan
+from tests.unit.test_coordinator import LOST, SMALL, Answers, Scripted, honest
+
+HOSPITALS = ["a", "b", "c", "d"]
+CPU = SiteSettings(device="cpu", smallest_average=1)
+RULES = [*SMALL, "training.learning_rate=0.01", "training.rounds=3", "tracking.select=last"]
+GO_ON = ["participation.when_missing=continue", "participation.minimum=3"]
+Model = dict[str, Tensor]
+
+
+class Liar(SealedServer):
+    """A server that notes every sum that the hospitals open for it."""
+
+    skips = 0  # numbers of the key agreement
+    stops_after = 0  # the round behind whose sum it ends, so that it can repeat it
+    opened: list[tuple[tuple[str, ...], Model, int]]
+
+    def agree(self, sites: Sequence[str], heaviest: int) -> None:
+        self.store.agreement += self.skips
+        super().agree(sites, heaviest)
+
+    def _repeated(self, number: int) -> tuple[str, ...]:
+        return ()  # whatever the hospitals tell it of sums that they have opened
+
+    def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
+        total = int(sum(self._weights(own, sites).values()))
+        type(self).opened.append((tuple(sites), {name: tensor.double() for name, tensor in mean.items()}, total))
+        super()._hand_over(own, mean, sites)
+
+    def finish(self, number: int) -> None:
+        super().finish(number)
+        if number == self.stops_after:
+            raise Aborted("it has what it wants of this round")
+
+
+class Hospitals(Scripted):
+    """Real hospitals. The test keeps what each of them trained, to compare it with what the server found out."""
+
+    def __init__(self, plan: Plan, folder: Path, lie: Callable[[str, Parcel], Parcel | Missing] | None = None) -> None:
+        sites = plan.participation.sites
+        members = {site: Participant(plan, site, sites, CPU, folder / "sites" / site) for site in sites}
+        super().__init__(members, self._told)
+        self.lie = lie
+        self.trained: dict[tuple[str, int], Model] = {}
+        self.said: dict[str, str] = {}
+
+    def _told(self, site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        told = self.lie(site, asked) if self.lie else asked
+        if isinstance(told, Missing):
+            return told
+        try:
+            answers = honest(site, told, lambda: self.participants[site].answer(told))
+        except MedsiloError as error:
+            self.said.setdefault(site, str(error))
+            return Missing.refused(error)
+        if asked.facts["task"] == "round":
+            state = self.participants[site].state.modules["model"].state_dict()
+            self.trained[site, asked.facts["round"]] = {name: tensor.clone() for name, tensor in state.items()}
+        return answers
+
+
+def lead(plan: Plan, folder: Path, hospitals: Hospitals, resume: bool = False) -> Coordinator:
+    server = Coordinator(plan, plan.participation.sites, hospitals, Record(folder), "scripted", settings=CPU)
+    server.run(resume)
+    return server
+
+
+@pytest.fixture
+def liar(monkeypatch: pytest.MonkeyPatch) -> type[Liar]:
+    kind: Any = type("Liar", (Liar,), {"opened": []})
+    monkeypatch.setattr(coordinator, "SealedServer", kind)
+    return kind  # type: ignore[no-any-return]
+
+
+def without_d(site: str, asked: Parcel) -> Parcel | Missing:
+    return LOST if site == "d" else asked
+
+
+def furthest(one: Model, other: Model) -> float:
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one if name in other)
+
+
+@pytest.mark.parametrize("skips", [0, 3])
+def test_a_server_that_skips_an_agreement_and_repeats_a_round_without_one_hospital(
+    skips: int, liar: type[Liar], tmp_path: Path
+) -> None:
+    """It would subtract the two sums of the round: what is left is the model of the hospital that is in one of them."""
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON, sites=HOSPITALS)
+    liar.stops_after = 2
+    first = Hospitals(plan, tmp_path / "run")
+    with pytest.raises(Aborted):
+        lead(plan, tmp_path / "run", first)
+    liar.skips, liar.stops_after = skips, 0
+    again = Hospitals(plan, tmp_path / "run", without_d)
+    try:
+        lead(plan, tmp_path / "run", again, resume=True)
+    except ParticipationError as error:
+        assert "round 2" in str(error)
+    found = [opened for opened in liar.opened[1:] if set(opened[0]) == {"a", "b", "c"}]
+    if found:  # the round was opened over a, b, c too: this is what the server then knows
+        (_, whole, all_cases), (_, rest, fewer_cases) = liar.opened[1], found[0]
+        cases = all_cases - fewer_cases
+        model = {name: (whole[name] * all_cases - rest[name] * fewer_cases) / cases for name in whole}
+        pytest.fail(f"it knows d's model to {furthest(model, first.trained['d', 2]):.1e}")
+    assert len(again.said) >= 2
+    assert all("second, different unmasking of round 2" in said for said in again.said.values())
+
+
+def test_an_honest_server_repeats_a_round_after_a_dropout(liar: type[Liar], tmp_path: Path) -> None:
+    """It stops behind the sum of round 2 over a, b and c, and goes on with these three, with fresh keys."""
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON, sites=HOSPITALS)
+    liar.stops_after = 2
+
+    def away(site: str, asked: Parcel) -> Parcel | Missing:
+        return LOST if site == "d" and asked.facts["round"] == 2 else asked
+
+    with pytest.raises(Aborted):
+        lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run", away))
+    liar.stops_after, liar._repeated = 0, SealedServer._repeated  # type: ignore[method-assign]
+    server = lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"), resume=True)
+    assert [line.answered for line in server.rounds] == [HOSPITALS, ["a", "b", "c"], HOSPITALS]
+
+
+# -------------------------------------------------------------------------------------- other models to other hospitals
+def zeros(asked: Parcel) -> Parcel:
+    """Return an order with zeros in place of the model."""
+    empty = {name: torch.zeros_like(tensor) for name, tensor in asked.groups["model"].items()}
+    return replace(asked, groups={**asked.groups, "model": empty})
+
+
+def test_a_server_that_sends_zeros_to_all_hospitals_but_one(liar: type[Liar], tmp_path: Path) -> None:
+    """Their updates are known or small, so the sum would be the model of the one that was given the true weights."""
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", sites=HOSPITALS)
+
+    def lie(site: str, asked: Parcel) -> Parcel:
+        return zeros(asked) if (asked.facts["task"], asked.facts["round"]) == ("round", 2) and site != "d" else asked
+
+    hospitals = Hospitals(plan, tmp_path / "run", lie)
+    with pytest.raises(ParticipationError, match="only 1 sites have confirmed the sum in round 2"):
+        lead(plan, tmp_path / "run", hospitals)
+    assert len(liar.opened) == 1  # that of round 1: nothing of round 2 opens
+
+
+def test_what_such_a_server_can_compute_itself() -> None:
+    """It asks nobody to confirm, and takes each hospital's own mask off with the context that this one was in."""
+    study, models = sealed.Hospitals(sealed.terms(4)), sealed.numbers(4, 300_000)
+    block, groups = sealed.block(models, weights=(1,) * 4), sealed.as_groups(models)
+    servers = [MaskedSums(study.terms, study.assembly, 1, [block], given) for given in (b"0" * 32, b"1" * 32)]
+    for site, member in study.members.items():
+        offer = member.offer(1)
+        for server in servers:
+            server.offer(site, offer)
+    deals, _ = (server.deals() for server in servers)
+    true = servers[0]
+    for site, deal in deals.items():
+        given = servers[site == "site-3"].given
+        true.add(site, study.members[site].seal(deal, [block], groups[site], given=given))
+    for site in true.survivors().sites:
+        true.reveal(site, study.members[site].unmask(true.request(), [block]))
+    words = as_words("the server", true.open()[1]["model"], block.flat.words, 64).copy()
+    seed = true._secret("site-3", True)
+    add_streams(words, [own_mask(seed, true._context, block, 1), own_mask(seed, servers[1]._context, block, -1)])
+    best = torch.from_numpy(words[:300_000].view("<i8").astype("f8"))
+    assert max(sealed.correlation(best, models[site]["a"]) for site in models) < 0.01
+
+
+def test_a_server_that_begins_with_crafted_weights(liar: type[Liar], tmp_path: Path) -> None:
+    """A first layer made for it shows single patients in its gradient, in a sum of a few hospitals, too."""
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", sites=HOSPITALS)
+    hospitals = Hospitals(
+        plan, tmp_path / "run", lambda site, asked: zeros(asked) if "model" in asked.groups else asked
+    )
+    with pytest.raises(ParticipationError):
+        lead(plan, tmp_path / "run", hospitals)
+    assert not liar.opened and sorted(hospitals.said) == HOSPITALS
+    assert all(
+        "in round 1 it sends other weights of model than the plan begins with" in s for s in hospitals.said.values()
+    )
+
+
+def test_a_hospital_that_comes_late_is_in_the_next_sum(tmp_path: Path) -> None:
+    """It has not seen the first weights, and its masks cancel: of means, of rows, with a group that is sent once."""
+    for method in ("fedavg", "adafed", "fedsm"):
+        plan = make_plan(method, *RULES, "transport.sealing=pairwise", *GO_ON, sites=HOSPITALS)
+
+        def away(site: str, asked: Parcel) -> Parcel | Missing:
+            return LOST if site == "d" and asked.facts["round"] in (1, 2) else asked
+
+        server = lead(plan, tmp_path / method, Hospitals(plan, tmp_path / method, away))
+        assert [("d" in line.answered) for line in server.rounds[:3]] == [False, False, True], method

@@ -1,0 +1,229 @@
+"""For each patch of medsilo/flare/patches.py: NVFlare behaves as the patch says, without it.
+
+A test that fails here says that NVFlare no longer needs the patch, so that it can go.
+"""
+
+import ast
+import contextlib
+import inspect
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.stats_pool import StatsPoolManager
+from nvflare.fuel.f3.streaming import byte_receiver
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobStream, BlobTask
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.fuel.f3.streaming.download_service import Consumer, download_object
+from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import StreamFuture
+from nvflare.private.fed.app.simulator import simulator_runner
+from nvflare.private.fed.server import job_runner
+
+from docs.tables import issues
+from medsilo.flare import patches
+from medsilo.flare.patches import Replies, hold_less, look_at_messages
+from medsilo.flare.patience import Patience
+from medsilo.flare.pieces import PatientRequests
+from medsilo.runs.messages import Parcel
+from tests.conftest import SITES
+from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  # noqa: F401 (cells is a fixture)
+from tests.federation.test_transport import Server, ask, echo, server  # noqa: F401 (server is a fixture)
+from tests.secure.consortium import wait_until
+
+# Patches whose need is shown where they are tested.
+ELSEWHERE = {
+    "Leftovers": "federation/test_gate.py test_what_nvflare_leaves_behind_of_messages_does_not_pile_up",
+    "close_lost_connections": "federation/test_lines.py test_connections_that_were_lost_keep_no_handle_beyond_a_job",
+    "AnswerReader": "federation/test_gate.py test_without_the_gate_such_an_answer_ends_the_process",
+    "connect": "secure/test_lead.py test_a_connection_that_comes_too_late_is_given_up",
+}
+
+
+def listed() -> list[str]:
+    """Return the patches: what has an issue for NVFlare's maintainers."""
+    tree = ast.parse(Path(patches.__file__).read_text("utf-8"))
+    things = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [node.name for node in things if "\nIssue (" in (ast.get_docstring(node) or "")]
+
+
+def test_every_patch_has_an_issue_and_a_test(root: Path) -> None:
+    here = {name.removeprefix("test_need_of_") for name in globals() if name.startswith("test_need_of_")}
+    assert {*listed()} == here | ELSEWHERE.keys() and not here & ELSEWHERE.keys()
+    for place in ELSEWHERE.values():
+        file, test = place.split()
+        assert f"def {test}(" in (root / "tests" / file).read_text("utf-8")
+    told = issues()
+    assert all(told.count(f"here `{name}`. ") == 1 for name in listed()) and told.count("lease ") >= len(listed())
+
+
+@pytest.fixture
+def cell() -> Iterator[Cell]:
+    yield Cell("medsilo-patches", "tcp://127.0.0.1:1", secure=False, credentials={})
+    CoreCell.ALL_CELLS.pop("medsilo-patches", None)
+    for name in [name for name in StatsPoolManager.pools if name.endswith("@medsilo-patches")]:
+        del StatsPoolManager.pools[name]
+
+
+def test_need_of_hold_less(cell: Cell) -> None:
+    def sent() -> TxTask:
+        stream = BlobStream(b"ten bytes!", {})
+        return TxTask(cell.core_cell, cell.byte_streamer.chunk_size, "c", "t", "x", {}, stream, False, False, True)
+
+    assert len(sent().buffer) == 1 << 20
+    hold_less(cell)
+    assert len(sent().buffer) == patches.BUFFER
+
+
+def test_need_of_limit_blobs(cell: Cell) -> None:
+    """A gigabyte is taken on every channel, whatever is expected there."""
+    cell.register_request_cb(channel="server_command", topic="*", cb=print)
+    cell.register_request_cb(channel="aux_communication", topic="*", cb=print)
+    handlers = [own.cb.__self__ for own in cell.byte_receiver.registry.reg.values()]
+    assert {handler.max_blob_size for handler in handlers} == {BlobHandler(print).max_blob_size} and len(handlers) > 1
+    for handler in handlers:
+        BlobTask(StreamFuture(1), SimpleNamespace(get_size=lambda: 1 << 30), handler.max_blob_size, True)
+
+
+def test_need_of_Streams(cell: Cell) -> None:
+    """Its sender says how long a finished stream is kept, by a thread; what comes before its turn is held."""
+    keys, place = StreamHeaderKey, {MessageHeaderKey.ORIGIN: "hospital-a.patches"}
+    wishes = {keys.RELIABLE: True, keys.RETRY_TIMEOUT: 3500.0, keys.RETRY_WAIT: 5.0}
+    wide = {keys.CHUNK_SIZE: 1, keys.WINDOW_SIZE: 10**6}
+
+    def comes(stream: int, sequence: int, kind: int, content: bytes, more: dict) -> RxTask:
+        headers = {**place, keys.STREAM_ID: stream, keys.SEQUENCE: sequence, keys.DATA_TYPE: kind, **more}
+        message = Message(headers, content)
+        task = RxTask.find_or_create_task(message, cell.core_cell)
+        task.process_chunk(message)
+        return task
+
+    kept = comes(1, 0, StreamDataType.FINAL, b"x", wishes)
+    wait_until(lambda: kept.completed or bool(kept.chunks), 5, "the end of the stream")
+    assert kept.completed_task_ttl == 3505.0
+    for sequence in range(1, 101):
+        hoarded = comes(2, sequence, StreamDataType.CHUNK, b"x" * 100_000, wide)
+    assert not hoarded.failed and sum(len(part) for _, part in hoarded.out_seq_chunks.values()) == 10_000_000
+    for task in (kept, hoarded):
+        task.stop(ValueError("ended"), notify=False)
+        task._remove_task()
+    assert "Timer" in inspect.getsource(byte_receiver.RxTask)
+
+
+def test_need_of_look_at_messages(cells: Cells) -> None:  # noqa: F811
+    look_at_messages(cells.job, lambda message: None)
+    try:
+        with contextlib.suppress(Exception):
+            cells.send(Shareable(), topic="abort", timeout=2.0)
+    finally:
+        look_at_messages(cells.job, cells.gate._inspect)
+    assert cells.commands[-1] == "abort"
+
+
+def test_need_of_Replies(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """An answer whose tensors are refused by ending their stream is not heard of before its time limit."""
+    refused: list[tuple] = []
+
+    def only_end(self: Replies, stream: Any, reason: str) -> int:
+        refused.append((self, stream, reason))
+        patches.end_stream(stream, reason)
+        return 0
+
+    own = Replies.refuse
+    monkeypatch.setattr(Replies, "refuse", only_end)
+    before = len(cells.got)
+    cells.send(answer_of(Parcel({"model": {"w": torch.zeros(25_000_000)}})), timeout=1.0)
+    wait_until(lambda: bool(refused), 10, "the refusal of a piece")
+    time.sleep(1.0)
+    assert len(cells.got) == before
+    monkeypatch.undo()
+    own(*refused[-1])
+    wait_until(lambda: len(cells.got) > before, 10, "the refusal of the answer")
+
+
+def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fetched(Consumer):
+        why = ""
+
+        def consume(self, ref_id: str, state: dict, data: Any) -> dict:
+            return {}
+
+        def download_completed(self, ref_id: str) -> None: ...
+
+        def download_failed(self, ref_id: str, reason: str) -> None:
+            self.why = reason
+
+    asked: list[str] = []
+    line = [ReturnCode.COMM_ERROR, ReturnCode.COMM_ERROR, ReturnCode.INVALID_REQUEST]
+
+    def over_a_line(**given: Any) -> Message:
+        asked.append(given["channel"])
+        return make_reply(line[len(asked) - 1])
+
+    cell.send_request = over_a_line
+    fetched = Fetched()
+    download_object("hospital-a", "ref", 1.0, cell, fetched)
+    assert len(asked) == 1 and fetched.why
+    asked.clear()
+    monkeypatch.setattr("medsilo.flare.pieces.PAUSE", 0.01)
+    PatientRequests(cell, Patience(silence=5.0))
+    download_object("hospital-a", "ref", 1.0, cell, Fetched())
+    assert len(asked) == 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_need_of_deliver_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr("medsilo.flare.transport.deliver_once", lambda task: None)
+
+    def behave() -> None:
+        work = {site: server.fetch(site) for site in SITES}
+        server.fetch("hospital-b")
+        for site, (task_id, data) in work.items():
+            server.submit(site, task_id, echo(data))
+
+    ask(server, behave, timeout=3.0)
+    wait_until(lambda: not server.monitor.is_alive(), 5, "the end of the monitor")
+
+
+def test_need_of_cell_of_job() -> None:
+    """The simulator has a cell for the job, and its engine keeps the server's own."""
+    source = inspect.getsource(simulator_runner)
+    assert "self.server.job_cell = self.server.create_job_cell(" in source and "set_cell(" not in source
+
+
+def test_need_of_end_forgotten_jobs() -> None:
+    called = re.compile(r"(?<!def )update_abnormal_finished_jobs\(")
+    files = Path(str(job_runner.__file__)).parent.rglob("*.py")
+    assert [path for path in files if called.search(path.read_text("utf-8"))] == []
+
+
+def test_need_of_filters_of_answers() -> None:
+    told = {*inspect.signature(Executor.execute).parameters}
+    assert told == {"self", "task_name", "shareable", "fl_ctx", "abort_signal"}
+    assert [name for name in vars(FLContextKey) if "FILTERS" in name] == []
+
+
+def test_need_of_patient_simulator() -> None:
+    """tests/faults/test_simulator_faults.py has another program take the port."""
+    task = inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
+    assert task.index("get_open_ports(1)[0]") < task.index("Popen(") < task.index("_create_connection(")
+    assert "timeout" not in str(inspect.signature(simulator_runner.SimulatorRunner))
+
+
+def test_need_of_sites_started_by() -> None:
+    assert "sys.executable" in inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
+    assert "executable" not in str(inspect.signature(simulator_runner.SimulatorRunner))

@@ -1,0 +1,56 @@
+"""A layer of another package: Gaussian noise on one group of what a hospital sends, charged to its ledger."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from medsilo.core.tensors import Modules
+from medsilo.course.layer import Layer
+from medsilo.federation.seams import Place, Site
+from medsilo.learning.loop import Stop
+from medsilo.plan import Plan
+from medsilo.privacy.mechanisms import Charge, Gaussian
+from medsilo.privacy.noise import NoiseSource
+from medsilo.runs.messages import Parcel
+
+
+class GroupNoise(Layer):
+    """y = x · min(1, C / ‖x‖) + N(0, (σC)²) for all numbers of the group together."""
+
+    name: Literal["group-noise"] = "group-noise"
+    group: str = Field(description="the group of tensors that gets noise")
+    noise: float = Field(ge=0.1, description="standard deviation of the noise over the bound (σ)")
+    bound: float = Field(gt=0, description="length to which the group is cut (C)")
+
+    def conflicts(self, plan: Plan, networks: Modules) -> Iterable[str]:
+        if self.group not in {group.name for phase in plan.course.phases for group in phase.sent}:
+            yield f"layers: {plan.algorithm.name} sends no group {self.group}; name one that it sends"
+
+    def leaves(self, plan: Plan) -> Iterable[str]:
+        yield f"{self.group} leaves with Gaussian noise of {self.noise:g} times its bound, {self.bound:g}."
+
+    def charges(self, task: str, number: int) -> Sequence[Charge]:
+        # Two results of a group are at most 2 C apart, whatever data they rest on.
+        return [Charge(what=f"noise on {self.group}", of=Gaussian(noise=self.noise / 2))] if task == "round" else []
+
+    def site(self, inner: Site, place: Place) -> Site:
+        return NoisySite(self, inner)
+
+
+class NoisySite:
+    def __init__(self, layer: GroupNoise, inner: Site) -> None:
+        self.layer, self.inner = layer, inner
+
+    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        reply, name = self.inner.answer(parcel, stop), self.layer.group
+        numbers = {key: own for key, own in reply.groups.get(name, {}).items() if own.is_floating_point()}
+        if not numbers:
+            return reply
+        length = torch.stack([tensor.double().norm() for tensor in numbers.values()]).norm()
+        factor = min(1.0, self.layer.bound / max(float(length), 1e-30))
+        secret, deviation = NoiseSource(), self.layer.noise * self.layer.bound
+        noisy = {key: secret.with_normal(tensor * factor, deviation) for key, tensor in numbers.items()}
+        return replace(reply, groups={**reply.groups, name: reply.groups[name] | noisy})

@@ -1,0 +1,45 @@
+"""A layer of another package: the bytes of tensors that go over the server's channel, by hour, in a file."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from medsilo.course.layer import Layer
+from medsilo.federation.seams import Channel, Missing, Outgoing, Receive
+from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
+
+
+class HourlyBytes(Layer):
+    name: Literal["hourly-bytes"] = "hourly-bytes"
+    file: str
+
+    def server(self, inner: Channel, plan: Plan) -> Channel:
+        return CountingChannel(inner, Path(self.file))
+
+
+class CountingChannel:
+    def __init__(self, inner: Channel, file: Path) -> None:
+        self.inner, self.file, self.bytes = inner, file, Counter[str]()
+
+    def pause(self, seconds: float) -> None:
+        self.inner.pause(seconds)
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        def going(site: str) -> Parcel:
+            return self._count(outgoing(site))
+
+        def coming(site: str, reply: Parcel) -> None:
+            receive(site, self._count(reply))
+
+        try:
+            return self.inner.ask(sites, going, coming, timeout)
+        finally:
+            self.file.write_text(json.dumps(self.bytes))
+
+    def _count(self, parcel: Parcel) -> Parcel:
+        self.bytes[time.strftime("%Y-%m-%dT%H")] += parcel.size()
+        return parcel

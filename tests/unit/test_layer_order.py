@@ -1,0 +1,98 @@
+"""The order of layers is part of what they promise: each pair that matters, in its order and in the other one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from medsilo.federation.account import Accounting, PrivacyAccount
+from medsilo.federation.around import TrainingSite
+from medsilo.federation.kept_answer import digest_of
+from medsilo.federation.known import KnownTensors, ReceivedTensors, mark_of
+from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive
+from medsilo.federation.turns import TurnKeeper
+from medsilo.plan import parse_plan
+from medsilo.runs.messages import Parcel
+from medsilo.runs.paths import site_folder
+from tests.unit.test_account import PRIVATE, ask, same, settings_of, standing, weights
+from tests.unit.test_outside_layers import NOISE, installed
+from tests.unit.test_protection import NAMES, write_photos
+
+__all__ = ["installed"]  # a fixture
+NOBODY: Any = None
+
+
+def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
+    """Asked again, a hospital sends what left before. Noise outside of the ledger would be new each time, for the price
+    of one answer: the mean of many answers has none."""
+    photos = write_photos(tmp_path / "photos", NAMES)
+    plan = parse_plan(PRIVATE, [NOISE % (60.0, 1.0)])
+
+    def place(name: str) -> Place:
+        return Place(plan, "a", ["a"], settings_of(photos), site_folder(tmp_path / name / "study", "a"))
+
+    right = TrainingSite(place("right"))
+    request = ask(plan, weights(right), 1)
+    first, spent = right.answer(request), standing(tmp_path / "right").epsilon(1e-3)
+    assert same(first, right.answer(request)) and standing(tmp_path / "right").epsilon(1e-3) == spent
+
+    inner = TrainingSite(place("wrong"))
+    account = PrivacyAccount.of(place("wrong"))
+    assert account
+    [layer] = plan.layers
+    wrong = layer.site(Accounting(inner.participant, account, inner.participant, lambda task, number: []), NOBODY)
+    first, spent = wrong.answer(request, lambda: None), standing(tmp_path / "wrong").epsilon(1e-3)
+    again = wrong.answer(request, lambda: None)
+    assert not same(first, again) and standing(tmp_path / "wrong").epsilon(1e-3) == spent
+
+
+def test_known_tensors_are_filled_in_before_permission_counts_a_request(tmp_path: Path) -> None:
+    """A hospital that approved two rounds counts requests. An order with names in the place of tensors is the same
+    request as the whole one, and only behind the names does it look the same."""
+    tensors = {"model": {"w": torch.randn(64, 64)}}
+    facts = {"task": "round", "round": 1}
+    whole = Parcel(tensors, {**facts, "marks": {"model": {"w": mark_of(tensors["model"]["w"])}}})
+    named = Parcel({"model": {}}, dict(whole.facts))
+    came: list[Parcel] = []
+
+    class Inner:
+        def answer(self, parcel: Parcel, stop: Any) -> Parcel:
+            came.append(parcel)
+            return Parcel({}, dict(facts))
+
+    site = ReceivedTensors(Inner(), tmp_path)
+    for order in (whole, named):
+        site.answer(order, lambda: None)
+    assert digest_of(came[0]) == digest_of(came[1])
+    assert digest_of(whole) != digest_of(named)  # what permission would count, in the other order
+
+
+class Line:
+    """A channel to one site, which answers with what it was given."""
+
+    def ask(self, sites: Any, outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        order = outgoing("a")
+        receive("a", Parcel(order.groups, {"holds": {"model": {"w": MARK}}}))
+        return {}
+
+    def pause(self, seconds: float) -> None: ...
+
+
+TENSOR = torch.ones(64, 64)
+MARK = mark_of(TENSOR)
+
+
+@pytest.mark.parametrize(("turns_inside", "sent"), [(True, 0), (False, TENSOR.nbytes)])
+def test_bytes_are_counted_behind_what_makes_them_fewer(turns_inside: bool, sent: int) -> None:
+    order = Parcel({"model": {"w": TENSOR}}, {"task": "round"})
+    turns: TurnKeeper
+    channel: Channel
+    if turns_inside:
+        turns = TurnKeeper(Line())
+        channel = KnownTensors(turns)
+    else:
+        channel = turns = TurnKeeper(KnownTensors(Line()))
+    for _ in range(2):
+        assert channel.ask(["a"], lambda site: order, lambda site, reply: None, 1.0) == {}
+    assert turns.bytes_down["a"] == sent  # of the second order, which the site holds already

@@ -1,0 +1,91 @@
+"""Layers of another installed package: one file each, around the site or around the server's channel."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo.check.leaks import describe
+from medsilo.core import distribution
+from medsilo.core.errors import PlanError
+from medsilo.federation import inprocess
+from medsilo.plan import parse_plan
+from medsilo.runs.record import Record
+from medsilo.site.settings import SiteSettings
+from tests.conftest import SITES, make_plan
+from tests.unit.test_account import PRIVATE, settings_of, standing
+from tests.unit.test_algorithms import SMALL
+from tests.unit.test_protection import NAMES, write_photos
+
+FILES = Path(__file__).parents[1] / "outside"
+NOISE = 'layers=[{"name": "group-noise", "group": "model", "noise": %s, "bound": %s}]'
+CPU = SiteSettings(device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    place = tmp_path_factory.mktemp("installed")
+    info = place / "outside_layers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-layers\nVersion: 1.0\n")
+    entries = "[medsilo.layers]\ngroup-noise = group_noise:GroupNoise\nhourly-bytes = hourly_bytes:HourlyBytes\n"
+    (info / "entry_points.txt").write_text(entries)
+    monkeypatch.syspath_prepend(FILES)
+    monkeypatch.syspath_prepend(place)
+    distribution.facts_of.cache_clear()
+    yield
+    distribution.facts_of.cache_clear()
+    for module in ("group_noise", "hourly_bytes"):
+        sys.modules.pop(module, None)
+
+
+def test_noise_on_one_group_changes_what_leaves_and_nothing_else(tmp_path: Path) -> None:
+    """At the site the model is as it was trained; at the server it has the noise, of the size that was asked for."""
+    changes = [*SMALL, "training.rounds=1"]
+    noisy = inprocess.run(make_plan("fedbn", *changes, NOISE % (1.0, 0.5)), folder=tmp_path / "noisy", settings=CPU)
+    exact = inprocess.run(make_plan("fedbn", *changes), folder=tmp_path / "exact", settings=CPU)
+    one, other = (run.models[SITES[0]].state_dict() for run in (noisy, exact))
+    differences = torch.cat(
+        [
+            (one[name] - other[name]).flatten()
+            for name in one
+            if one[name].is_floating_point() and one[name].numel() > 99
+        ]
+    )
+    assert 0.2 < differences.std() < 0.45  # 0.5 / √3, and what cutting to the bound changes
+    assert noisy.summary.finished
+    assert Record(tmp_path / "noisy").rounds()[0].sites[SITES[0]].train_loss == pytest.approx(
+        Record(tmp_path / "exact").rounds()[0].sites[SITES[0]].train_loss
+    )
+
+
+def test_noise_is_charged_to_the_ledger_round_by_round(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", NAMES)
+    plan = parse_plan(PRIVATE, [NOISE % (60.0, 1.0)])
+    inprocess.run(plan, folder=tmp_path / "study", settings=settings_of(photos))
+    found = standing(tmp_path)
+    charged = [(entry.what, charge.of.noise) for entry in found.entries if entry.kind == "charged"
+               for charge in entry.charges if charge.what == "noise on model"]  # fmt: skip
+    assert charged == [("round 1", 30.0), ("round 2", 30.0)]
+    assert found.epsilon(1e-3) > 2.0  # beyond what the gradients cost
+
+
+def test_a_layer_says_what_leaves_and_what_it_can_not_stand_beside() -> None:
+    plan = make_plan("fedavg", *SMALL, NOISE % (2.0, 0.5))
+    assert "model leaves with Gaussian noise of 2 times its bound, 0.5." in describe(plan, dict.fromkeys(SITES, 9), CPU)
+    assert plan.packages["outside-layers"].version == "1.0"
+    with pytest.raises(PlanError, match=r"layers: fedavg sends no group selector; name one"):
+        make_plan("fedavg", *SMALL, (NOISE % (2.0, 0.5)).replace('"model"', '"selector"'))
+    with pytest.raises(PlanError, match="'other-layer' is not known"):
+        make_plan("fedavg", *SMALL, 'layers=[{"name": "other-layer"}]')
+
+
+def test_a_channel_layer_counts_what_travels(tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *SMALL, f'layers=[{{"name": "hourly-bytes", "file": "{tmp_path / "bytes.json"}"}}]')
+    inprocess.run(plan, folder=tmp_path / "run", settings=CPU)
+    lines = Record(tmp_path / "run").rounds()
+    in_rounds = sum(own.bytes_up + own.bytes_down for line in lines for own in line.sites.values())
+    assert sum(json.loads((tmp_path / "bytes.json").read_text()).values()) >= in_rounds > 0
