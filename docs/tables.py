@@ -59,7 +59,13 @@ PAGES = (
     "review.md",
     "compatibility.md",
 )
-ALIASES = {"Modules": "A site's networks, by name.", "Tensors": "Named tensors."}  # of types
+ALIASES = {  # of types
+    "Modules": "A site's networks, by name.",
+    "Outgoing": "Makes the parcel for a site.",
+    "Receive": "Takes a site's answer, or raises Refused.",
+    "Stop": "Raises to end the work; asked before every batch.",
+    "Tensors": "Named tensors.",
+}
 PROTECTION = (
     "public_data",
     "smallest_metric",

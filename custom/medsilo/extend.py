@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.group import Group
+    from medsilo.course.layer import Layer
     from medsilo.course.outcome import OneModel, Outcome, OwnModels
     from medsilo.course.phase import Phase
     from medsilo.course.workbench import Workbench
@@ -26,10 +27,14 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
     from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
-    from medsilo.federation.seams import Channel
+    from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
     from medsilo.learning.layers import names_of_last_layers
+    from medsilo.learning.loop import Stop
     from medsilo.learning.training import Training
     from medsilo.models.network import Network
+    from medsilo.plan import Plan
+    from medsilo.privacy.mechanisms import Charge, Gaussian
+    from medsilo.privacy.noise import NoiseSource
     from medsilo.runs.messages import Message, Parcel
     from medsilo.start.looker import Folder, Looker, Sight
     from medsilo.tasks.classification import Classification
@@ -59,10 +64,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.participant import Participant
     from medsilo.federation.pool import POOL
     from medsilo.federation.protection import book_of, read_for
-    from medsilo.federation.seams import Outgoing, Receive
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.layers import head_layers, judges_by_batch
-    from medsilo.learning.loop import Case, Compute, LossFunction, Stop, batches, evaluate, is_finite
+    from medsilo.learning.loop import Case, Compute, LossFunction, batches, evaluate, is_finite
     from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models.activity_cnn import ActivityCnn
@@ -70,10 +74,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.densenet121 import DenseNet121
     from medsilo.models.network import NORM, Dimensions
     from medsilo.models.unet import MONAI_NORMS, UNet
-    from medsilo.plan import Plan, load_plan, parse_plan
+    from medsilo.plan import load_plan, parse_plan
     from medsilo.privacy.accounting import epsilon
-    from medsilo.privacy.mechanisms import Charge, SampledGaussian
-    from medsilo.privacy.noise import NoiseSource
+    from medsilo.privacy.mechanisms import SampledGaussian
     from medsilo.runs import paths
     from medsilo.runs.messages import Name
     from medsilo.runs.paths import site_folder
