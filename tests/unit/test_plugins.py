@@ -142,7 +142,7 @@ def test_the_page_uses_what_is_for_everybody(root: Path) -> None:
 
 
 def test_code_in_a_job_brings_the_plugins_with_it(root: Path, tmp_path: Path) -> None:
-    """Where medsilo is not installed, its entry points are found beside the copy."""
+    """Its entry points are found beside the copy, where medsilo is not installed."""
     job = pack(root / "jobs/fedavg", tmp_path / "job", with_code=True)
     code = (
         "import sys; from medsilo.registry import TASKS; from medsilo.core.package import package_hash\n"

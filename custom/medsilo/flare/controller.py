@@ -17,7 +17,7 @@ from medsilo.core.memory import reuse_blocks
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.tracking import Tracking, tracked
+from medsilo.federation.tracking import Trackers, tracked
 from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import Patience
@@ -169,7 +169,7 @@ class MedsiloController(Controller):
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, tracking: Tracking, fl_ctx: FLContext) -> Callable[[Round], None]:
+    def _tell(self, tracking: Trackers, fl_ctx: FLContext) -> Callable[[Round], None]:
         def on_round(line: Round) -> None:
             tracking.round(line)
             missing = plain({**line.refused, **line.lost} or "none")

@@ -251,7 +251,7 @@ class _Read:
 
 
 class Replies:
-    """What comes back for a cell's requests: announced to a function of ours, taken as NVFlare takes it, or refused.
+    """Answers to a cell's requests: announced to a function of ours, taken as NVFlare takes it, or refused.
 
     Issue (2.9.0): a request goes on when the stream that answers it was refused. The receiver of a reply may stop its
     stream. The request then waits for its whole time limit, and is repeated. Please let a request fail with the error
