@@ -60,7 +60,7 @@ class MeasuringSite:
     """A hospital's side: it counts its cases, and measures them."""
 
     def __init__(self, question: SegmentationQuestion, own: SiteOfInquiry) -> None:
-        self.question, self.own, self.settings = question, own, own.settings
+        self.question, self.own, self.settings, self.folder = question, own, own.settings, own.folder
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks and answer it; `stop` is asked before every case and raises to end the work."""
@@ -114,7 +114,7 @@ class MeasuringSite:
         """Raise Refused where the difference to another answer would tell of few cases."""
         if not self.settings.protects(synthetic=False):
             return
-        book = book_of(self.settings, self.own.name, self.own.folder)
+        book = book_of(self.settings, self.own.name, self.folder)
         patients = tuple(dict.fromkeys(entry.patient for entry in data.cases))
         if book.near(data_set(place, "nnunet"), {"train": patients}, least):
             raise Refused(
@@ -127,25 +127,25 @@ class MeasuringSite:
 class AllHospitals:
     """The hospitals, all of which must answer."""
 
-    messenger: Channel
+    channel: Channel
     sites: Sequence[str]
     timeout: float
 
     def all(self, outgoing: Outgoing, receive: Receive) -> None:
         """Ask all; raises MedsiloError unless each gives an answer that counts."""
-        missing = self.messenger.ask(self.sites, outgoing, receive, self.timeout)
+        missing = self.channel.ask(self.sites, outgoing, receive, self.timeout)
         if missing:
             why = "; ".join(f"{site} {gone.text}" for site, gone in sorted(missing.items()))
             raise MedsiloError(f"plans need all hospitals: {why}")
 
 
 def collect(
-    question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
+    question: SegmentationQuestion, channel: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredSite]:
     """Return what each hospital measured; raises MedsiloError unless all of them answer both times."""
     holding: dict[str, HeldCases] = {}
     told: dict[str, MeasuredSite] = {}
-    asking, package = AllHospitals(messenger, sites, timeout), package_facts()
+    asking, package = AllHospitals(channel, sites, timeout), package_facts()
 
     def counted(site: str, reply: Parcel) -> None:
         holding[site] = HeldCases.read(reply.facts)
@@ -174,10 +174,10 @@ def fingerprint_bounds(question: SegmentationQuestion) -> Bounds:
 
 
 def collected(
-    question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
+    question: SegmentationQuestion, channel: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredSite]:
     """Return what each hospital measured, by the name of its file."""
-    return {f"{site}.json": own for site, own in collect(question, messenger, sites, timeout).items()}
+    return {f"{site}.json": own for site, own in collect(question, channel, sites, timeout).items()}
 
 
 INQUIRY = Inquiry(read_question, fingerprint_bounds, collected, MeasuringSite)

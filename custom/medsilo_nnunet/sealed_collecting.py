@@ -154,12 +154,10 @@ class SealedMeasuringSite(MeasuringSite):
 class SealedCollecting:
     """The server's side: it relays letters, and reads two sums."""
 
-    def __init__(
-        self, question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
-    ) -> None:
+    def __init__(self, question: SegmentationQuestion, channel: Channel, sites: Sequence[str], timeout: float) -> None:
         self.question, self.package = question, package_facts()
         self.terms = terms_of(token_hex(16), question, sorted(sites))
-        self.asking = AllHospitals(messenger, self.terms.sites, timeout)
+        self.asking = AllHospitals(channel, self.terms.sites, timeout)
 
     def collect(self) -> MeasuredTogether:
         """Return the fingerprint of all hospitals; raises MedsiloError unless all of them answer all the time."""
@@ -251,10 +249,10 @@ def sealed_bounds(question: SegmentationQuestion) -> Bounds:
 
 
 def collected(
-    question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
+    question: SegmentationQuestion, channel: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredTogether]:
     """Return what all hospitals measured, in one file."""
-    return {TOGETHER: SealedCollecting(question, messenger, sites, timeout).collect()}
+    return {TOGETHER: SealedCollecting(question, channel, sites, timeout).collect()}
 
 
 INQUIRY = Inquiry(read_question, sealed_bounds, collected, SealedMeasuringSite, sealed=True)
