@@ -13,12 +13,12 @@ from typing import Any
 import nibabel
 import numpy as np
 
-from medsilo.nnunet.fingerprint import Fingerprint, samples_of
-from medsilo.nnunet.fingerprint_message import HeldCases
-from medsilo.nnunet.measuring_cases import facts_of
-from medsilo.nnunet.planning import make_plans
-from medsilo.tasks.own.nnunet_files import RawData
-from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo_nnunet.fingerprint import Fingerprint, samples_of
+from medsilo_nnunet.fingerprint_message import HeldCases
+from medsilo_nnunet.measuring_cases import facts_of
+from medsilo_nnunet.nnunet_files import RawData
+from medsilo_nnunet.planning import make_plans
+from medsilo_nnunet.question import SegmentationQuestion
 
 QUESTION = SegmentationQuestion(name="Dataset011_Brains", channels=("FLAIR",), labels={"background": 0, "lesion": 1})
 HEADS, WIDTH = 15, 64.0  # of each hospital, and their millimetres, in docs/results/nnunet.md

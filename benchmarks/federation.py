@@ -359,7 +359,7 @@ def main() -> int:
     chosen = parser.parse_args().table
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")
     with tempfile.TemporaryDirectory() as folder:  # of a copy, so that nobody's editing disturbs what runs
-        shutil.copytree(ROOT / "custom/medsilo", Path(folder) / "medsilo", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "custom", folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = folder
         for name, table in TABLES.items():

@@ -49,9 +49,9 @@ from medsilo.federation.participant import Participant
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.published.nuclei import read_tile
 from medsilo.tasks.task import Cases, SiteData
 from medsilo.tasks.volumes import Volume, read_pair, write_volume
+from medsilo_papers.nuclei import read_tile
 
 SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}

@@ -24,7 +24,7 @@ from scipy import stats
 from sklearn.model_selection import train_test_split
 
 from medsilo.federation import inprocess
-from medsilo.study.flamby import POOLED, TABLES, Benchmark, Lines, Work, published, shown, write_tables
+from medsilo_papers.flamby import POOLED, TABLES, Benchmark, Lines, Work, published, shown, write_tables
 
 SEEDS = (42, 43, 44, 45, 46)
 RAREST = 3  # cases of an outcome, of which a hospital needs as many to take part in comparisons

@@ -25,7 +25,8 @@ from pydantic_core import PydanticUndefined
 
 from docs import evidence
 from docs.markdown import table
-from medsilo.cli import COMMANDS
+from medsilo import extend
+from medsilo.cli import all_commands
 from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
@@ -36,19 +37,35 @@ from medsilo.flare import patches
 from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
-from medsilo.models.nnunet_network import Architecture
 from medsilo.plan import Plan, Tracking
 from medsilo.privacy.agreed import Demands
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
-from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
+from medsilo_nnunet.nnunet_network import Architecture
+from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
 from tests import claims
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
-PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md", "review.md", "compatibility.md")
+PAGES = (
+    "plan.md",
+    "run-tree.md",
+    "limits.md",
+    "commands.md",
+    "evidence.md",
+    "extend.md",
+    "review.md",
+    "compatibility.md",
+)
+ALIASES = {  # of types
+    "Modules": "A site's networks, by name.",
+    "Outgoing": "Makes the parcel for a site.",
+    "Receive": "Takes a site's answer, or raises Refused.",
+    "Stop": "Raises to end the work; asked before every batch.",
+    "Tensors": "Named tensors.",
+}
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -253,12 +270,19 @@ def issues() -> str:
 def commands() -> str:
     """Return the help of every command, in the groups of `medsilo --help`."""
     parts = []
-    for title, group in COMMANDS.items():
+    for title, group in all_commands().items():
         parts.append(f"## {title}\n")
-        for does, _ in group:
-            name = does.__name__.replace("_", "-")
-            parts.append(f"### medsilo {name}\n\n```text\n{help_of(name)}\n```\n")
+        for one in group:
+            parts.append(f"### medsilo {one.name}\n\n```text\n{help_of(one.name)}\n```\n")
     return "\n" + "\n".join(parts) + "\n"
+
+
+def extension() -> str:
+    """Return the names of medsilo.extend, with the first paragraph that each says of itself."""
+    own = {name: ALIASES.get(name) or inspect.getdoc(getattr(extend, name)) or "" for name in sorted(extend.NAMES)}
+    first = {name: " ".join(told.partition("\n\n")[0].split()) for name, told in own.items()}
+    rows = [f"| `{name}` | {told} |" for name, told in first.items()]
+    return "\n".join(["| name | what it is |", "|---|---|", *rows, ""])
 
 
 def help_of(command: str) -> str:
@@ -306,6 +330,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "difference": lambda: fields(schema.PairedDifference),
     "cell": lambda: fields(schema.CellResult),
     "commands": commands,
+    "extend": extension,
     "issues": issues,
     "lines": lines,
     "evidence-studies": evidence.studies,

@@ -10,7 +10,7 @@ from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.sequence import Sequence
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
-from medsilo.dicom.header import CT, STRUCTURES
+from medsilo_dicom.header import CT, STRUCTURES
 from tests.hospital import affine_of, ball
 
 NAME = "DOE^JANE"

@@ -9,9 +9,9 @@ from typing import Any
 import nibabel
 import numpy as np
 
-from medsilo.nnunet.fingerprint import PERCENTILES, CaseFacts
-from medsilo.nnunet.float_bins import LARGEST_STEP
-from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo_nnunet.fingerprint import PERCENTILES, CaseFacts
+from medsilo_nnunet.float_bins import LARGEST_STEP
+from medsilo_nnunet.question import SegmentationQuestion
 
 KINDS = ("ct", "mr", "two modalities", "anisotropic", "any spacing", "tiny", "flat")
 PROTOCOLS = {  # spacings along the axes, as scanners' protocols have them

@@ -10,7 +10,7 @@ import numpy as np
 import SimpleITK
 from PIL import Image
 
-from medsilo.tasks.published.pamap2 import ACTIVITIES, CHANNELS
+from medsilo_papers.pamap2 import ACTIVITIES, CHANNELS
 
 RANDOM = np.random.default_rng
 

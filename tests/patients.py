@@ -8,8 +8,8 @@ import nibabel
 import numpy as np
 
 from medsilo.plan import load_plan
-from medsilo.study.flamby import HOSPITALS
 from medsilo.tasks.own.patient_table import PatientTable
+from medsilo_papers.flamby import HOSPITALS
 
 ROOT = Path(__file__).resolve().parents[1]
 

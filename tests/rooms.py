@@ -34,9 +34,8 @@ ROOMS = {
     "sealing": room("sealed mixing: masks that hospitals put on what they send and the server adds up", "core"),
     "privacy": room("differential privacy: what was released, what it costs together, noise nobody can guess", "core"),
     "models": room("the networks", "core"),
-    "dicom": room("DICOM: series into volumes, segmentations and contours into masks, and results back", "core"),
     "tasks": room(
-        "data, loss and metric of one medical question; image files, splits, partitions", "core dicom learning models"
+        "data, loss and metric of one medical question; image files, splits, partitions", "core learning models"
     ),
     "course": room(
         "a study as data: phases of groups, what a method finds at a site and at the server, outcomes",
@@ -54,22 +53,18 @@ ROOMS = {
         "the typed record of a run: what is in its files, their names, the messages between server and sites",
         "core plan privacy",
     ),
-    "nnunet": room(
-        "nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that it makes of it",
-        "core federation learning models runs sealing site tasks",
-    ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",
-        "core course dicom learning models plan registry runs tasks",
+        "core course learning models plan registry runs tasks",
     ),
     "methods": room("one file per method", "core course deploy learning mixing models privacy tasks"),
     "federation": room(
         "the coordinator (server's side) and the participant (site's side), without NVFlare; both in one process",
-        "core course learning mixing plan privacy runs sealing site tasks",
+        "core course learning mixing plan privacy registry runs sealing site tasks",
     ),
     "flare": room(
         "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
-        "core federation learning nnunet plan registry runs site tasks",
+        "core federation learning plan registry runs site tasks",
     ),
     "consortium": room(
         "what talks to NVFlare from outside: provisioning and the lead's commands", "core flare runs site tasks"
@@ -82,9 +77,6 @@ ROOMS = {
         "comparisons over many runs and their statistics; the demo",
         "core deploy federation flare plan registry runs site",
     ),
-    "analyses": room(
-        "the papers' figures from finished runs", "core course federation learning plan privacy runs site tasks"
-    ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
     "review": room(
         "`medsilo evidence`: packages, leak reports and what travels, for a hospital's review",
@@ -96,18 +88,24 @@ ROOMS = {
     ),
     "start": room(
         "`medsilo init`: what lies in a folder, and the settings and the plan that suit it, with reasons",
-        "check core deploy dicom federation flare plan report runs site tasks",
+        "check core deploy federation flare plan registry report runs site tasks",
     ),
 }
 BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which others put to use
 ROOMS["api"] = Room("what `import medsilo` gives; nothing uses it", frozenset(ROOMS) - BENEATH)
 ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH - {"api"})
+ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(ROOMS) - {"api"})
+
+PLUGINS = {
+    "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
+    "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
+    "medsilo_papers": "the papers' data sets, networks and tables, and their figures and attacks on finished runs",
+}
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
 WINGS = {
     "tasks": {
         "own": "a hospital's own images, tables and recordings",
-        "published": "one file per public data set",
         "synthetic": "hospitals that are drawn, for trying out and for tests",
     }
 }
@@ -121,11 +119,12 @@ def table() -> str:
         rows += [
             f"| `{name}/{wing}` | {holds} | `{name}` and what it uses |" for wing, holds in WINGS.get(name, {}).items()
         ]
+    rows += [f"| `{name}` | {holds} | `extend` |" for name, holds in PLUGINS.items()]
     return "\n".join(rows)
 
 
 def _uses(own: Room) -> str:
-    unused = ROOMS.keys() - own.uses - {"api", "cli"}
+    unused = ROOMS.keys() - own.uses - {"api", "cli", "extend"}
     if len(own.uses) > LONG:
         return f"all but {_names(unused)}"
     return _names(own.uses) or "nothing"

@@ -12,10 +12,8 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.deploy.images import to_predict
-from medsilo.deploy.predict import predict_all
-from medsilo.deploy.source import open_source, ready_for
-from medsilo.deploy.together import answering_together
+from medsilo.deploy.predictor import asked_to_predict
+from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.pool import POOL
 from medsilo.flare import simulator
@@ -276,19 +274,22 @@ def predict(
     device: str = "auto",
     site_config: Place | None = None,
 ) -> list[dict[str, Any]]:
-    """Predict images with a run's model or a super model, and return what was found, one dictionary for each image.
+    """Predict with a run's model or a super model, and return what was found, a dictionary for each case.
 
     model: the folder of a run or of a super model, or several, whose models answer together.
     site: whose model, where each has its own.
-    images: an image, a folder of images, or several. Masks and tables are written to `out`, as by `medsilo predict`.
-    site_config: a folder with a medsilo.yaml, whose data.label_map says which values masks get.
-    An image that failed has its reason under "error".
+    images: an image, a table, a recording, a folder with such, or several. Results are written to `out`, as by
+    `medsilo predict`.
+    site_config: a folder with a medsilo.yaml, whose data.label_map says which values masks get; other files are read
+    as it says.
+    A case that failed has its reason under "error".
     """
     compute = _settings("medsilo.predict", None, device).compute()
     data = None if site_config is None else read_settings(Path(site_config)).data
-    source = answering_together([ready_for(open_source(one, site), data, compute) for one in _several(model)])
-    given = _several(images)
-    predict_all(source, to_predict(source, given, Path(out), data), Path(out), compute.device, lambda line: None)
+    predictor, asked = asked_to_predict(
+        _several(model), _several(images), Path(out), site, data, compute, lambda line: None
+    )
+    predictor.predict(asked)
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
 

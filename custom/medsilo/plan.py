@@ -14,11 +14,11 @@ from pydantic_core import PydanticCustomError
 from torch import nn
 
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
-from medsilo.core.files import dump_yaml, is_safe_name, load_tensors, load_yaml, why_unread
+from medsilo.core.files import dump_yaml, load_tensors, load_yaml, why_unread
 from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Section, checked, in_words
 from medsilo.core.tensors import hash_of
-from medsilo.core.text import plain
+from medsilo.core.text import is_safe_name, plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
 from medsilo.course.layer import Feature, Layer

@@ -1,7 +1,8 @@
-"""The methods, tasks and networks that a plan may name: medsilo's own, and those of other installed packages.
+"""The names that plans and commands may use: medsilo's own methods, tasks and so on, and those of plug-ins.
 
-Our own are written here as "module:Class" and imported when they are asked for. Those of other packages are found by
-their entry points: a package's metadata say which names it brings, so nothing of it is imported before it is used.
+The engine's are written here as "module:Class" and imported when they are asked for. Those of plug-ins are found by
+their entry points: a package's metadata say which names it brings, so nothing of it is imported before it is used. Some
+plug-ins come with medsilo, and are attached like all others.
 """
 
 import sys
@@ -16,30 +17,92 @@ from typing import Any
 
 from medsilo.core.distribution import canonical, facts_of, files_of, is_installed
 from medsilo.core.errors import PlanError
+from medsilo.core.package import NAME as OWN
+from medsilo.core.package import place_in_package
+from medsilo.core.text import is_safe_name
 
 ANY = ("*",)  # every installed package is allowed: where one person owns everything
 
 
-class Registry(Mapping[str, type[Any]]):
-    """A table of classes by name. A class is imported when it is asked for; names alone import nothing."""
+class PluginTable(Mapping[str, Any]):
+    """A table of things by name. A thing is imported when it is asked for; names alone import nothing."""
 
     def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
         """`group` is that of the entry points; `base` and the values of `builtin` are written "module:Class"."""
         self.group, self.base, self.builtin = group, base, dict(builtin)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.builtin
-        yield from sorted(self._outside().keys() - self.builtin.keys())
+        others = {name: self._packages(name) == [OWN] for name in sorted(self._entries().keys() - self.builtin.keys())}
+        own = [*self.builtin, *(name for name in others if others[name])]
+        yield from sorted(own) if list(self.builtin) == sorted(self.builtin) else own
+        yield from (name for name in others if not others[name])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.builtin or name in self._outside()
+        return name in self.builtin or name in self._entries()
 
-    def __getitem__(self, name: str) -> type[Any]:
+    def __getitem__(self, name: str) -> Any:
         package = self.package_of(name)
-        return self._load(name, package) if package else _imported(self.builtin[name])
+        if name in self.builtin:
+            return _imported(self.builtin[name])
+        if name not in self._entries():
+            raise KeyError(name)
+        return self._load(name, package or OWN)
+
+    def remedy(self, name: object) -> str:
+        """Return the names to choose from instead of one that is not known, the nearest first."""
+        near = get_close_matches(str(name).lower(), self, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        attached = any(OWN in packages for packages in TASKS._entries().values())
+        again = "" if attached else "; the plug-ins that come with medsilo are not attached: install it again ('make')"
+        return f"{meant}choose one of {', '.join(map(repr, self))}{again}"
+
+    def package_of(self, name: str) -> str | None:
+        """Return the installed package that brings a name; None for our own. Two that bring the same are an error."""
+        packages = self._packages(name)
+        if len(packages) > 1:
+            raise PlanError(
+                f"{name!r} is in two packages, {' and '.join(packages)}; rename it in {packages[-1]}, or uninstall that"
+            )
+        return packages[0] if packages and packages != [OWN] else None
+
+    def _packages(self, name: str) -> list[str]:
+        """Return the packages that bring a name, our own first."""
+        own = [OWN] if name in self.builtin else []
+        return list(dict.fromkeys([*own, *sorted(self._entries().get(name, ()), key=lambda package: package != OWN)]))
+
+    def _entries(self) -> Mapping[str, Mapping[str, EntryPoint]]:
+        return _entries(self.group, tuple(sys.path))
+
+    def _load(self, name: str, package: str) -> Any:
+        entry = self._entries()[name][package]
+        if not is_safe_name(name):
+            raise PlanError(f"package {package}: the name {name!r} has odd characters; use letters, digits, '-'")
+        try:
+            found = entry.load()
+        except Exception as error:
+            module = error.name if isinstance(error, ModuleNotFoundError) else None
+            why = f"the module {module} is missing" if module else type(error).__name__
+            told = f"package {package}: {name!r} can't be loaded ({why}); install the version made for this medsilo"
+            raise PlanError(told, private=str(error)) from error
+        self._check(found, name, package)
+        file = Path(sys.modules[entry.module].__file__ or "").resolve()
+        if not (place_in_package(str(file)) if package == OWN else file in _files(package)):
+            raise PlanError(
+                f"package {package}: {name!r} is imported from elsewhere; remove other copies of its modules"
+            )
+        return found
+
+    def _check(self, found: Any, name: str, package: str) -> None:
+        base = _imported(self.base)
+        if not isinstance(found, base):
+            raise PlanError(f"package {package}: {name!r} is no {base.__name__}; make one of {self.base}")
+
+
+class Registry(PluginTable):
+    """A table of classes that are sections of a plan, by the names that they have there."""
 
     def spelled(self, name: object) -> str | None:
         """Return the name as this table spells it, whatever case its letters have; None where it is not known."""
@@ -52,56 +115,27 @@ class Registry(Mapping[str, type[Any]]):
         name = section.get("name") if isinstance(section, Mapping) else None
         return self.spelled(name) or (name if isinstance(name, str) else "")
 
-    def remedy(self, name: object) -> str:
-        """Return the names to choose from instead of one that is not known, the nearest first."""
-        near = get_close_matches(str(name).lower(), self, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        return f"{meant}choose one of {', '.join(map(repr, self))}"
-
-    def package_of(self, name: str) -> str | None:
-        """Return the installed package that brings a name; None for our own. Two that bring the same are an error."""
-        packages = [canonical(entry.dist.name) for entry in self._outside().get(name, ()) if entry.dist]
-        if packages and (name in self.builtin or len(packages) > 1):
-            both = " and ".join([*(["medsilo"] if name in self.builtin else []), *packages])
-            raise PlanError(f"{name!r} is in two packages, {both}; rename it in {packages[-1]}, or uninstall that")
-        return packages[0] if packages else None
-
-    def _outside(self) -> Mapping[str, tuple[EntryPoint, ...]]:
-        return _entries(self.group, tuple(sys.path))
-
-    def _load(self, name: str, package: str) -> type[Any]:
-        from medsilo.core.files import is_safe_name  # what makes `medsilo --help` slow is imported when it is needed
+    def _check(self, found: Any, name: str, package: str) -> None:
         from medsilo.core.section import Section
 
-        entry = self._outside()[name][0]
-        if not is_safe_name(name):
-            raise PlanError(f"package {package}: the name {name!r} has odd characters; use letters, digits, '-'")
-        try:
-            found = entry.load()
-        except Exception as error:
-            module = error.name if isinstance(error, ModuleNotFoundError) else None
-            why = f"the module {module} is missing" if module else type(error).__name__
-            told = f"package {package}: {name!r} can't be loaded ({why}); install the version made for this medsilo"
-            raise PlanError(told, private=str(error)) from error
         base = _imported(self.base)
         if not (isinstance(found, type) and issubclass(found, Section) and issubclass(found, base)):
             raise PlanError(f"package {package}: {name!r} is not a {base.__name__}; derive it from {self.base}")
         if found.model_fields["name"].default != name:
             raise PlanError(f'package {package}: {name!r} says another name; write name: Literal["{name}"] = "{name}"')
-        own = {path.resolve() for path in files_of(package).values()}
-        if Path(sys.modules[entry.module].__file__ or "").resolve() not in own:
-            raise PlanError(
-                f"package {package}: {name!r} is imported from elsewhere; remove other copies of its modules"
-            )
-        return found
+
+
+def _files(package: str) -> set[Path]:
+    return {path.resolve() for path in files_of(package).values()}
 
 
 @cache
-def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """The entry points of a group by name. `path` is Python's own; where that changes, they are looked for again."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
+    """The entry points of a group: name → package. `path` is Python's own; where it changes, they are sought again."""
+    found: dict[str, dict[str, EntryPoint]] = {}
     for entry in entry_points(group=group):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
+        if entry.dist:
+            found.setdefault(entry.name, {})[canonical(entry.dist.name)] = entry
     return found
 
 
@@ -159,18 +193,8 @@ TASKS = Registry(
     "medsilo.tasks",
     "medsilo.tasks.task:Task",
     {
-        "activity-windows": "medsilo.tasks.published.activity_windows:ActivityWindows",
-        "camelyon17": "medsilo.tasks.published.camelyon17:Camelyon17",
-        "covid-xray": "medsilo.tasks.published.covid_xray:CovidXray",
-        "dicom-folder": "medsilo.tasks.own.dicom_folder:DicomFolder",
-        "fundus": "medsilo.tasks.published.fundus:Fundus",
         "image-folder": "medsilo.tasks.own.image_folder:ImageFolder",
         "nifti-folder": "medsilo.tasks.own.nifti_folder:NiftiFolder",
-        "nnunet": "medsilo.tasks.own.nnunet_folder:NnUNetFolder",
-        "nuclei": "medsilo.tasks.published.nuclei:Nuclei",
-        "organ-mnist": "medsilo.tasks.published.organ_mnist:OrganMnist",
-        "pamap2": "medsilo.tasks.published.pamap2:Pamap2",
-        "prostate": "medsilo.tasks.published.prostate_mri:Prostate",
         "series-folder": "medsilo.tasks.own.series_folder:SeriesFolder",
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
@@ -184,19 +208,44 @@ NETWORKS = Registry(
     "medsilo.models.network:Network",
     {
         "activity-cnn": "medsilo.models.activity_cnn:ActivityCnn",
-        "alexnet": "medsilo.models.alexnet:AlexNet",
-        "basic-unet": "medsilo.models.basic_unet:BasicUNet",
         "densenet121": "medsilo.models.densenet121:DenseNet121",
-        "lenet5": "medsilo.models.lenet5:LeNet5",
         "linear": "medsilo.models.linear:Linear",
         "mlp": "medsilo.models.mlp:Mlp",
-        "nnunet": "medsilo.models.nnunet_network:NnUNet",
-        "pooled-unet": "medsilo.models.pooled_unet:PooledUNet",
         "small-cnn": "medsilo.models.small_cnn:SmallCnn",
         "unet": "medsilo.models.unet:UNet",
         "vgg11": "medsilo.models.vgg11:Vgg11",
     },
 )
+
+PREDICTORS = PluginTable(
+    "medsilo.predictors",
+    "medsilo.deploy.predictor:Predictor",
+    {
+        "images": "medsilo.deploy.images:PREDICTOR",
+        "series": "medsilo.deploy.predict_series:PREDICTOR",
+        "tables": "medsilo.deploy.predict_table:PREDICTOR",
+    },
+)
+
+EXPORTERS = PluginTable(
+    "medsilo.exporters",
+    "medsilo.deploy.exporter:Exporter",
+    {
+        "monai": "medsilo.deploy.bundle:EXPORTER",
+        "monai.series-folder": "medsilo.deploy.own_model:EXPORTER",
+        "monai.table": "medsilo.deploy.own_model:EXPORTER",
+    },
+)
+
+LOOKERS = PluginTable(
+    "medsilo.lookers",
+    "medsilo.start.looker:Looker",
+    {"images": "medsilo.start.advice:LOOKER", "series": "medsilo.start.time_series:LOOKER"},
+)
+
+INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
+
+COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.command:Command", {})
 
 # Layers of other packages; the engine's own stand in federation/around.py.
 LAYERS = Registry("medsilo.layers", "medsilo.course.layer:Layer", {})
@@ -216,7 +265,7 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
     for key, name in names.items():
         table = TABLES.get(key, LAYERS)
         if package := table.package_of(name):
-            _check_allowed(package, allowed)
+            check_allowed(package, allowed)
             found[package] = facts_of(package)
             _check_same(package, found[package], said.get(package, found[package]))
         elif name and name not in table and (absent := next(filterfalse(is_installed, said), None)):
@@ -225,7 +274,8 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
     return dict(sorted(found.items()))
 
 
-def _check_allowed(package: str, allowed: Collection[str]) -> None:
+def check_allowed(package: str, allowed: Collection[str]) -> None:
+    """Raise a PlanError for a package that this party has not allowed."""
     if "*" not in allowed and package not in map(canonical, allowed):
         raise PlanError(
             f"the plan uses package {package}, which is not allowed here; name it under 'packages' in this site's "

@@ -50,9 +50,9 @@ def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
     from pydicom.dataset import Dataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian as DEFLATED
 
-    from medsilo.dicom.header import CT, read_header
-    from medsilo.dicom.inbox import _name
-    from medsilo.dicom.walk import check_dicom
+    from medsilo.tasks.dicom_walk import check_dicom
+    from medsilo_dicom.header import CT, read_header
+    from medsilo_dicom.inbox import _name
     from tests.dicoms import write_series
 
     [plain] = write_series(tmp_path, np.zeros((1, 4, 4), np.int16), np.eye(4))
@@ -79,7 +79,7 @@ def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
 def test_an_element_of_a_kind_that_no_library_knows(tmp_path: Path) -> None:
     """pydicom raises NotImplementedError over it, when the element is looked at and not before."""
     pytest.importorskip("pydicom")
-    from medsilo.dicom.header import read_header
+    from medsilo_dicom.header import read_header
     from tests.dicoms import write_series
 
     [path] = write_series(tmp_path, np.zeros((1, 4, 4), np.int16), np.eye(4))

@@ -7,14 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from medsilo.core.tensors import Modules
-from medsilo.course.layer import Layer
-from medsilo.federation.seams import Place, Site
-from medsilo.learning.loop import Stop
-from medsilo.plan import Plan
-from medsilo.privacy.mechanisms import Charge, Gaussian
-from medsilo.privacy.noise import NoiseSource
-from medsilo.runs.messages import Parcel
+from medsilo.extend import Charge, Gaussian, Layer, Modules, NoiseSource, Parcel, Place, Plan, Site, Stop
 
 
 class GroupNoise(Layer):

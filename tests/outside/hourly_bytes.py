@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from medsilo.course.layer import Layer
-from medsilo.federation.seams import Channel, Missing, Outgoing, Receive
-from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.extend import Channel, Layer, Missing, Outgoing, Parcel, Plan, Receive
 
 
 class HourlyBytes(Layer):

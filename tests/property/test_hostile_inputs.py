@@ -37,9 +37,9 @@ from medsilo.plan import load_plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, read_settings
-from medsilo.tasks.published.public_files import read_labels
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, read_mask, write_volume
+from medsilo_papers.public_files import read_labels
 from tests.conftest import SITES, make_plan
 from tests.unit.test_predict import make_super_model
 

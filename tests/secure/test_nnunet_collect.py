@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from medsilo.cli import main
-from medsilo.flare.collecting_job import EXECUTOR, SEALED_EXECUTOR
-from medsilo.nnunet.fingerprint_message import MeasuredSite, MeasuredTogether
-from medsilo.nnunet.sealed_collecting import SEALED
-from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo.flare.inquiry_job import EXECUTOR, SEALED_EXECUTOR
+from medsilo_nnunet.fingerprint_message import MeasuredSite, MeasuredTogether
+from medsilo_nnunet.question import SegmentationQuestion
+from medsilo_nnunet.sealed_collecting import SEALED
 from tests.federations import write_volumes
 from tests.secure.consortium import LEAD, Consortium
 

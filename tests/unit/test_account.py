@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from medsilo.analyses.analysis import read_finished
-from medsilo.analyses.release import check_release
 from medsilo.check.leaks import describe
 from medsilo.check.spending import price_list, privacy_findings
 from medsilo.cli import main
@@ -29,6 +27,8 @@ from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
+from medsilo_papers.analysis import read_finished
+from medsilo_papers.release import check_release
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 

@@ -13,9 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.analyses import KINDS, drift, inversion, landscape
-from medsilo.analyses.analysis import FinishedRun, Question, drawn, mean_loss, read_finished
-from medsilo.analyses.features import embed, features, maps
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
@@ -30,6 +27,9 @@ from medsilo.runs.messages import Request
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
+from medsilo_papers import KINDS, drift, inversion, landscape
+from medsilo_papers.analysis import FinishedRun, Question, drawn, mean_loss, read_finished
+from medsilo_papers.features import embed, features, maps
 from tests.conftest import make_plan, slow_but
 
 CPU = SiteSettings(device="cpu")

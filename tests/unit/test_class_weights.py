@@ -11,8 +11,8 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.learning.class_weights import balanced, weighted
 from medsilo.plan import Plan
-from medsilo.tasks.published.prostate_mri import losses
 from medsilo.tasks.task import Cases, label_counts
+from medsilo_papers.prostate_mri import losses
 from tests.conftest import make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.rounds=1"]

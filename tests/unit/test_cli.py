@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from medsilo.cli import COMMANDS, main, parsed
+from medsilo.cli import all_commands, main, parsed
 from medsilo.cli.live import board
 from medsilo.cli.options import complete_job, complete_methods, complete_task
 from medsilo.registry import TASKS
 from medsilo.runs.schema import Round, SiteRound
 from medsilo.study.progress import StudyProgress, round_lines
 
-NAMES = [does.__name__.replace("_", "-") for commands in COMMANDS.values() for does, _ in commands]
+NAMES = [one.name for commands in all_commands().values() for one in commands]
 SMALL = ["--set", "task.patients=6", "--set", "task.size=32", "--set", "training.rounds=2", "--device", "cpu"]
 
 
@@ -143,10 +143,9 @@ def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
 
 def test_examples_of_help_are_right(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for commands in COMMANDS.values():
-        for does, example in commands:
-            name = does.__name__.replace("_", "-")
-            assert parsed([name, *shlex.split(example)])[0] == name
+    for commands in all_commands().values():
+        for one in commands:
+            assert parsed([one.name, *shlex.split(one.example)])[0] == one.name
 
 
 def spent_by_children() -> float:

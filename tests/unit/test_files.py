@@ -16,8 +16,9 @@ import safetensors.torch
 import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import is_safe_name, load_tensors, newest, save_tensors, sweep, write_json, write_text
+from medsilo.core.files import load_tensors, newest, save_tensors, sweep, write_json, write_text
 from medsilo.core.spill import TYPES, Spill, StoredVector
+from medsilo.core.text import is_safe_name
 
 TENSORS = {
     "weight": torch.tensor([[1.5, -2.0], [float("nan"), 4.0]]),

@@ -15,8 +15,10 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import load_plan
 from medsilo.site.settings import make_settings
-from medsilo.study import flamby, flamby_volumes
-from medsilo.study.flamby import (
+from medsilo.tasks.own.nifti_folder import NiftiFolder
+from medsilo.tasks.own.patient_table import PatientTable
+from medsilo_papers import flamby, flamby_volumes
+from medsilo_papers.flamby import (
     BENCHMARKS,
     BRCA,
     HEART,
@@ -28,9 +30,7 @@ from medsilo.study.flamby import (
     read_heart,
     write_tables,
 )
-from medsilo.study.flamby_volumes import on_the_grid, read_ixi, soft_dice
-from medsilo.tasks.own.nifti_folder import NiftiFolder
-from medsilo.tasks.own.patient_table import PatientTable
+from medsilo_papers.flamby_volumes import on_the_grid, read_ixi, soft_dice
 from tests.patients import write_hearts, write_ixi
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

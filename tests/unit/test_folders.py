@@ -22,7 +22,7 @@ from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
 from medsilo.tasks.listing import find
 from medsilo.tasks.own.folder import FolderTask
-from medsilo.tasks.own.patch_grid import from_windows, patch
+from medsilo.tasks.own.image_patches import from_windows, patch
 from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank

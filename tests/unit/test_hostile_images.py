@@ -12,8 +12,8 @@ import SimpleITK
 from medsilo.check.data import data_findings
 from medsilo.cli import main
 from medsilo.core.errors import DataError
-from medsilo.dicom.walk import check_dicom
 from medsilo.plan import parse_plan
+from medsilo.tasks.dicom_walk import check_dicom
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import Volume, read_mask, write_volume

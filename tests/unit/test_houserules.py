@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -15,10 +16,13 @@ from pathlib import Path
 import pytest
 
 import medsilo
+from medsilo import extend
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import is_safe_name
+from medsilo.core.package import PLACE, PLUGINS
+from medsilo.core.text import is_safe_name
 from medsilo.registry import METHODS
 from tests.rooms import DOCUMENT, ROOMS, WINGS, document
+from tests.rooms import PLUGINS as DESCRIBED
 
 PACKAGE = Path(medsilo.__file__).parent
 
@@ -29,7 +33,8 @@ CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")  # as the registry writ
 LOADERS = {
     "registry": "one of its own table, or an installed package's entry point",
     "federation.process.worker": "the participant's class, by the process that started this one",
-    "analyses.write": "an analysis of this room",
+    "extend": "one of those that it lists",
+    "medsilo_papers.write": "an analysis of its own",
     "flare.jobs": "the classes that a job names",
     "flare.forks": "its own lists",
     "check.machine": "installed packages",
@@ -40,6 +45,14 @@ OUTSIDE = {"requests", "socket", "http", "urllib", "subprocess"}
 
 def sources() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def plugin_sources() -> list[Path]:
+    return sorted(path for name in PLUGINS for path in (PLACE / name).rglob("*.py"))
+
+
+def everything() -> list[Path]:
+    return [*sources(), *plugin_sources()]
 
 
 def part_of(path: Path) -> str:
@@ -67,7 +80,7 @@ def imports_in(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
                 yield f"{node.module}.{alias.name}", node.lineno
         if isinstance(node, ast.Call) and loads_a_module(node) and isinstance(node.args[0], ast.Constant):
             yield node.args[0].value, node.lineno
-        text = node.value if isinstance(node, ast.Constant) and part_of(path) != "registry" else None
+        text = node.value if isinstance(node, ast.Constant) and path != PACKAGE / "registry.py" else None
         if isinstance(text, str) and (named := CLASS_IN_TEXT.fullmatch(text)):
             yield ".".join(named.groups()), node.lineno
 
@@ -125,9 +138,8 @@ def test_the_rules_are_read_from_the_source() -> None:
 
 
 def test_modules_are_loaded_by_name_in_few_places_only() -> None:
-    assert {module_of(path).removeprefix("medsilo.") for path in sources() if loads_by_name(tree_of(path))} == {
-        *LOADERS
-    }
+    found = {module_of(path).removeprefix("medsilo.") for path in everything() if loads_by_name(tree_of(path))}
+    assert found == {*LOADERS}
 
 
 def test_modules_that_are_loaded_by_name_count_as_imports() -> None:
@@ -150,6 +162,73 @@ def test_the_course_knows_no_method() -> None:
         if part_of(path) in ("course", "learning", "mixing"):
             texts = {node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant)}
             assert texts & {*METHODS} == set(), path
+
+
+# ---------------------------------------------------------------------------------------------------- plug-ins
+MOST_NAMES, MOST_INNER = 51, 138  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
+
+
+def modules_named_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, and every text in it that may be a module's name, for import_module."""
+    yield from imports_of(path)
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.]+:?\w*", node.value):
+            yield node.value.replace(":", "."), node.lineno
+
+
+def wrong_of_plugin(own: str, name: str) -> str:
+    """Return the rule that a module's name in a plug-in breaks, or nothing."""
+    first, *rest = name.split(".")
+    if first == "medsilo" and rest and (rest[0] != "extend" or rest[1] not in [*extend.__all__, *extend.INNER]):
+        return f"medsilo.extend gives no {name}"
+    if first in PLUGINS and first != own:
+        return f"{own} imports {name}"
+    return f"only {KNOW_NVFLARE} know NVFlare" if first == "nvflare" else ""
+
+
+def test_a_plugin_uses_what_extend_gives() -> None:
+    found = [
+        f"{path.relative_to(PLACE)}:{line}: {rule}"
+        for path in plugin_sources()
+        for name, line in modules_named_in(path)
+        if (rule := wrong_of_plugin(path.relative_to(PLACE).parts[0], name))
+    ]
+    assert found == [] and len(plugin_sources()) > 40
+    wrong = ("medsilo.plan.Plan", "medsilo.extend.added", "medsilo_papers.flamby", "nvflare.Thing")
+    right = ("medsilo", "medsilo.extend.Plan", "medsilo_dicom.header", "torch.nn")
+    assert all(wrong_of_plugin("medsilo_dicom", name) for name in wrong)
+    assert not any(wrong_of_plugin("medsilo_dicom", name) for name in right)
+
+
+def test_the_engine_imports_no_plugin() -> None:
+    named = {
+        path: names
+        for path in sources()
+        if (names := [name for name, _ in modules_named_in(path) if name.split(".")[0].startswith("medsilo_")])
+    }
+    assert named == {PACKAGE / "core/package.py": list(PLUGINS)}  # which files are ours
+
+
+def test_the_plugins_are_those_of_this_folder() -> None:
+    there = {path.name for path in PLACE.glob("medsilo_*") if list(path.glob("*.py"))}
+    assert there == set(PLUGINS) == DESCRIBED.keys()
+    settings = tomllib.loads((PLACE.parent / "pyproject.toml").read_text("utf-8"))
+    assert set(settings["tool"]["mypy"]["packages"]) == {"medsilo", *PLUGINS}
+
+
+def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
+    assert len(extend.NAMES) <= MOST_NAMES and len(extend.INNER) <= MOST_INNER
+    assert not extend.NAMES.keys() & extend.INNER.keys()
+    used = {name.rpartition(".")[2] for path in plugin_sources() for name, _ in imports_of(path)}
+    assert extend.INNER.keys() <= used  # what no plug-in uses goes
+    for name in (*extend.NAMES, *extend.INNER):
+        assert getattr(extend, name) is not None
+    code = "import sys, medsilo.extend; from medsilo.extend import Command, Screen; print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(PLACE)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        extend.Nothing  # noqa: B018
 
 
 def test_the_rules_have_no_circle() -> None:
@@ -202,7 +281,7 @@ def circle_in(uses: Mapping[str, set[str]]) -> set[str]:
 
 
 def test_files_have_no_circle() -> None:
-    uses = imported_files({module_of(path): path for path in sources()})
+    uses = imported_files({module_of(path): path for path in everything()})
     assert len(uses) > 100 and "medsilo.core.errors" in uses["medsilo.deploy.model"]
     assert circle_in(uses) == set()
 
@@ -241,13 +320,13 @@ def public_classes(paths: Mapping[str, Path]) -> dict[str, list[str]]:
 
 
 def test_a_class_has_a_name_of_its_own() -> None:
-    assert shared(public_classes({module_of(path): path for path in sources()})) == SHARED_CLASSES
+    assert shared(public_classes({module_of(path): path for path in everything()})) == SHARED_CLASSES
 
 
 def test_a_module_has_a_name_of_its_own() -> None:
     """Rooms and wings count; `__init__` and `__main__` are no names."""
     found = defaultdict(list)
-    for module in sorted(map(module_of, sources())):
+    for module in sorted(map(module_of, everything())):
         found[module.rpartition(".")[2]].append(module)
     del found["__main__"]
     assert shared(found) == {}
@@ -307,14 +386,14 @@ def calls_that_are_forbidden(tree: ast.AST) -> list[str]:
 
 
 # nnU-Net reads only files of torch.save; this one writes a model for it, and still reads none.
-FOR_NNUNET = PACKAGE / "deploy/as_nnunet.py"
+FOR_NNUNET = PLACE / "medsilo_nnunet/as_nnunet.py"
 
 
 def test_nothing_that_runs_what_it_reads() -> None:
-    found = {path: calls_that_are_forbidden(tree_of(path)) for path in sources()}
+    found = {path: calls_that_are_forbidden(tree_of(path)) for path in everything()}
     assert [call.partition(": ")[2] for call in found.pop(FOR_NNUNET)] == ["torch.save"]
     assert {path: calls for path, calls in found.items() if calls} == {}
-    imported = {(path, name.split(".")[0]) for path in sources() for name, _ in imports_of(path)}
+    imported = {(path, name.split(".")[0]) for path in everything() for name, _ in imports_of(path)}
     assert [each for each in imported if each[1] in PICKLES] == []
 
 
@@ -416,8 +495,8 @@ def test_every_fault_names_tests_that_exist(root: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- small rules
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
     """Anything that the package raises on purpose can be shown as one line."""
-    allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError"}
-    for path in sources():
+    allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
+    for path in everything():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 name = dotted(node.exc.func)

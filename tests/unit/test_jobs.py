@@ -9,7 +9,7 @@ from jobs.source import write as source
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
-from medsilo.core.package import ROOT, package_facts, package_files
+from medsilo.core.package import PLACE, metadata_files, package_facts, package_files
 from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, canonical_job, check_components, find_job, pack, plan_of
 from medsilo.plan import load_plan
 from medsilo.registry import METHODS
@@ -100,9 +100,10 @@ def test_packing_is_deterministic_and_carries_the_package_with_its_hash(tmp_path
     two = pack(JOBS / "fedbn", tmp_path / "two", with_code=True)
     assert files(one) == files(two)
     assert not any(path.is_symlink() for path in one.rglob("*"))
-    inside = one / CUSTOM / "medsilo"
-    assert {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()} == set(package_files())
-    assert all((inside / path).read_bytes() == (ROOT / path).read_bytes() for path in package_files())
+    inside = one / CUSTOM
+    beside = set(map(Path, metadata_files()))
+    assert {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()} == set(package_files()) | beside
+    assert all((inside / path).read_bytes() == (PLACE / path).read_bytes() for path in package_files())
     assert json.loads((one / "meta.json").read_text())["custom_props"] == {"medsilo": package_facts()}
 
 

@@ -329,7 +329,7 @@ def test_all_names_and_sizes_of_medmnist_are_known(name: str, size: int, tmp_pat
 
 
 def test_the_release_of_medmnist_is_named(tmp_path: Path) -> None:
-    from medsilo.tasks.published.organ_mnist import release_of
+    from medsilo_papers.organ_mnist import release_of
 
     assert release_of("axial", (34581, 6491, 17778)) == release_of("sagittal", (13940, 2452, 8829)) == "v2"
     assert release_of("coronal", (12975, 2392, 8216)) == "v3" and release_of("coronal", (1, 2, 3)) is None

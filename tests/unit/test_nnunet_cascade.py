@@ -18,9 +18,9 @@ from medsilo.core.tensors import hash_of
 from medsilo.deploy.source import open_source
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan, load_plan
-from medsilo.tasks.own.nnunet_folder import NnUNetFolder
-from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.sources import DataSource
+from medsilo_nnunet.nnunet_folder import NnUNetFolder
+from medsilo_nnunet.question import SegmentationQuestion
 from tests.brains import HOSPITALS, narrow, plans_of, study, write_brain
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")

@@ -9,23 +9,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.inprocess import Loop
-from medsilo.flare.collecting_job import NAME, read_collected, write_collecting_job
+from medsilo.federation.inquiry import SiteOfInquiry, inquiry_of
+from medsilo.flare.inquiry_job import read_answers, write_inquiry_job
 from medsilo.flare.jobs import check_components
 from medsilo.flare.simulator import prepare_workspace
-from medsilo.nnunet.collecting import MeasuringSite, collect
-from medsilo.nnunet.fingerprint import Fingerprint
-from medsilo.nnunet.fingerprint_message import MeasuredSite, read_measured
-from medsilo.nnunet.measuring_cases import measured
+from medsilo.sealing.signing import Unsigned
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
-from medsilo.tasks.own.nnunet_files import RawData
-from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo_nnunet.collecting import MeasuringSite, collect
+from medsilo_nnunet.fingerprint import Fingerprint
+from medsilo_nnunet.fingerprint_message import MeasuredSite, read_measured
+from medsilo_nnunet.measuring_cases import measured
+from medsilo_nnunet.nnunet_files import RawData
+from medsilo_nnunet.question import SegmentationQuestion
 from tests.federations import write_volumes
 
 QUESTION = SegmentationQuestion(name="Dataset007_Volumes", channels=("CT",), labels={"background": 0, "lesion": 1})
 HOSPITALS = {"north": 2, "west": 3}  # cases
 THREE = {**HOSPITALS, "east": 2}
+NAMES = {False: "nnunet-collect", True: "nnunet-collect-sealed"}
 LEAST, CASES = 2, 4  # of each number; of both together, without the one that is left over
 
 
@@ -44,11 +47,16 @@ def settings_of(place: Path, site: str, **more: object) -> SiteSettings:
     return make_settings({"data": str(place / site), "smallest_metric": LEAST, "device": "cpu", **more}, site)
 
 
+def asked_site(place: Path, site: str, folder: Path, **more: object) -> SiteOfInquiry:
+    """Return what a hospital knows of itself."""
+    return SiteOfInquiry(site, settings_of(place, site, **more), folder / "study" / "sites" / site, Unsigned)
+
+
 def loop_over(place: Path, folder: Path, **more: object) -> Loop:
     """Return the hospitals, in this process."""
     return Loop(
         {
-            site: MeasuringSite(QUESTION, site, settings_of(place, site, **more), folder / "study" / "sites" / site)  # type: ignore[misc]
+            site: MeasuringSite(QUESTION, asked_site(place, site, folder, **more))  # type: ignore[misc]
             for site in HOSPITALS
         }
     )
@@ -62,10 +70,19 @@ def as_files(data: Path) -> dict[str, MeasuredSite]:
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_job_without_cases_is_whole(tmp_path: Path, sealed: bool) -> None:
-    write_collecting_job(tmp_path / "job", QUESTION, 2, sealed)
+    write_inquiry_job(tmp_path / "job", NAMES[sealed], QUESTION.in_yaml(), 2)
     check_components(tmp_path / "job")
-    with pytest.raises(MedsiloError, match="left no fingerprints"):
-        read_collected(tmp_path, tmp_path)
+    with pytest.raises(MedsiloError, match="left no answers"):
+        read_answers(tmp_path, NAMES[sealed], tmp_path)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_hospital_that_allows_sealed_classes_answers_nothing_in_clear(sealed: bool) -> None:
+    assert inquiry_of(NAMES[sealed], sealed, ()).sealed is sealed
+    with pytest.raises(Refused, match="its classes say otherwise"):
+        inquiry_of(NAMES[sealed], not sealed, ())
+    with pytest.raises(Refused, match="the inquiry '../x' is not known here"):
+        inquiry_of("../x", sealed, ())
 
 
 @pytest.mark.long  # nnU-Net draws 25 million intensities of each of so few cases
@@ -119,10 +136,10 @@ def test_nvflare_collects_their_sum_sealed(data: Path, tmp_path: Path) -> None:
 def collected_by_nvflare(data: Path, folder: Path, sites: list[str], sealed: bool = False) -> list[Path]:
     """Return the files that the job leaves in NVFlare's simulator."""
     job, workspace = folder / "job", folder / "workspace"
-    write_collecting_job(job, QUESTION, len(sites), sealed)
+    write_inquiry_job(job, NAMES[sealed], QUESTION.in_yaml(), len(sites))
     settings = EachSites(smallest_metric=LEAST, sites={site: settings_of(data, site) for site in sites})
     prepare_workspace(workspace, settings, folder / "output", sites)
     simulator = [sys.executable, "-m", "medsilo.flare.simulator", str(job), str(workspace)]
     subprocess.run([*simulator, ",".join(sites), str(len(sites)), str(os.getpid())], check=True, timeout=1200)
-    (left,) = (path.parent for path in workspace.glob(f"**/medsilo/{NAME}"))
-    return read_collected(left.parent, folder / "collected")
+    (left,) = (path.parent for path in workspace.glob(f"**/medsilo/{NAMES[sealed]}"))
+    return read_answers(left.parent, NAMES[sealed], folder / "collected")

@@ -15,14 +15,14 @@ import torch
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
-from medsilo.nnunet import PLANNERS
-from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
-from medsilo.nnunet.fingerprint_message import HeldCases, ToldFingerprint
-from medsilo.nnunet.measuring_cases import facts_of
-from medsilo.nnunet.planning import FOLDERS, make_plans
-from medsilo.tasks.own.nnunet_files import RawData
-from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
-from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo_nnunet import PLANNERS
+from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
+from medsilo_nnunet.fingerprint_message import HeldCases, ToldFingerprint
+from medsilo_nnunet.measuring_cases import facts_of
+from medsilo_nnunet.nnunet_files import RawData
+from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
+from medsilo_nnunet.planning import FOLDERS, make_plans
+from medsilo_nnunet.question import SegmentationQuestion
 from tests.federations import (
     KINDS,
     Federation,

@@ -37,9 +37,9 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cross import cross
 from medsilo.tasks.metrics import Counts, added
-from medsilo.tasks.own.nnunet_postprocessing import LargestComponents
-from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.sources import DataSource
+from medsilo_nnunet.nnunet_postprocessing import LargestComponents
+from medsilo_nnunet.question import SegmentationQuestion
 from tests.brains import QUESTION, narrow, plans_of, study, write_hospitals
 from tests.federation.test_simulator import assert_same_outcome
 from tests.unit.test_bundle import run_bundle

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 import medsilo
 from medsilo.core.errors import PlanError
 from medsilo.plan import Plan, parse_plan
-from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
+from medsilo_nnunet.question import SegmentationQuestion
 from tests.brains import QUESTION, narrow, plans_of, write_hospitals
 
 LABELS = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3}

@@ -14,20 +14,21 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.tensors import Tensors
 from medsilo.federation.inprocess import Loop
+from medsilo.federation.inquiry import SiteOfInquiry
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.loop import Stop
-from medsilo.nnunet import sealed_counts
-from medsilo.nnunet.collecting import MeasuringAsked, collect
-from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint
-from medsilo.nnunet.fingerprint_message import HeldCases, MeasuredSite, MeasuredTogether, ToldFingerprint, read_measured
-from medsilo.nnunet.float_bins import FloatHistogram, rounded
-from medsilo.nnunet.planning import make_plans
-from medsilo.nnunet.sealed_collecting import SEALED, SealedCollecting, SealedMeasuringSite
-from medsilo.nnunet.sealed_counts import Grid, numbers_at, places_of
 from medsilo.runs.messages import Parcel
 from medsilo.sealing import member, relay
 from medsilo.sealing.signing import Unsigned
 from medsilo.site.settings import SiteSettings
+from medsilo_nnunet import sealed_counts
+from medsilo_nnunet.collecting import MeasuringAsked, collect
+from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint
+from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite, MeasuredTogether, ToldFingerprint, read_measured
+from medsilo_nnunet.float_bins import FloatHistogram, rounded
+from medsilo_nnunet.planning import make_plans
+from medsilo_nnunet.sealed_collecting import SEALED, SealedCollecting, SealedMeasuringSite
+from medsilo_nnunet.sealed_counts import Grid, numbers_at, places_of
 from tests.federations import KINDS, Federation, federation
 
 
@@ -35,7 +36,7 @@ class Site(SealedMeasuringSite):
     """A hospital whose images are numbers; with `least` cases behind each that leaves."""
 
     def __init__(self, drawn: Federation, site: str, folder: Path, least: int = 1) -> None:
-        super().__init__(drawn.question, site, SiteSettings(public_data=True), folder, Unsigned())
+        super().__init__(drawn.question, SiteOfInquiry(site, SiteSettings(public_data=True), folder, Unsigned))
         self.cases: Sequence[CaseFacts] = drawn.hospitals[site]
         self.samples, self.least = drawn.samples, least
 
@@ -75,7 +76,7 @@ def hospitals(drawn: Federation, folder: Path, least: int = 1) -> Seen:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Federation:
     """Return three hospitals with MR, each with two cases or more, that draw few intensities."""
     found = replace(federation(1, 2), hospitals=dict(list(federation(1, 2).hospitals.items())[:3]))
-    monkeypatch.setattr("medsilo.nnunet.sealed_collecting.samples_of", lambda cases: found.samples)
+    monkeypatch.setattr("medsilo_nnunet.sealed_collecting.samples_of", lambda cases: found.samples)
     return found
 
 
@@ -161,9 +162,9 @@ def test_what_the_server_sees_of_a_hospital_is_not_its_fingerprint(
     whole = sealed(seen, drawn).fingerprint(drawn.question)
     assert same(whole, opened(seen))
     for name, site in seen.sites.items():
-        assert site.own is not None
-        grid = Grid.joined(Grid.of(own.own) for own in seen.sites.values() if own.own)
-        counts = {1: sealed_counts.cases_told(len(site.cases)), 2: grid.counts(site.own)}
+        assert site.told is not None
+        grid = Grid.joined(Grid.of(own.told) for own in seen.sites.values() if own.told)
+        counts = {1: sealed_counts.cases_told(len(site.cases)), 2: grid.counts(site.told)}
         for number, words in enumerate(seen.words(name), 1):
             block = site.blocks[number]
             clear = torch.from_numpy(block.flat.encode(counts[number], block.fixed).view(np.int64))
@@ -212,7 +213,7 @@ def test_sums_that_are_no_fingerprint_are_refused(
 
     def lying(self: Grid, own: Fingerprint) -> Tensors:
         counts = honest(self, own)
-        return changed(counts) if own is seen.sites["hospital-1"].own else counts
+        return changed(counts) if own is seen.sites["hospital-1"].told else counts
 
     monkeypatch.setattr(Grid, "counts", lying)
     with pytest.raises(MedsiloError, match=told):
@@ -227,10 +228,10 @@ def test_a_server_gets_one_sum_of_each_kind_on_a_grid_that_holds_all(
     (asked,) = [reply.facts for name, reply in seen.replies if name == "hospital-0" and "sizes" in reply.facts]
     small = Grid.read(asked).model_copy(update={"spacings": [[1e5]] * 3})
     with pytest.raises(Refused, match="no place for a spacing"):
-        small.counts(seen.sites["hospital-0"].own)  # type: ignore[arg-type]
+        small.counts(seen.sites["hospital-0"].told)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="too many different spacings"):
         Grid.read({"spacings": [[1.0 + place for place in range(300)]] * 3, "sizes": 65_536})
-    monkeypatch.setattr("medsilo.nnunet.sealed_collecting.COUNTS", 1)  # the server's second sum as its first
+    monkeypatch.setattr("medsilo_nnunet.sealed_collecting.COUNTS", 1)  # the server's second sum as its first
     with pytest.raises(MedsiloError, match="hospital-0 refused: the server: it asks for a sum twice"):
         sealed(hospitals(drawn, tmp_path), drawn)
 

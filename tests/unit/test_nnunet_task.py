@@ -15,16 +15,16 @@ from torch.utils.data import Subset
 import medsilo
 from medsilo.core.errors import PlanError
 from medsilo.learning.loop import Compute, lesson, objective_of
-from medsilo.nnunet.fingerprint import Fingerprint
-from medsilo.nnunet.fingerprint_message import HeldCases
-from medsilo.nnunet.measuring_cases import facts_of
-from medsilo.nnunet.planning import make_plans
 from medsilo.plan import Plan, load_plan, parse_plan
-from medsilo.tasks.own.nnunet_files import RawData
-from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
+from medsilo_nnunet.fingerprint import Fingerprint
+from medsilo_nnunet.fingerprint_message import HeldCases
+from medsilo_nnunet.measuring_cases import facts_of
+from medsilo_nnunet.nnunet_files import RawData
+from medsilo_nnunet.planning import make_plans
+from medsilo_nnunet.question import SegmentationQuestion
 from tests.federations import write_volumes
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")

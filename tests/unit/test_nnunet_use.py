@@ -27,9 +27,9 @@ from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.own.nnunet_files import RawData
-from medsilo.tasks.own.nnunet_folder import NnUNetFolder
 from medsilo.tasks.sources import DataSource
+from medsilo_nnunet.nnunet_files import RawData
+from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals
 from tests.unit.test_bundle import run_bundle
 

@@ -13,7 +13,7 @@ from medsilo.core.errors import DataError
 from medsilo.federation import inprocess
 from medsilo.plan import load_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.published.nuclei import Nuclei, part_of, patient_of
+from medsilo_papers.nuclei import Nuclei, part_of, patient_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = Path(os.environ.get("MEDSILO_DATA", ROOT.parent / "shared" / "data")) / "nuclei_he"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from medsilo import cli
-from medsilo.analyses.analysis import FinishedRun
 from medsilo.check.result import Finding, Report
 from medsilo.cli.options import one_of
 from medsilo.core.errors import DataError, MedsiloError
@@ -19,6 +18,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import read_settings
 from medsilo.tasks.sources import DataSource
+from medsilo_papers.analysis import FinishedRun
 from tests.conftest import make_plan
 from tests.unit.test_cli import one_line
 

@@ -8,10 +8,10 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from medsilo.analyses.privacy_audit import Audit, audit, bound
-from medsilo.analyses.release import membership
 from medsilo.learning.loop import LossFunction
 from medsilo.learning.private import ClippedSum, PrivateSteps
+from medsilo_papers.privacy_audit import Audit, audit, bound
+from medsilo_papers.release import membership
 
 
 def network() -> nn.Module:

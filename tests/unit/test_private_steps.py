@@ -19,13 +19,13 @@ from medsilo.learning.private import (
     gradients_of_cases,
 )
 from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.alexnet import AlexNet
-from medsilo.models.basic_unet import BasicUNet
-from medsilo.models.lenet5 import LeNet5
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
 from medsilo.models.vgg11 import Vgg11
 from medsilo.privacy.noise import NoiseSource
+from medsilo_papers.alexnet import AlexNet
+from medsilo_papers.basic_unet import BasicUNet
+from medsilo_papers.lenet5 import LeNet5
 from tests.conftest import slow_but
 
 COMPUTE = Compute()

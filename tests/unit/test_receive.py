@@ -14,12 +14,12 @@ from pynetdicom import AE
 
 from medsilo.cli import main
 from medsilo.core.errors import DataError, Full, MedsiloError
-from medsilo.dicom.header import CT
-from medsilo.dicom.inbox import Inbox, is_uid
-from medsilo.dicom.node import FULL, TAKEN, WRONG, Node
-from medsilo.dicom.sending import send
-from medsilo.dicom.series import make_series
-from medsilo.dicom.tree import read_tree
+from medsilo_dicom.header import CT
+from medsilo_dicom.inbox import Inbox, is_uid
+from medsilo_dicom.node import FULL, TAKEN, WRONG, Node
+from medsilo_dicom.sending import send
+from medsilo_dicom.series import make_series
+from medsilo_dicom.tree import read_tree
 from tests.dicoms import write_study
 
 CAPTURE = "1.2.840.10008.5.1.4.1.1.7"

@@ -99,7 +99,7 @@ def test_progress_travels_as_json() -> None:
 
 
 def says(new: Any, old: Any) -> bool:
-    """All that was said before is said; keys may have come since."""
+    """Return whether all that was said before is said; keys may have come since."""
     if isinstance(old, dict):
         return all(key in new and says(new[key], value) for key, value in old.items())
     if isinstance(old, list):

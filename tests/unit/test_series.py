@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+import medsilo
 from benchmarks.results.har import in_order
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
@@ -24,7 +25,7 @@ from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.start.fitting import Machine
-from medsilo.start.sight import first_sight
+from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.folds import Fold
 from medsilo.tasks.own import recordings
 from medsilo.tasks.own.recordings import Coded, Recording
@@ -385,6 +386,8 @@ def test_a_model_says_what_each_window_and_each_recording_shows(
     mean = np.mean([float(row["probability_walk"]) for row in found[:-1]])
     assert whole["recording"] == "one.csv" and float(whole["probability_walk"]) == pytest.approx(mean, abs=1e-6)
     assert main([*command[:2], str(tmp_path / "new/one.csv"), "-o", str(tmp_path / "again"), *command[5:]]) == 0
+    cases = medsilo.predict(run, tmp_path / "new", tmp_path / "python", site="a", device="cpu", site_config=local)
+    assert cases == json.loads((out / "predictions.json").read_text())["cases"]
 
 
 @pytest.mark.slow
@@ -584,7 +587,7 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
         write(tmp_path / f"several/hospital-b/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
 
     def drafted(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        seen = first_sight(tmp_path / name, "a", lambda: Machine(1 << 30, False), None)
+        seen = first_sight(Folder(tmp_path / name, "a", lambda: Machine(1 << 30, False), None))
         parse_plan(seen.choices.plan_values)
         make_settings(seen.choices.settings_values, "a test")
         return seen.choices.plan_values["task"], seen.choices.settings_values["data"]

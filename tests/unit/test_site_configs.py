@@ -55,7 +55,7 @@ def test_every_file_is_read_and_explained(example: str, root: Path) -> None:
         (EXECUTOR, True, True),
         ("medsilo.flare.filters.OnlyTheseGroups", True, True),
         ("medsilo.flare.filters.Noisy", True, True),
-        ("medsilo.flare.collecting_job.CollectingExecutor", False, True),
+        ("medsilo.flare.inquiry_job.InquiryExecutor", False, True),
         ("medsilo.flare.controller.MedsiloController", False, False),
         ("medsilo.flare.executor.MedsiloExecutorX", False, False),
         ("medsilo.flare.filters.add_job_audit_event", False, False),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.federation import inprocess
@@ -315,6 +316,8 @@ def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_pat
     found = list(csv.DictReader((out / "predictions.csv").open()))
     assert [(row["line"], row["patient"]) for row in found[:2]] == [("2", "SECRET-9-0"), ("3", "SECRET-9-1")]
     assert "not a number" in found[2]["error"] and not any(row["error"] for row in found if row["line"] != "4")
+    cases = medsilo.predict(run, table, tmp_path / "python", site="a", device="cpu", site_config=tmp_path / "local")
+    assert cases == json.loads((out / "predictions.json").read_text())["cases"]
     mean, deviation = json.loads((run / "sites/a/data.json").read_text())["scales"]["age"]
     weights = load_file(run / "sites/a/best.safetensors")
     inputs = torch.tensor([(rows[0][1] - mean) / deviation, rows[0][2] == "M", rows[0][2] == "F"]).float()
@@ -340,12 +343,14 @@ def write_settings(local: Path, folder: Path) -> None:
 
 def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path, tmp_path: Path) -> None:
     from medsilo.deploy.predict_table import predict_tables
+    from medsilo.deploy.predictor import PredictionRequest
     from medsilo.deploy.source import Source
 
     plan = plan_of()
     source = Source(plan.algorithm.whole(plan.build_networks()), plan, None, {})
     with pytest.raises(MedsiloError, match="give --site-config"):
-        predict_tables(source, [hospitals / "a/cases.csv"], tmp_path, torch.device("cpu"), print, None, tmp_path)
+        given = [hospitals / "a/cases.csv"]
+        predict_tables(PredictionRequest(source, given, tmp_path, torch.device("cpu"), print, None, tmp_path))
 
 
 def test_a_hospital_that_protects_its_patients_tells_coarsely(hospitals: Path) -> None:

@@ -3,7 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -15,30 +16,30 @@ from medsilo.cli import (
     hospital,
     leading,
     lists,
-    nnunet_plans,
     plan_approval,
-    receiving,
     results,
     reviewing,
     running,
     starting,
 )
+from medsilo.cli.command import Command
 from medsilo.cli.show import command
+from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
+from medsilo.registry import COMMANDS as PLUGGED_IN
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only when all it promised happened."
 Example = tuple[Callable[..., int], str]
 # With --json: a line per round or as soon as something is there, and one with the outcome.
 LINE_BY_LINE = (running.run, running.resume, leading.watch, plan_approval.site_page)
 
-# Every command with an example, by the people it serves.
+# Every command of the engine with an example, by the people it serves; plug-ins bring more.
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "With all data on one machine": (
         (running.demo, "--seeds 0,1,2"),
         (starting.init, "/data/kidney -o study"),
         (running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),
         (running.compare, "--methods local,fedavg,harmofl --seeds 0,1,2 --set training.rounds=10"),
-        (running.reproduce, "flamby --data DATA"),
         (running.resume, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "For a consortium's lead": (
@@ -52,14 +53,11 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (leading.watch, "ID --kit KIT"),
         (leading.abort, "ID --kit KIT"),
         (leading.fetch, "ID --kit KIT"),
-        (nnunet_plans.nnunet_collect, "question.yaml --kit KIT -o measured"),
-        (nnunet_plans.nnunet_plan, "question.yaml st-anna.json north.json -o plans.json"),
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
         (results.cross, "runs/local"),
         (results.committee, "runs/adafed runs/ditto runs/fedbn"),
-        (results.analyse, "landscape runs/fedavg runs/harmofl -o figures"),
         (results.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
@@ -71,11 +69,8 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (plan_approval.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (plan_approval.decline, "3f9a01c2 --kit kits/st-anna"),
         (plan_approval.site_page, "--kit kits/st-anna"),
-        (receiving.receive, "/data/received --allow PACS --port 11112"),
-        (nnunet_plans.nnunet_measure, "question.yaml --data DATA --cases 110 -o st-anna.json"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (reviewing.evidence, "jobs/fedavg -o evidence"),
-        (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "What there is": (
         (lists.methods, ""),
@@ -91,6 +86,8 @@ GONE = {
 
 class Commands(TyperGroup):
     """The commands in groups, by the people they serve; a wrong name gets a suggestion, one that is gone a remedy."""
+
+    others: Mapping[str, str | None] = {}  # commands of other packages, of which nothing is imported before they run
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options; to check the None of typer's own flags, it would load pydantic."""
@@ -108,6 +105,8 @@ class Commands(TyperGroup):
         for name, own in self.commands.items():
             lines = (own.help or "").splitlines()
             sections.setdefault(str(getattr(own, "rich_help_panel", "")), []).append((name, lines[0]))
+        for name, package in self.others.items():
+            sections.setdefault("Of other packages", []).append((name, f"a command of package {package}"))
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=14)
@@ -135,17 +134,31 @@ def _medsilo(
     """Federated training of medical-imaging models on NVFlare."""
 
 
-def _program() -> Any:
+def all_commands(wanted: str = "") -> dict[str, list[Command]]:
+    """Return the commands of the engine and of the plug-ins that come with it, by the people they serve.
+
+    wanted: the command that is to run. One of another package is imported for that only, and then among these.
+    """
+    found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
+    for name in PLUGGED_IN:
+        if name == wanted or PLUGGED_IN.package_of(name) is None:
+            with suppress(*([] if name == wanted else [MedsiloError])):  # what is broken stops nothing else
+                found.setdefault(PLUGGED_IN[name].people, []).append(PLUGGED_IN[name])
+    return found
+
+
+def _program(wanted: str = "") -> Any:
     """Return the program with all its commands; without rich, whose import costs more than all the rest."""
     app = typer.Typer(name="medsilo", cls=Commands, rich_markup_mode=None, epilog=EPILOG)
     app.callback()(_medsilo)
-    for title, commands in COMMANDS.items():
-        for does, example in commands:
-            name = does.__name__.replace("_", "-")
-            epilog = f"example: medsilo {name} {example}".rstrip()
-            add = app.command(name, epilog=epilog, rich_help_panel=title)
-            add(command(does, in_lines=does in LINE_BY_LINE))
-    return typer.main.get_command(app)
+    for title, commands in all_commands(wanted).items():
+        for one in commands:
+            epilog = f"example: medsilo {one.name} {one.example}".rstrip()
+            add = app.command(one.name, epilog=epilog, rich_help_panel=title)
+            add(command(one.does, in_lines=one.does in LINE_BY_LINE))
+    program: Any = typer.main.get_command(app)
+    program.others = {name: PLUGGED_IN.package_of(name) for name in PLUGGED_IN if name not in program.commands}
+    return program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,10 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.umask(0o077)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _program().main(given, prog_name="medsilo", standalone_mode=False, obj=given) or 0
+        program = _program(given[0] if given else "")
+        return program.main(given, prog_name="medsilo", standalone_mode=False, obj=given) or 0
     except typer.TyperException as error:
         print(f"medsilo: {plain(one_line(error, given))}", file=sys.stderr)
-        return 2
+    except MedsiloError as error:  # a plug-in's command
+        print(f"medsilo: {plain(str(error))}", file=sys.stderr)
+    return 2
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import check_device, folder_of_settings, settings_of
+from medsilo.cli.given_settings import check_device, folder_of_settings
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
     from medsilo.check.visit import Visit
+    from medsilo.deploy.predictor import Send
 
-FORMS = ("monai", "nnunet")
 LEDGER_ACTIONS = ("show", "verify", "export")
 
 
@@ -66,13 +66,7 @@ def predict(
     line or recording failed, or was not taken by the node.
     """
     screen.note("reading the model")
-    from medsilo.deploy.images import to_predict
-    from medsilo.deploy.predict import predict_all
-    from medsilo.deploy.predict_series import predict_series
-    from medsilo.deploy.predict_table import predict_tables
-    from medsilo.deploy.predicted_rows import site_part
-    from medsilo.deploy.source import open_source, ready_for
-    from medsilo.deploy.together import answering_together
+    from medsilo.deploy.predictor import asked_to_predict, sender_to
     from medsilo.site.settings import make_settings, read_settings
 
     settings = make_settings({"device": device}, "the command line")
@@ -80,45 +74,26 @@ def predict(
     folder = folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
     compute = settings.compute()
-    source = answering_together([ready_for(open_source(folder, site), data, compute) for folder in (model, *others)])
-    chosen, task = compute.device, source.plan.task
-    if send:
-        _check_node(send, task.reads_dicom)
+    predictor, asked = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
+    sender = sender_to(predictor, send) if send else None
     with screen.busy("predicting"):
-        if task.reads_tables or task.reads_series:
-            predict_own = predict_tables if task.reads_tables else predict_series
-            failed = predict_own(source, images, out, chosen, screen.say, data, site_part(model, site))
-        else:
-            failed = predict_all(source, to_predict(source, images, out, data), out, chosen, screen.say)
+        failed = predictor.predict(asked)
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
-        what = "lines" if task.reads_tables else "recordings" if task.reads_series else "images"
-        screen.warn(f"{what} that failed: {failed}; the reasons are in predictions.csv")
-    lost = _sent(screen, out, send) if send else 0
+        screen.warn(f"{predictor.cases} that failed: {failed}; the reasons are in predictions.csv")
+    lost = _sent(screen, out, sender) if sender else 0
     return 1 if failed or lost else 0
 
 
-def _check_node(node: str, has_dicom: bool) -> None:
-    """Refuse --send before anything is predicted, where nothing could be sent."""
-    from medsilo.dicom.sending import address_of, network
-
-    if not has_dicom:
-        raise MedsiloError("--send needs a model of task dicom-folder; others write no DICOM")
-    address_of(node)
-    network()
-
-
-def _sent(screen: Screen, out: Path, node: str) -> int:
-    """Send the results that were written to a DICOM node; return how many it did not take."""
+def _sent(screen: Screen, out: Path, send: "Send") -> int:
+    """Send the results that were written; return how many were not taken."""
     import json
-
-    from medsilo.dicom.sending import send
 
     cases = json.loads((out / "predictions.json").read_text(encoding="utf-8"))["cases"]
     files = [out / case[key] for case in cases for key in ("mask", "report") if case.get(key)]
     with screen.busy("sending"):
-        lost = send(files, node) if files else 0
+        lost = send(files) if files else 0
     screen.say(f"sent: {len(files) - lost} of {len(files)} objects")
     if lost:
         screen.warn(f"objects that the node did not take: {lost}; its own log says why")
@@ -143,33 +118,28 @@ def export(
         str,
         typer.Option(
             metavar="FORM",
-            parser=options.one_of(FORMS),
-            autocompletion=lambda: list(FORMS),
+            parser=options.form,
+            autocompletion=options.forms,
             help="monai; or nnunet: a model folder for nnUNetv2_predict_from_modelfolder, of task nnunet",
         ),
-    ] = FORMS[0],
+    ] = "monai",
 ) -> int:
     """Write a run's model or super model as a MONAI Bundle, with an ONNX file where the network allows.
 
     docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
     """
     screen.note("reading the model")
-    if to == "nnunet":
-        from medsilo.deploy.as_nnunet import export_to_nnunet
-        from medsilo.deploy.source import open_source
-
-        export_to_nnunet(open_source(model, site), out)
-        screen.say(f"nnU-Net model: {out}")
-        screen.answer(folder=out)
-        return 0
-    from medsilo.deploy import bundle
+    from medsilo.deploy.as_onnx import FILE
+    from medsilo.deploy.exporter import export as write
     from medsilo.deploy.source import open_source
 
-    without = bundle.export(open_source(model, site), out)
-    screen.say(f"bundle: {out}")
-    onnx = None if without else out / "models" / bundle.ONNX
-    screen.say(f"onnx: {onnx or f'none: {without}'}")
-    screen.answer(bundle=out, onnx=onnx)
+    what, without = write(open_source(model, site), out, to)
+    screen.say(f"{what}: {out}")
+    screen.answer(folder=out)
+    if without is not None:
+        onnx = None if without else out / "models" / FILE
+        screen.say(f"onnx: {onnx or f'none: {without}'}")
+        screen.answer(bundle=out, onnx=onnx)
     return 0
 
 
@@ -378,63 +348,6 @@ def _exported(file: Path, data: str) -> str:
         raise MedsiloError(f"--against: the export cannot be read ({type(error).__name__})", str(file)) from error
 
 
-def audit_privacy(
-    screen: Screen,
-    run: Annotated[Path, typer.Argument(help="the run's folder, with its sites' data on this machine")],
-    *,
-    trainings: Annotated[
-        int, typer.Option(metavar="N", parser=options.positive, help="short trainings, half of them with the canary")
-    ] = 1000,
-    steps: Annotated[
-        int, typer.Option(metavar="N", parser=options.positive, help="private steps of a short training")
-    ] = 5,
-    seed: Annotated[int, typer.Option(metavar="N", parser=options.whole, help="of who is drawn")] = 0,
-    inversion: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", parser=options.output_folder, help="also try to draw images from gradients, into here"
-        ),
-    ] = None,
-    device: options.DeviceOfRun = None,
-    data: options.DataOfRun = None,
-    site_config: options.SiteConfig = None,
-) -> int:
-    """Attack a run: does its private training keep the claim, and do its models tell who was in the training set?
-
-    Ends with 1 where a claim is broken or a model should not leave. docs/privacy.md says what the tests can't see.
-    """
-    screen.note("reading the run")
-    from dataclasses import asdict
-
-    from medsilo.analyses.analysis import Question, read_finished
-    from medsilo.analyses.privacy_audit import audit_of_run
-    from medsilo.analyses.release import check_release
-    from medsilo.analyses.write import analyse
-
-    [finished] = read_finished([run])
-    settings = settings_of(device, data, site_config)
-    claim = None
-    if finished.plan.privacy:
-        with screen.busy("training with and without a canary"):
-            claim = audit_of_run(finished, settings, trainings, seed, steps)
-        screen.say(f"trainings of {claim.steps} private steps: {claim.verdict}")
-    else:
-        screen.say("private steps: none; the plan promises no privacy")
-    with screen.busy("testing who was in the training set"):
-        found = check_release(finished, settings, seed)
-    for name, one in found.items():
-        screen.say(f"{name}: {one.verdict}")
-    files = analyse("inversion", [run], Question(settings, seed), inversion)[0] if inversion else []
-    for file in files:
-        screen.say(str(file))
-    screen.answer(
-        claim={**asdict(claim), "holds": claim.holds} if claim else None,
-        models={name: {**asdict(one), "verdict": one.verdict} for name, one in found.items()},
-        files=files,
-    )
-    return 1 if (claim and not claim.holds) or any(one.advises_against for one in found.values()) else 0
-
-
 def _visit(
     job_name: str | None,
     plan_file: Path | None,
@@ -447,7 +360,7 @@ def _visit(
     """Return who is checked for what; raise an error where the command makes no sense."""
     from medsilo.check.kit import read_kit
     from medsilo.check.visit import Visit
-    from medsilo.core.files import is_safe_name
+    from medsilo.core.text import is_safe_name
     from medsilo.flare.jobs import CUSTOM, find_job, plan_of, stated
     from medsilo.plan import load_plan
     from medsilo.site.settings import allowed_packages

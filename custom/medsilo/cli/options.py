@@ -14,8 +14,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from medsilo.analyses import KINDS
-
 HERE = Path("jobs")
 ENGINES = ("simulator", "inprocess")
 PRIMARIES = ("mean", "pooled", "worst-site")
@@ -69,8 +67,6 @@ class Seeds:
 
 
 USUAL_SEEDS = Seeds((0, 1, 2))
-TABLES = ("flamby",)  # that medsilo reproduce knows
-PUBLISHED_SEEDS = Seeds((42, 43, 44, 45, 46))
 DEMO_SEEDS = Seeds((0, 1, 2, 3, 4, 5))
 
 
@@ -127,6 +123,18 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
         # A place like /proc says that there is no such file.
         why = "takes no files" if error.errno == errno.ENOENT else f"says {os.strerror(error.errno or 0).lower()!r}"
         raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
+
+
+def forms() -> list[str]:
+    """Return the forms in which models are exported; those of one task have a dot in their name."""
+    from medsilo.registry import EXPORTERS
+
+    return [name for name in EXPORTERS if "." not in name]
+
+
+def form(value: object) -> str:
+    """Return one of these."""
+    return one_of(forms())(value)
 
 
 # ---------------------------------------------------------------------------------------------------- completion
@@ -224,7 +232,3 @@ ModelOf = Annotated[
 Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id, as submit printed it")]
 WithCode = Annotated[bool, typer.Option("--with-code", help="put the package into the job (for sites that allow code)")]
-Kind = Annotated[
-    str,
-    typer.Argument(metavar="KIND", parser=one_of(KINDS), autocompletion=lambda: list(KINDS), help=", ".join(KINDS)),
-]

@@ -1,4 +1,4 @@
-"""Commands for whoever has finished runs: report, cross, analyse, clean."""
+"""Commands for whoever has finished runs: report, cross, clean."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -116,68 +116,6 @@ def committee(
         together, alone = committee_scores(runs, settings)
     screen.say(committee_table(together, alone))
     screen.answer(runs=runs, together=together, alone=alone)
-    return 0
-
-
-def analyse(
-    screen: Screen,
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND",
-            parser=options.one_of(options.KINDS),
-            autocompletion=lambda: list(options.KINDS),
-            help=", ".join(options.KINDS),
-        ),
-    ],
-    runs: options.Runs,
-    *,
-    out: Annotated[
-        Path,
-        typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="the folder to write"),
-    ],
-    seed: Annotated[int, typer.Option(metavar="N", parser=options.whole, help="of directions, maps and attacks")] = 0,
-    cases: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=options.positive, help="so many of each site (default: by kind)"),
-    ] = None,
-    reach: Annotated[
-        float,
-        typer.Option(metavar="LENGTH", parser=options.length, help="landscape, profile: how far they go, in lengths"),
-    ] = 1.0,
-    steps: Annotated[
-        int,
-        typer.Option(metavar="N", parser=options.positive, help="landscape, profile: from the centre to the edge"),
-    ] = 10,
-    iterations: Annotated[
-        int, typer.Option(metavar="N", parser=options.positive, help="inversion: steps of the attacker")
-    ] = 300,
-    network: Annotated[
-        str | None,
-        typer.Option(metavar="NETWORK", help="drift, tsne: one of the method's networks, e.g. selector"),
-    ] = None,
-    pictures: Annotated[
-        bool, typer.Option("--pictures", help="inversion: draw images that are not synthetic, too")
-    ] = False,
-    device: options.Device = None,
-    data: options.Data = None,
-    site_config: options.SiteConfigs = None,
-) -> int:
-    """Draw a figure of the papers from finished runs, with its data.
-
-    docs/analyses.md says what each shows and how it is read.
-    """
-    screen.note("reading the runs")
-    from medsilo.analyses import write
-    from medsilo.analyses.analysis import Question
-
-    settings = settings_of(device, data, site_config, pictures=pictures)
-    asked = Question(settings, seed, cases, reach, steps, iterations, network)
-    with screen.busy(f"drawing {kind}"):
-        files, lines = write.analyse(kind, runs, asked, out)
-    for line in [*lines, *map(str, files)]:
-        screen.say(line)
-    screen.answer(files=files, lines=list(lines))
     return 0
 
 

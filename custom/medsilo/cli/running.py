@@ -1,7 +1,6 @@
 """Commands for a person with all the data on one machine: demo, run, compare, reproduce, resume."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,7 +70,7 @@ def run(
     Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md).
     """
     screen.begin(f"reading the plan of {job}")
-    from medsilo.core.files import is_safe_name
+    from medsilo.core.text import is_safe_name
     from medsilo.flare.jobs import find_job, plan_of
     from medsilo.runs.record import new_study
 
@@ -316,45 +315,3 @@ def conclude(screen: Screen, folder: Path) -> int:
     screen.say(f"\nreport: {page}")
     screen.answer(run=folder, report=page, summary=summary.as_json())
     return 0
-
-
-def reproduce(
-    screen: Screen,
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE",
-            parser=options.one_of(options.TABLES),
-            autocompletion=lambda: list(options.TABLES),
-            help=f"whose published table: {', '.join(options.TABLES)}",
-        ),
-    ],
-    *,
-    data: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="where the sets' own folders lie; nothing is downloaded")
-    ] = Path("data"),
-    seeds: Annotated[
-        options.Seeds, typer.Option(metavar="N,N,N", parser=options.seeds, help="the published ones by default")
-    ] = options.PUBLISHED_SEEDS,
-) -> int:
-    """Run a published table again, and hold each cell against it.
-
-    A cell agrees where the means over seeds are within two standard errors of their difference. Ends with 1 where one
-    does not. Takes minutes.
-    """
-    screen.note(f"reading the files of {table}")
-    from medsilo.study.flamby import HEADS, compare
-
-    cells = []
-    with screen.busy("training"):
-        for cell in compare(data, seeds.numbers, screen.say):
-            cells.append(cell)
-            screen.note(f"{cell.set}, {cell.method} on {cell.test}: done")
-    rows = [cell.row() for cell in cells]
-    widths = [max(map(len, column)) for column in zip(HEADS, *rows, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (HEADS, *rows)]
-    screen.table(HEADS, rows, lines)
-    agree = sum(cell.agrees for cell in cells)
-    screen.say(f"{agree} of {len(cells)} cells are within two standard errors")
-    screen.answer(cells=[{**asdict(cell), "agrees": cell.agrees} for cell in cells], agree=agree)
-    return 0 if agree == len(cells) else 1

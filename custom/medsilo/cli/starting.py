@@ -57,14 +57,14 @@ def init(
 
     from medsilo.report.start_page import Started, write_start_page
     from medsilo.start.advice import advice, rows, shown_lines
-    from medsilo.start.sight import first_sight
+    from medsilo.start.looker import Folder, first_sight
     from medsilo.start.trial import machine_of, seconds_of
     from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start
 
     refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        sight = first_sight(folder.resolve(), site, lambda: machine_of(settings_of(device, None)), device)
+        sight = first_sight(Folder(folder.resolve(), site, lambda: machine_of(settings_of(device, None)), device))
     found, choices = sight.found, sight.choices
     plan, _ = write_start(out, choices)
     told = rows(choices)

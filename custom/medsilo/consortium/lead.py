@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
@@ -20,15 +20,11 @@ from nvflare.fuel.flare_api.flare_api import Session
 
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
-from medsilo.core.files import is_safe_name
-from medsilo.core.text import plain
+from medsilo.core.text import is_safe_name, plain
 from medsilo.flare.patches import connect
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round, Summary
-
-if TYPE_CHECKING:
-    from medsilo.tasks.own.question import SegmentationQuestion
 
 COMPLETED = "FINISHED:COMPLETED"
 CONNECT = 10.0  # seconds NVFlare has to reach the server
@@ -442,16 +438,10 @@ def _run_in(workspace: Path) -> Path | None:
     return runs[0] if len(runs) == 1 else None
 
 
-def collect_fingerprints(
-    question: "SegmentationQuestion", kit: Path, out: Path, say: Say, sealed: bool = False
-) -> list[Path]:
-    """Have all connected hospitals measured for nnU-Net's plans; returns the file of each, in `out`.
+def inquire(name: str, question: str, kit: Path, out: Path, say: Say) -> list[Path]:
+    """Ask all connected hospitals by an inquiry of this name; returns the files with the answers, in `out`."""
+    from medsilo.flare.inquiry_job import executor_of, read_answers, write_inquiry_job
 
-    sealed: whether the server reads sums alone; then there is one file of all.
-    """
-    from medsilo.flare.collecting_job import EXECUTOR, SEALED_EXECUTOR, read_collected, write_collecting_job
-
-    allowed = SEALED_EXECUTOR if sealed else EXECUTOR
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder:
         job = Path(folder) / "job"
@@ -459,9 +449,9 @@ def collect_fingerprints(
             sites = sorted(client.name for client in session.get_system_info().client_info)
             if not sites:
                 raise MedsiloError("no hospital is connected; start them, and ask again")
-            write_collecting_job(job, question, len(sites), sealed)
+            write_inquiry_job(job, name, question, len(sites))
             job_id = session.submit_job(str(job))
-            say(f"submitted as {job_id}; {', '.join(sites)} measure")
+            say(f"submitted as {job_id}; {', '.join(sites)} answer")
         ended = watch(job_id, kit, lambda line, study: None, say)
         with connected(kit) as session:
             workspace = _download(session, job_id, Path(folder))
@@ -469,10 +459,10 @@ def collect_fingerprints(
                 raise MedsiloError(plain(refusal.read_text("utf-8", "replace")))
             if ended != COMPLETED:
                 raise MedsiloError(
-                    f"job {job_id} is {ended}; does each hospital have medsilo, and allow {allowed} "
+                    f"job {job_id} is {ended}; does each hospital have medsilo, and allow {executor_of(name)} "
                     "(class_allow_list)? 'nvflare job logs' shows more"
                 )
-            return read_collected(workspace, out)
+            return read_answers(workspace, name, out)
 
 
 def fetch(job_id: str, kit: Path, out: Path) -> Path:

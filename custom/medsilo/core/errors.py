@@ -13,6 +13,10 @@ class MedsiloError(Exception):
     The text may leave a hospital (it becomes the reason of a refusal), so it never holds a path of a
     hospital's disk, a file name or a patient's identifier. What only the hospital may read goes into `private`.
     A value in it may come from anybody, so control characters are dropped and it is cut where it gets too long.
+
+    >>> from medsilo.extend import MedsiloError
+    >>> str(MedsiloError("no images are there; give a folder with such", private="/data/ward-3"))
+    'no images are there; give a folder with such'
     """
 
     def __init__(self, message: str, private: str = "") -> None:

@@ -18,15 +18,7 @@ if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a 
 
     from medsilo.core.spill import Kept
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
-
 FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
-
-
-def is_safe_name(name: str) -> bool:
-    """Return whether a name of a site or a study may become the name of a folder."""
-    return NAME.fullmatch(name) is not None and ".." not in name
 
 
 def make_folder(folder: Path) -> None:

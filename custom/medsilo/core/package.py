@@ -2,16 +2,22 @@
 
 import hashlib
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from medsilo import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
+PLACE = ROOT.parent
+PLUGINS = ("medsilo_dicom", "medsilo_nnunet", "medsilo_papers")  # the plug-ins that come with medsilo
+ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
+NAME = "medsilo"  # of the distribution that they are all in
+ENTRIES = "entry_points.txt"
 
 
 def package_files() -> list[Path]:
-    """Every file that belongs to the package, in a fixed order, relative to its root."""
-    files = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
+    """Every file that belongs to the package and its plug-ins, in a fixed order, relative to where these lie."""
+    files = (path.relative_to(PLACE) for root in ROOTS for path in root.rglob("*") if path.is_file())
     return sorted(path for path in files if path.suffix in {".py", ".html"} and "__pycache__" not in path.parts)
 
 
@@ -20,7 +26,7 @@ def package_hash() -> str:
     """SHA-256 over the names and contents of the package's files."""
     digest = hashlib.sha256()
     for path in package_files():
-        content = (ROOT / path).read_bytes()
+        content = (PLACE / path).read_bytes()
         digest.update(f"{path.as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
@@ -29,3 +35,20 @@ def package_hash() -> str:
 def package_facts() -> dict[str, str]:
     """Version and hash, as they stand in outputs and as sites report them."""
     return {"version": __version__, "hash": package_hash()}
+
+
+def place_in_package(file: str) -> str | None:
+    """Return where one of our files lies, for people; None for a file of another package."""
+    path = Path(file)
+    return path.relative_to(PLACE).as_posix() if any(path.is_relative_to(root) for root in ROOTS) else None
+
+
+def metadata_files() -> dict[str, str]:
+    """Return what Python must find beside a copy of the package, so that the plug-ins in it are found: name → text."""
+    try:
+        entries = distribution(NAME).read_text(ENTRIES)
+    except PackageNotFoundError:
+        entries = None
+    folder = f"{NAME}-{__version__}.dist-info"
+    about = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {__version__}\n"
+    return {f"{folder}/METADATA": about, f"{folder}/{ENTRIES}": entries or ""}

@@ -120,12 +120,12 @@ class Spill:
         _MAPPED[numbers.data_ptr()] = content
         return numbers
 
-    def places(self, size: int, count: int) -> "list[StoredRow]":
+    def places(self, size: int, count: int) -> "list[Slot]":
         """Return so many more places at the end, each for tensors of so many bytes (`size_of`)."""
         begin, step = self.end, size + -size % mmap.PAGESIZE
         self.shorten(begin + step * count)  # which makes it longer
         parts = self.mapped(begin).split(step) if step else [torch.empty(0, dtype=torch.uint8)] * count
-        return [StoredRow(self, begin + step * number, part) for number, part in enumerate(parts)]
+        return [Slot(self, begin + step * number, part) for number, part in enumerate(parts)]
 
     def shorten(self, end: int) -> None:
         """Give back what comes after."""
@@ -137,7 +137,7 @@ _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by the a
 
 
 @dataclass(frozen=True)
-class StoredRow:
+class Slot:
     """A stretch of a spill, for the tensors of one who sent some, and then of another."""
 
     spill: Spill

@@ -3,6 +3,7 @@
 import re
 
 LONGEST = 2000  # bytes of one text
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # name of a folder
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|\x1b.", re.DOTALL)
 
 
@@ -28,3 +29,8 @@ def size_text(size: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} GB"
+
+
+def is_safe_name(name: str) -> bool:
+    """Return whether a name of a site or a study may become the name of a folder."""
+    return SAFE.fullmatch(name) is not None and ".." not in name

@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from medsilo.core.files import is_safe_name
 from medsilo.core.tensors import Modules
+from medsilo.core.text import is_safe_name
 from medsilo.course.layer import Feature
 
 MOST_SITES = 4096

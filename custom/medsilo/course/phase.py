@@ -19,7 +19,12 @@ def learn(bench: Workbench) -> float:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of rounds in which the same groups travel and sites do the same work."""
+    """A stretch of rounds in which the same groups travel and sites do the same work.
+
+    >>> from medsilo.extend import Group, Phase
+    >>> [group.name for group in Phase("train", 3, (Group("model", lambda own: own["model"].state_dict()),)).sent]
+    ['model']
+    """
 
     name: str
     rounds: int

@@ -13,6 +13,7 @@ from torch import nn
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.learning.layers import judges_by_batch
 
+FILE = "model.onnx"
 INPUT, OUTPUT = "image", "scores"
 BATCH = 3  # cases that it is tried with
 NEAR = 1e-3  # of the largest score: further off than this, the file is not the network

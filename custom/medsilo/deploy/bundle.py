@@ -4,6 +4,7 @@ Reading, preprocessing, inference and writing are MONAI's. Only a network that M
 comes from medsilo. Weights are safetensors and no model.pt: that would be a pickle.
 """
 
+from collections.abc import Sequence
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
@@ -15,20 +16,18 @@ from torch import nn
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
+from medsilo.deploy.as_onnx import FILE as ONNX
 from medsilo.deploy.as_onnx import INPUT, OUTPUT, write_onnx
 from medsilo.deploy.card import INTENDED_USE, card
-from medsilo.deploy.model_card import write_card
-from medsilo.deploy.nnunet_bundle import needed, write_nnunet_bundle
-from medsilo.deploy.own_model import export_own_model
+from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.tasks.bundled import IN_MONAI, InMonai
-from medsilo.tasks.own.nnunet_folder import NnUNetFolder
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions
-WEIGHTS, ONNX = "model.safetensors", "model.onnx"
+WEIGHTS = "model.safetensors"
 VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")  # what the runner reads
 
 
@@ -37,20 +36,9 @@ def network(folder: str) -> nn.Module:
     return open_source(Path(folder)).network
 
 
-def export(source: Source, out: Path) -> str:
-    """Write the bundle into a folder that does not exist yet; return why no ONNX file is in it, if that is so."""
-    if out.exists():
-        raise MedsiloError("the bundle's folder exists; choose another", private=str(out))
+def write_bundle(source: Source, out: Path) -> str:
+    """Write the bundle; return why no ONNX file is in it, if that is so."""
     task = source.plan.task
-    without = export_own_model(source, out, ONNX) if task.reads_tables or task.reads_series else _bundle(source, out)
-    write_card(source, out)
-    return without
-
-
-def _bundle(source: Source, out: Path) -> str:
-    task = source.plan.task
-    if isinstance(task, NnUNetFolder):
-        return _of_nnunet(source, task, out)
     words = task.in_monai()
     if words is None or task.shape is None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
@@ -58,21 +46,30 @@ def _bundle(source: Source, out: Path) -> str:
     _write_weights(source, out / "models", own is not None)
     _write_scripts(words, out / "scripts")
     write_json(out / "configs" / "inference.json", _inference(words, own))
-    write_json(out / "configs" / "metadata.json", _metadata(source, words, needs_medsilo=own is None))
-    without = write_onnx(source.network, task.shape, out / "models" / ONNX)
-    write_text(out / "docs" / "README.md", _readme(source, words, own is None, without))
+    return finish_bundle(source, out, words, needs_medsilo=own is None)
+
+
+EXPORTER = Exporter("bundle", write_bundle)
+
+
+def finish_bundle(
+    source: Source, out: Path, words: InMonai, reader: str = "", place: str = "", needs_medsilo: bool = False
+) -> str:
+    """Write what every bundle has: metadata, an ONNX file where the network allows, and how to run it.
+
+    reader: the package that reads images, where it is not as usual. place: of the images, for people.
+    """
+    packages = [reader or ("pillow" if words.flat else "nibabel"), "safetensors", *(["medsilo"] * needs_medsilo)]
+    write_json(out / "configs" / "metadata.json", _metadata(source, words, packages))
+    without = write_onnx(source.network, source.plan.task.shape or (), out / "models" / ONNX)
+    write_text(out / "docs" / "README.md", _readme(source, words, needs_medsilo, place or _place(words), without))
     return without
 
 
-def _of_nnunet(source: Source, task: NnUNetFolder, out: Path) -> str:
-    write_nnunet_bundle(source, task, out, WEIGHTS)
-    words = InMonai([], {}, channels=task.question.channels, classes=task.label_names)
-    facts = _metadata(source, words, needs_medsilo=False)
-    facts["required_packages_version"] = needed() | RUNNER
-    write_json(out / "configs" / "metadata.json", facts)
-    without = write_onnx(source.network, task.shape, out / "models" / ONNX)
-    write_text(out / "docs" / "README.md", _readme(source, words, False, without))
-    return without
+def _place(words: InMonai) -> str:
+    if len(words.channels) > 1:
+        return f"the folders {', '.join(f'IMAGES/{channel}' for channel in words.channels)} (one name for each case)"
+    return "IMAGES"
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
@@ -196,10 +193,10 @@ def _table_words(evaluator: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _metadata(source: Source, words: InMonai, needs_medsilo: bool) -> dict[str, Any]:
+def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[str, Any]:
     plan = source.plan
     task = plan.task
-    needed = {name: version(name) for name in ("pillow" if words.flat else "nibabel", "safetensors")} | RUNNER
+    needed = {name: __version__ if name == "medsilo" else version(name) for name in packages} | RUNNER
     tensor = {
         "type": "image",
         "modality": "n/a",
@@ -220,7 +217,7 @@ def _metadata(source: Source, words: InMonai, needs_medsilo: bool) -> dict[str, 
         "monai_version": version("monai"),
         "pytorch_version": version("torch").partition("+")[0],
         "numpy_version": version("numpy"),
-        "required_packages_version": needed | ({"medsilo": __version__} if needs_medsilo else {}),
+        "required_packages_version": needed,
         "name": f"{source.facts['kind'].replace(' ', '')}-{task.name}",
         "task": task.title,
         "description": f"{source.facts['kind']} trained with {plan.algorithm.title}; plan {plan.hash}",
@@ -235,16 +232,11 @@ def _metadata(source: Source, words: InMonai, needs_medsilo: bool) -> dict[str, 
     }
 
 
-def _readme(source: Source, words: InMonai, needs_medsilo: bool, without: str) -> str:
+def _readme(source: Source, words: InMonai, needs_medsilo: bool, place: str, without: str) -> str:
     model = source.network
     about = card(model, model.origin) if isinstance(model, SuperModel) and model.origin else ""
     needs = f"`medsilo=={__version__}` and " if needs_medsilo else ""
     suffixes = ", ".join(f"`{suffix}`" for suffix in (FLAT if words.flat else VOLUMES))
-    place = "IMAGES"
-    if len(words.channels) > 1:
-        place = f"the folders {', '.join(f'IMAGES/{channel}' for channel in words.channels)} (one name for each case)"
-    if source.plan.task.name == "nnunet":
-        place = f"IMAGES as nnU-Net names them (case_0000.nii.gz for {words.channels[0]}, ...)"
     gets = "a mask of the same geometry"
     if words.classifies:
         gets = f"a line in `predictions.csv`, with the probabilities of {', '.join(words.classes)}"

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from medsilo.core.files import save_tensors, write_json, write_text
+from medsilo.deploy.as_onnx import FILE as ONNX
 from medsilo.deploy.as_onnx import OUTPUT, write_onnx
 from medsilo.deploy.card import card
+from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.source import GLOBAL_MODEL, Source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.runs import paths
@@ -20,7 +22,7 @@ SAYS = {
 }
 
 
-def export_own_model(source: Source, out: Path, onnx: str) -> str:
+def write_own_model(source: Source, out: Path) -> str:
     """Write the folder, which `medsilo predict` reads, too; return why no ONNX file is in it, if that is so."""
     task = source.plan.task
     assert isinstance(task, PatientTable | SeriesFolder)
@@ -34,9 +36,12 @@ def export_own_model(source: Source, out: Path, onnx: str) -> str:
     if isinstance(task, SeriesFolder):
         inputs |= {"steps": task.window, "steps_a_second": task.rate}
     write_json(out / "configs" / "inputs.json", inputs)
-    without = write_onnx(source.network, task.shape, out / "models" / onnx, INPUT)
+    without = write_onnx(source.network, task.shape, out / "models" / ONNX, INPUT)
     write_text(out / "docs" / "README.md", _readme(source, task, without))
     return without
+
+
+EXPORTER = Exporter("folder", write_own_model)
 
 
 def _readme(source: Source, task: PatientTable | SeriesFolder, without: str) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_json, write_text
+from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.overlays import tile, write_montage
@@ -24,7 +25,6 @@ FAR = 1.5  # a spacing this many times beyond the training images' is warned of
 VOLUME, PIXELS = "volume_ml_", "pixels_"  # before a structure's name
 MONTAGE, MOST = "overview.png", 24  # images of it
 COLUMNS = ("image", "mask", "error", "detail", "warnings", "expert", "experts", "confidence")  # whatever was found
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -102,20 +102,21 @@ def _far(source: Source, scan: Scan) -> list[str]:
     ]
 
 
-def predict_all(source: Source, images: Sequence[PredictedImage], out: Path, device: torch.device, say: Say) -> int:
-    """Predict every image into `out`; return how many failed. No file is named to `say`: names are in the tables."""
+def predict_all(asked: PredictionRequest, images: Sequence[PredictedImage]) -> int:
+    """Predict every image of a request; return how many failed."""
     import SimpleITK
 
+    source, out, say = asked.source, asked.out, asked.say
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # its warnings name files
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
-    source.network.to(device)
+    source.network.to(asked.device)
     make_folder(out)
     rows: list[dict[str, Any]] = []
     tiles: dict[int, np.ndarray] = {}
     try:
         for number, image in enumerate(images, 1):
-            row, picture = _case(source, image, out, device)
+            row, picture = _case(source, image, out, asked.device)
             rows.append(row)
             if picture is not None and len(tiles) < MOST:
                 tiles[number] = picture

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.deploy.predict import Say
 from medsilo.deploy.predicted_rows import Row, answered, failures, predict_rows, scales_for, write_rows
+from medsilo.deploy.predictor import PredictionRequest, Predictor
 from medsilo.deploy.source import Source
 from medsilo.tasks.listing import files_below
 from medsilo.tasks.own.recordings import KINDS
@@ -20,33 +20,28 @@ RECORDINGS = "recordings.csv"
 COLUMNS = ("recording", "patient", "window", "row", "seconds", "error")
 
 
-def predict_series(
-    source: Source,
-    given: Sequence[Path],
-    out: Path,
-    device: torch.device,
-    say: Say,
-    data: DataSource | None,
-    own: Path,
-) -> int:
-    """Predict every window of these recordings, files or folders with such, into `out`; returns how many files failed.
+def predict_series(asked: PredictionRequest) -> int:
+    """Predict every window of these recordings, files or folders with such; returns how many files failed.
 
-    data: the hospital's own description of its data, by which its files are read, and whose recordings say how their
-    numbers are standardised, unless `own`, the hospital's part of a run, has that from training.
+    The hospital's own recordings say how numbers are standardised, unless its part of a run has that from training.
     """
-    task = source.plan.task
+    task = asked.source.plan.task
     assert isinstance(task, SeriesFolder)
-    files = [file for path in given for file in (_below(path) if path.is_dir() else [path])]
+    files = [file for path in asked.given for file in (_below(path) if path.is_dir() else [path])]
     if not files:
         raise MedsiloError(f"there are no recordings; give files ({', '.join(KINDS)}), or folders with such")
-    scales = scales_for(task, data, own, lambda: task.scales_of([]))
+    scales = scales_for(task, asked.data, asked.own, lambda: task.scales_of([]))
 
     def predicted(path: Path) -> Iterator[Row]:
-        return _predicted(source, task, path, data or DataSource(folder=path.parent), scales, device)
+        data = asked.data or DataSource(folder=path.parent)
+        return _predicted(asked.source, task, path, data, scales, asked.device)
 
-    rows = predict_rows(source, files, out, device, say, predicted, COLUMNS)
-    write_rows(out / RECORDINGS, list(_means(rows, task)), ("recording", "patient"))
+    rows = predict_rows(asked, files, predicted, COLUMNS)
+    write_rows(asked.out / RECORDINGS, list(_means(rows, task)), ("recording", "patient"))
     return failures(rows)
+
+
+PREDICTOR = Predictor("recordings", predict_series)
 
 
 def _below(folder: Path) -> list[Path]:

@@ -1,13 +1,13 @@
 """Predict the cases of a table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from medsilo.core.errors import DataError
-from medsilo.deploy.predict import Say
 from medsilo.deploy.predicted_rows import Row, answered, failures, predict_rows, scales_for
+from medsilo.deploy.predictor import PredictionRequest, Predictor
 from medsilo.deploy.source import Source
 from medsilo.tasks.own.patient_table import PatientTable, TableRows
 from medsilo.tasks.own.standardising import Scales
@@ -16,29 +16,24 @@ from medsilo.tasks.sources import DataSource
 COLUMNS = ("table", "line", "patient", "error")
 
 
-def predict_tables(
-    source: Source,
-    tables: Sequence[Path],
-    out: Path,
-    device: torch.device,
-    say: Say,
-    data: DataSource | None,
-    own: Path,
-) -> int:
-    """Predict every line of these tables into `out`; returns how many failed.
+def predict_tables(asked: PredictionRequest) -> int:
+    """Predict every line of these tables; returns how many failed.
 
-    data: the hospital's own description of its data, by which its columns and levels are read, and whose table says
-    how its numbers are standardised, unless `own`, the hospital's part of a run, has that from training.
+    The hospital's own table says how its numbers are standardised, unless its part of a run has that from training.
     """
-    task = source.plan.task
+    task = asked.source.plan.task
     assert isinstance(task, PatientTable)
     nobody = torch.zeros(0, task.read_numbers, dtype=torch.float64)
-    scales = scales_for(task, data, own, lambda: task.scales_of(nobody))
+    scales = scales_for(task, asked.data, asked.own, lambda: task.scales_of(nobody))
 
     def predicted(path: Path) -> Iterator[Row]:
-        return _predicted(source, task, path, data or DataSource(folder=path.parent), scales, device)
+        data = asked.data or DataSource(folder=path.parent)
+        return _predicted(asked.source, task, path, data, scales, asked.device)
 
-    return failures(predict_rows(source, tables, out, device, say, predicted, COLUMNS))
+    return failures(predict_rows(asked, asked.given, predicted, COLUMNS))
+
+
+PREDICTOR = Predictor("lines", predict_tables)
 
 
 def _predicted(

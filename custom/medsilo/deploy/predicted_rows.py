@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import is_safe_name, make_folder, write_json, write_text
-from medsilo.deploy.predict import Say
+from medsilo.core.files import make_folder, write_json, write_text
+from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
 from medsilo.runs import paths
 from medsilo.tasks.own.standardising import Scales
@@ -67,11 +67,8 @@ def answered(source: Source, task: Standardised, inputs: Tensor, device: torch.d
 
 
 def predict_rows(
-    source: Source,
+    asked: PredictionRequest,
     files: Sequence[Path],
-    out: Path,
-    device: torch.device,
-    say: Say,
     predicted: Callable[[Path], Iterator[Row]],
     columns: Sequence[str],
 ) -> list[Row]:
@@ -79,15 +76,16 @@ def predict_rows(
 
     columns: those that predictions.csv has whatever was found.
     """
+    source, out = asked.source, asked.out
     if any(path.resolve().parent == out.resolve() for path in files):
         raise MedsiloError("the files lie in the output folder; give -o another one, so that none is written over")
-    source.network.to(device)
+    source.network.to(asked.device)
     make_folder(out)
     rows: list[Row] = []
     for path in files:
         found = list(predicted(path))
         failed = failures(found)
-        say(f"{len(found)} cases" + (f", {failed} of them failed" if failed else ""))
+        asked.say(f"{len(found)} cases" + (f", {failed} of them failed" if failed else ""))
         rows += found
     write_json(out / "predictions.json", {"model": source.facts, "cases": rows})
     write_rows(out / "predictions.csv", rows, columns)
@@ -106,8 +104,3 @@ def write_rows(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
-
-
-def site_part(run: Path, site: str) -> Path:
-    """Return a hospital's part of a run; the run itself where no hospital is named."""
-    return run / paths.SITES / site if is_safe_name(site) else run

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import is_safe_name, load_tensors
+from medsilo.core.files import load_tensors
+from medsilo.core.text import is_safe_name
 from medsilo.deploy.origin import Spacing
 from medsilo.deploy.supermodel import MANIFEST, SuperModel
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.tasks.own.nnunet_folder import NnUNetFolder
 from medsilo.tasks.sources import DataSource
 
 SINGLE = "model"  # the expert's name where there is only one
@@ -68,7 +68,7 @@ def ready_for(source: Source, data: DataSource | None, compute: Compute) -> Sour
     data: the hospital's settings, which may say where that model is; else it is looked for beside the run.
     """
     task = source.plan.task
-    if not isinstance(task, NnUNetFolder) or not task.refines:
+    if not task.refines:
         return source
     run = source.run.absolute() if source.run else None
     beside = run and (run.parents[2] if run.parent.name == paths.SITES else run.parent)  # a hospital's own part of it

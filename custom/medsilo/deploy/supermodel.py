@@ -10,9 +10,10 @@ from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import is_safe_name, load_tensors, save_tensors, write_json, write_text
+from medsilo.core.files import load_tensors, save_tensors, write_json, write_text
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section
+from medsilo.core.text import is_safe_name
 from medsilo.deploy.card import card
 from medsilo.deploy.model import Experts, Rule
 from medsilo.deploy.origin import Origin, Spacing

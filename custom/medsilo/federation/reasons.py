@@ -2,10 +2,9 @@
 
 import errno
 import traceback
-from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import ROOT
+from medsilo.core.package import place_in_package
 from medsilo.runs.paths import ERRORS
 
 
@@ -17,8 +16,9 @@ def public_reason(error: Exception) -> str:
         return f"the Python package {error.name!r} is missing at this site; install it"
     if is_out_of_memory(error):
         return "out of memory at this site; lower training.batch_size, or allow more (memory_limit in its medsilo.yaml)"
-    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(ROOT)]
-    place = f" in {Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno}" if ours else ""
+    frames = ((place_in_package(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
+    ours = [f" in {file}:{line}" for file, line in frames if file]
+    place = ours[-1] if ours else ""
     return f"{type(error).__name__}{place}; {ERRORS} in the site's own results has the details"
 
 

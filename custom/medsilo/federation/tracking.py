@@ -124,8 +124,8 @@ def address(run: Path) -> str:
     return f"sqlite:///{(run / MLFLOW).resolve()}"
 
 
-class RunTracking:
-    """A run, shown to trackers; of one that goes on, the rounds before come first.
+class Trackers:
+    """Those to whom a run is shown; of one that goes on, the rounds before come first.
 
     What a run that was killed had tracked may end anywhere, so a run that goes on is tracked anew.
     """
@@ -160,7 +160,7 @@ class RunTracking:
 
 
 @contextmanager
-def tracked(plan: Plan, record: Record, kept: bool = True) -> Iterator[RunTracking]:
+def tracked(plan: Plan, record: Record, kept: bool = True) -> Iterator[Trackers]:
     """Show a run to the plan's trackers; to none where the run's folder is not kept."""
     shutil.rmtree(record.folder / TENSORBOARD, ignore_errors=True)
     (record.folder / MLFLOW).unlink(missing_ok=True)
@@ -169,7 +169,7 @@ def tracked(plan: Plan, record: Record, kept: bool = True) -> Iterator[RunTracki
         make_folder(record.folder)
         found = [EventFiles(record.folder), *([MlflowRuns(record.folder)] if plan.tracking.mlflow else [])]
     try:
-        yield RunTracking(record, found)
+        yield Trackers(record, found)
     finally:
         for tracker in found:
             tracker.close()

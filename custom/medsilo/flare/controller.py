@@ -12,13 +12,12 @@ from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core.errors import Aborted, MedsiloError
-from medsilo.core.files import is_safe_name
 from medsilo.core.lifeline import end_with
 from medsilo.core.memory import reuse_blocks
-from medsilo.core.text import plain
+from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.tracking import RunTracking, tracked
+from medsilo.federation.tracking import Trackers, tracked
 from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import Patience
@@ -170,7 +169,7 @@ class MedsiloController(Controller):
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, tracking: RunTracking, fl_ctx: FLContext) -> Callable[[Round], None]:
+    def _tell(self, tracking: Trackers, fl_ctx: FLContext) -> Callable[[Round], None]:
         def on_round(line: Round) -> None:
             tracking.round(line)
             missing = plain({**line.refused, **line.lost} or "none")

@@ -18,10 +18,10 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Lacks, Refused
-from medsilo.core.files import is_safe_name, make_folder
+from medsilo.core.files import make_folder
 from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
-from medsilo.core.text import plain
+from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.around import answering
 from medsilo.federation.bounds import request_bounds

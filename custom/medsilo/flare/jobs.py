@@ -11,7 +11,7 @@ from typing import Any
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
-from medsilo.core.package import ROOT, package_facts, package_files
+from medsilo.core.package import PLACE, metadata_files, package_facts, package_files
 from medsilo.flare.patience import Patience, limits
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import ANY
@@ -144,11 +144,13 @@ def pack(
 
 
 def add_code(job: Path) -> None:
-    """Put the package's code, and which one it is, into a job."""
+    """Put the code of the package and its plug-ins, and which one it is, into a job."""
     for path in package_files():
-        target = job / CUSTOM / "medsilo" / path
+        target = job / CUSTOM / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((ROOT / path).read_bytes())
+        target.write_bytes((PLACE / path).read_bytes())
+    for name, text in metadata_files().items():
+        write_text(job / CUSTOM / name, text)
     add_meta(job, {"custom_props": {**_meta(job).get("custom_props", {}), "medsilo": package_facts()}})
 
 

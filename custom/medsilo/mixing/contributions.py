@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.spill import Spill, StoredRow, Stretch, let_go, size_of, stretches_of
+from medsilo.core.spill import Slot, Spill, Stretch, let_go, size_of, stretches_of
 from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
 # Bytes of all rows together that may be in memory, unless told otherwise; the others lie in files.
@@ -29,10 +29,10 @@ class Contributions:
         self._rows: dict[str, Tensors] = {}
         self._files: dict[str, list[Stretch]] = {}  # where rows lie in files
         self._bytes: dict[str, int] = {}  # of each row, in memory
-        self._places: dict[str, StoredRow] = {}  # of rows that were written to a file
+        self._places: dict[str, Slot] = {}  # of rows that were written to a file
         self._spill: Spill | None = None
         self._size = 0  # bytes of a place
-        self._free: list[StoredRow] = []
+        self._free: list[Slot] = []
 
     def __contains__(self, site: str) -> bool:
         return site in self._rows

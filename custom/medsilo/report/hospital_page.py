@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.core.files import is_safe_name
+from medsilo.core.text import is_safe_name
 from medsilo.report import deciding, panels
 from medsilo.report.charts import Series, swatch, validation_chart
 from medsilo.report.findings import CHOSEN, STANDS_OUT, SYNTHETIC, Answer, Notice

@@ -51,7 +51,12 @@ class Message(BaseModel):
 
 @dataclass
 class Parcel:
-    """A message between the server and one site: named groups of tensors, and facts."""
+    """A message between the server and one site: named groups of tensors, and facts.
+
+    >>> import torch
+    >>> Parcel({"model": {"weight": torch.zeros(2, 3)}}, {"round": 1}).size()
+    24
+    """
 
     groups: Groups = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)

@@ -10,14 +10,14 @@ from medsilo.core.text import plain
 
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 ONLY_THESE, ENOUGH = "medsilo.flare.filters.OnlyTheseGroups", "medsilo.flare.filters.EnoughCases"
-COLLECTING = "medsilo.flare.collecting_job"
+INQUIRY = "medsilo.flare.inquiry_job"
 # What our jobs name at the server and at a hospital.
 CONTROLLERS = (
     "medsilo.flare.controller.MedsiloController",
-    f"{COLLECTING}.CollectingController",
-    f"{COLLECTING}.SealedCollectingController",
+    f"{INQUIRY}.InquiryController",
+    f"{INQUIRY}.SealedInquiryController",
 )
-EXECUTORS = (EXECUTOR, f"{COLLECTING}.CollectingExecutor", f"{COLLECTING}.SealedCollectingExecutor")
+EXECUTORS = (EXECUTOR, f"{INQUIRY}.InquiryExecutor", f"{INQUIRY}.SealedInquiryExecutor")
 REMEDY = "name single classes there, as site_configs/strict-hospital does"
 # NVFlare's classes that touch no file but the job's own logs. Others write, read or delete files that a job names.
 HARMLESS = (

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from medsilo.core.files import is_safe_name
+from medsilo.core.text import is_safe_name
 from medsilo.runs import paths
 from medsilo.runs.reading import read_diary, read_doing, read_spent
 from medsilo.runs.schema import DiaryLine, Doing, Spent

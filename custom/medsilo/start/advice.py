@@ -4,8 +4,10 @@ from pathlib import Path
 
 from medsilo.plan import Plan
 from medsilo.site.settings import FILE_NAME
-from medsilo.start.choices import Draft, ranges
-from medsilo.start.looks import Looks
+from medsilo.start.choices import Draft, choose, ranges
+from medsilo.start.folder_layout import layout_of_folder
+from medsilo.start.looker import Folder, Looker, Sight
+from medsilo.start.looks import Looks, look_at
 from medsilo.start.writing import JOB, in_yaml
 
 
@@ -26,6 +28,15 @@ def found_lines(looks: Looks) -> list[str]:
         lines.append(f"not looked at: {', '.join(looks.layout.unused)}")
     return lines
 
+
+def look(folder: Folder) -> Sight:
+    """Say what suits a folder of images; a DataError says what is missing in it."""
+    looks = look_at(folder.path, layout_of_folder(folder.path))
+    choices = choose(looks, looks.layout.hospitals or (folder.site,), folder.machine(), folder.device)
+    return Sight(found_lines(looks), bool(looks.layout.hospitals), choices)
+
+
+LOOKER = Looker(look)
 
 SHOWN = (
     "task.signals",

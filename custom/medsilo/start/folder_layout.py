@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medsilo.core.errors import DataError
-from medsilo.core.files import is_safe_name
-from medsilo.dicom.walk import check_dicom, is_dicom
+from medsilo.core.text import is_safe_name
+from medsilo.tasks.dicom_walk import check_dicom, is_dicom
 from medsilo.tasks.listing import SUFFIXES, TABLE, files_below
 
 DICOM = ".dcm"

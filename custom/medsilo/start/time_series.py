@@ -13,6 +13,7 @@ import numpy as np
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.choices import METHOD, Choice, Draft, asked_for, course_of, own_shares, shares_of, steps_of
 from medsilo.start.folder_layout import HOSPITAL_WORDS, MOST_CLASSES, items_of
+from medsilo.start.looker import Folder, Looker, Sight
 from medsilo.start.looks import patient_in
 from medsilo.tasks.listing import RECORDINGS, TABLE, Listing, files_below, find_recordings
 from medsilo.tasks.own.columns import Column, as_number
@@ -287,3 +288,15 @@ def _settings(looks: SeriesLooks, shares: Choice) -> list[Choice]:
     said = looks.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
     rest = [Choice(f"data.{key}", said[key], why) for key, why in WHY.items() if said.get(key)]
     return [Choice("data.folder", str(looks.source.folder), where), *rest, own_shares(shares)]
+
+
+def look(folder: Folder) -> Sight | None:
+    """Say what suits a folder of recordings; nothing of another."""
+    if not folder.path.is_dir() or not (names := recordings_in(folder.path)):
+        return None
+    series = look_at_series(folder.path, names)
+    choices = choose_series(series, series.hospitals or (folder.site,), folder.device)
+    return Sight(series.found, bool(series.hospitals), choices)
+
+
+LOOKER = Looker(look)

@@ -62,7 +62,7 @@ def found_cases(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> 
     for number, case in enumerate(chosen, 1):
         path = paths.site_folder(folder, site) / paths.PICTURES / f"case-{number}.png"
         own_range = float(inputs[case].min()), float(inputs[case].max())
-        write_png(path, curves_of(inputs[case]) if plan.task.reads_series else pixels_of(inputs[case], *own_range))
+        write_png(path, curves_of(inputs[case]) if inputs[case].dim() == 2 else pixels_of(inputs[case], *own_range))
         right, found = names[int(targets[case])], names[int(probabilities[case].argmax())]
         cases.append(ShownCase(right, found, float(own[case]), path))
     return cases

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import DataError
-from medsilo.dicom.walk import check_dicom, is_dicom
+from medsilo.tasks.dicom_walk import check_dicom, is_dicom
 
 # SimpleITK's for the kinds that the docs promise. Others follow names, too (HDF5, Stimulate).
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
-from medsilo.learning.loop import DrawnCases
+from medsilo.learning.loop import Compute, DrawnCases
 from medsilo.models.network import Network
 from medsilo.tasks.bundled import InMonai
 from medsilo.tasks.folds import Dealt, Fold, together
@@ -92,11 +92,15 @@ class Task(Section):
         """Return whether it needs a finished study's model, whose labels are among a network's inputs."""
         return False
 
+    def beside(self, given: Path | None, finished: Path | None, compute: Compute) -> Self:
+        """Return the same task for use on images, with the finished study's model that it needs on this device.
+
+        given: that study's folder or its model; finished: else the folder in which it is looked for.
+        """
+        return self
+
     by_case: ClassVar[bool] = True  # whether a case's loss and score are its own; else the cases beside it matter
-    reads_tables: ClassVar[bool] = False  # whether it is tasks.own.patient_table.PatientTable
-    reads_series: ClassVar[bool] = False  # whether it is tasks.own.series_folder.SeriesFolder
-    reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
-    reads_dicom: ClassVar[bool] = False  # whether its images are the series of a DICOM tree
+    predictor: ClassVar[str] = ""  # the name of what predicts new cases; "images" where `inputs_of` takes their files
     split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
 
     @property

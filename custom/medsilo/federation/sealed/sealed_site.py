@@ -75,7 +75,7 @@ class _Seat:
 
 
 class _Memory:
-    """A site's memory of a study, whatever keys it has: a server that begins anew, or counts its agreements in
+    """The memory of a site of a study, whatever keys it has: a server that begins anew, or counts its agreements in
     another way, finds the same hospital."""
 
     def __init__(self, path: Path) -> None:

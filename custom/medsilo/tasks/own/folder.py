@@ -22,9 +22,9 @@ from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.own.by_kind import ByKind
 from medsilo.tasks.own.file_reader import CaseReader, FileReader
+from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
 from medsilo.tasks.own.own_folder import Found, OwnFolder
-from medsilo.tasks.own.patch_grid import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
 from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan
@@ -51,7 +51,7 @@ class FolderTask(OwnFolder, ByKind):
     classification's images are cut or filled up to `size`.
     """
 
-    reads_images: ClassVar[bool] = True
+    predictor: ClassVar[str] = "images"
     augments: ClassVar[bool] = True
 
     kind: Literal["segmentation", "classification"] = Field("segmentation", description="what is learned")

@@ -14,7 +14,7 @@ from monai.inferers import Inferer
 from monai.transforms import MapTransform, Resized
 from torch import Tensor
 
-from medsilo.tasks.own.patch_grid import from_windows, grid_at, middle_of
+from medsilo.tasks.own.image_patches import from_windows, grid_at, middle_of
 
 
 class ToSpacingd(Resized):

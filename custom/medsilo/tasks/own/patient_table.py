@@ -59,7 +59,7 @@ class PatientTable(OwnData, ByKind):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
-    reads_tables: ClassVar[bool] = True
+    predictor: ClassVar[str] = "tables"
     evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
 
     name: Literal["table"] = "table"

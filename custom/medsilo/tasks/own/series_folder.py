@@ -65,7 +65,7 @@ class SeriesFolder(OwnFolder, ByKind):
     """
 
     title: ClassVar[str] = "A hospital's own time series: classification, regression or survival by windows"
-    reads_series: ClassVar[bool] = True
+    predictor: ClassVar[str] = "series"
     files: ClassVar[str] = "recordings"
 
     name: Literal["series-folder"] = "series-folder"

@@ -9,7 +9,7 @@ from torch import Tensor
 from medsilo.models.network import Dimensions
 from medsilo.tasks.bundled import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
-from medsilo.tasks.own.patch_grid import grid_at
+from medsilo.tasks.own.image_patches import grid_at
 from medsilo.tasks.ready import Facts
 
 

@@ -78,7 +78,7 @@ class SyntheticProstate(Segmentation):
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = 2
     largest_input: ClassVar[float] = 10.0
-    reads_images: ClassVar[bool] = True
+    predictor: ClassVar[str] = "images"
 
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
     similarity: Literal["low", "high"] = Field(

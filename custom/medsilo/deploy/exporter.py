@@ -1,0 +1,36 @@
+"""Writing a finished model in a form that other programs run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from medsilo.core.errors import MedsiloError
+from medsilo.deploy.model_card import write_card
+from medsilo.deploy.source import Source
+from medsilo.registry import EXPORTERS
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Writes models in one form. Its name among the entry points `medsilo.exporters` is what `--to` takes.
+
+    A name with a dot is a form of one task's models: "monai.table" for those of task table.
+
+    >>> from medsilo.extend import Exporter
+    >>> Exporter("weights", lambda source, out: None).what
+    'weights'
+    """
+
+    what: str  # that is written, for people
+    write: Callable[[Source, Path], str | None]  # into a new folder; why it has no ONNX file, None where none belongs
+
+
+def export(source: Source, out: Path, form: str = "monai") -> tuple[str, str | None]:
+    """Write a model into a folder that does not exist yet; return what it is, and why it has no ONNX file."""
+    if out.exists():
+        raise MedsiloError("the folder exists; choose another", private=str(out))
+    own = f"{form}.{source.plan.task.name}"
+    exporter: Exporter = EXPORTERS[own if own in EXPORTERS else form]
+    without = exporter.write(source, out)
+    write_card(source, out)
+    return exporter.what, without

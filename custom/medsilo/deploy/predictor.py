@@ -1,0 +1,75 @@
+"""Predicting whatever a model reads: a task names its predictor, which reads the files and writes the answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import is_safe_name
+from medsilo.deploy.source import Source, open_source, ready_for
+from medsilo.deploy.together import answering_together
+from medsilo.learning.loop import Compute
+from medsilo.registry import PREDICTORS
+from medsilo.runs import paths
+from medsilo.tasks.sources import DataSource
+
+Say = Callable[[str], None]
+Send = Callable[[Sequence[Path]], int]  # returns how many files were not taken
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """The files that are to be predicted, by which model, and where the answers go."""
+
+    source: Source
+    given: Sequence[Path]  # files, or folders with such
+    out: Path
+    device: torch.device
+    say: Say  # takes lines for people, in which no file is named
+    data: DataSource | None  # the hospital's own description of its data, by which its files are read
+    own: Path  # the hospital's part of a run, where the model was trained on this machine
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts cases of one kind. A task's `predictor` is its name among the entry points `medsilo.predictors`.
+
+    >>> from medsilo.extend import Predictor
+    >>> Predictor("recordings", lambda asked: len(asked.given)).cases
+    'recordings'
+    """
+
+    cases: str  # what is predicted, in the plural: "images"
+    predict: Callable[[PredictionRequest], int]  # writes predictions.csv and .json, and returns how many cases failed
+    connect: Callable[[str], Send] | None = None  # checks an address of --send; returns what sends results there
+
+
+def asked_to_predict(
+    models: Sequence[Path],
+    given: Sequence[Path],
+    out: Path,
+    site: str,
+    data: DataSource | None,
+    compute: Compute,
+    say: Say,
+) -> tuple[Predictor, PredictionRequest]:
+    """Open the models, which answer together, and return what predicts their task's cases and what it is asked."""
+    source = answering_together([ready_for(open_source(folder, site), data, compute) for folder in models])
+    run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
+    request = PredictionRequest(source, given, out, compute.device, say, data, run)
+    name, task = source.plan.task.predictor, source.plan.task.name
+    if name not in PREDICTORS:
+        raise MedsiloError(
+            f"task {task} reads no image files or others that could be predicted; give a model of a task that does "
+            "(docs/your-data.md), or of synthetic-prostate to try it"
+        )
+    return PREDICTORS[name], request
+
+
+def sender_to(predictor: Predictor, node: str) -> Send:
+    """Return what sends results to a node; refused before anything is predicted, where nothing could be sent."""
+    if predictor.connect is None:
+        raise MedsiloError("--send needs a model of task dicom-folder; others write no DICOM")
+    return predictor.connect(node)

@@ -1,0 +1,143 @@
+"""The names that a plug-in imports of medsilo, and nothing else of it. docs/extend.md shows them in use.
+
+Each stands here once, and is loaded when it is first used, so that importing this module costs nothing.
+"""
+
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from medsilo import __version__
+
+if TYPE_CHECKING:  # for everybody
+    from medsilo.cli.command import Command
+    from medsilo.cli.show import Screen
+    from medsilo.core.errors import DataError, MedsiloError, Refused
+    from medsilo.core.tensors import Modules, Tensors
+    from medsilo.course.algorithm import Algorithm
+    from medsilo.course.declared import Private
+    from medsilo.course.group import Group
+    from medsilo.course.layer import Layer
+    from medsilo.course.outcome import OneModel, Outcome, OwnModels
+    from medsilo.course.phase import Phase
+    from medsilo.course.workbench import Workbench
+    from medsilo.deploy.exporter import Exporter
+    from medsilo.deploy.predict import Prediction, predict_all
+    from medsilo.deploy.predictor import PredictionRequest, Predictor
+    from medsilo.deploy.source import Source
+    from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
+    from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
+    from medsilo.learning.layers import names_of_last_layers
+    from medsilo.learning.loop import Stop
+    from medsilo.learning.training import Training
+    from medsilo.models.network import Network
+    from medsilo.plan import Plan
+    from medsilo.privacy.mechanisms import Charge, Gaussian
+    from medsilo.privacy.noise import NoiseSource
+    from medsilo.runs.messages import Message, Parcel
+    from medsilo.start.looker import Folder, Looker, Sight
+    from medsilo.tasks.classification import Classification
+    from medsilo.tasks.scans import Scan
+    from medsilo.tasks.segmentation import Segmentation
+    from medsilo.tasks.sources import DataSource
+    from medsilo.tasks.synthetic.hospitals import parts_in_turn, split_by_patient
+    from medsilo.tasks.task import SiteData, Task
+
+if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
+    from medsilo.cli import options
+    from medsilo.cli.given_settings import folder_of_settings, settings_of
+    from medsilo.consortium.lead import inquire
+    from medsilo.core.errors import Full, YamlError
+    from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
+    from medsilo.core.package import package_facts
+    from medsilo.core.section import Section, checked, in_words
+    from medsilo.core.spill import TYPES
+    from medsilo.core.tensors import hash_of
+    from medsilo.course.group import places_of, views
+    from medsilo.deploy.bundle import WEIGHTS, finish_bundle
+    from medsilo.federation import inprocess
+    from medsilo.federation.accepting import check_package
+    from medsilo.federation.bounds import BESIDE, PER_TENSOR, SLACK, Bounds
+    from medsilo.federation.coordinator import Coordinator
+    from medsilo.federation.inprocess import Loop
+    from medsilo.federation.participant import Participant
+    from medsilo.federation.pool import POOL
+    from medsilo.federation.protection import book_of, read_for
+    from medsilo.learning.amplitude import AmplitudeNorm
+    from medsilo.learning.layers import head_layers, judges_by_batch
+    from medsilo.learning.loop import Case, Compute, LossFunction, batches, evaluate, is_finite
+    from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
+    from medsilo.learning.seeds import generator_for, seed_for
+    from medsilo.models.activity_cnn import ActivityCnn
+    from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
+    from medsilo.models.densenet121 import DenseNet121
+    from medsilo.models.network import NORM, Dimensions
+    from medsilo.models.unet import MONAI_NORMS, UNet
+    from medsilo.plan import load_plan, parse_plan
+    from medsilo.privacy.accounting import epsilon
+    from medsilo.privacy.mechanisms import SampledGaussian
+    from medsilo.runs import paths
+    from medsilo.runs.messages import Name
+    from medsilo.runs.paths import site_folder
+    from medsilo.runs.record import Record
+    from medsilo.runs.schema import Summary
+    from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat
+    from medsilo.sealing.keeping import SumMemory
+    from medsilo.sealing.letters import Assembly, Deal, Introduction, Offer, Reveal, UnmaskingRequest
+    from medsilo.sealing.member import Member
+    from medsilo.sealing.relay import Gathering, MaskedSums
+    from medsilo.sealing.terms import MOST_SITES, SERVER, SealedBlock, Terms
+    from medsilo.site.book import data_set
+    from medsilo.site.settings import FILE_NAME, SiteSettings, make_settings, read_settings
+    from medsilo.tasks.bundled import InMonai
+    from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
+    from medsilo.tasks.headers import check_size, open_reader
+    from medsilo.tasks.listing import (
+        LINKS,
+        Entry,
+        Listing,
+        check_patients,
+        compiled,
+        files_below,
+        find,
+        plain,
+        refuse_links,
+        tell_patients,
+    )
+    from medsilo.tasks.metrics import Counts, Measures
+    from medsilo.tasks.own.file_reader import CaseReader
+    from medsilo.tasks.own.own_folder import Found, OwnFolder
+    from medsilo.tasks.own.volume_folder import VolumeFolder
+    from medsilo.tasks.partition import dirichlet, iid
+    from medsilo.tasks.postprocessing import Postprocessings
+    from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, Sliced, held_case
+    from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
+    from medsilo.tasks.scans import read_scan, scan_of
+    from medsilo.tasks.segmentation import dice_of, likeliest
+    from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed
+    from medsilo.tasks.survey import Problem, digest, range_of, ranges_of
+    from medsilo.tasks.task import Cases
+    from medsilo.tasks.volumes import read_pair, slices_of
+
+
+def _places() -> list[dict[str, str]]:
+    """Return the modules of the names above, block by block."""
+    blocks = [node for node in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(node, ast.If)]
+    imports = [[node for node in block.body if isinstance(node, ast.ImportFrom)] for block in blocks]
+    return [{alias.name: str(node.module) for node in own for alias in node.names} for own in imports]
+
+
+NAMES, INNER = _places()
+__all__ = ["__version__", *NAMES]
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used."""
+    if (place := NAMES.get(name) or INNER.get(name)) is None:
+        raise AttributeError(f"module 'medsilo.extend' has no attribute {name!r}")
+    module = import_module(place)
+    if not hasattr(module, name):  # a module in a package
+        import_module(f"{place}.{name}")
+    globals()[name] = found = getattr(module, name)
+    return found

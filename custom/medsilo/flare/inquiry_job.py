@@ -1,0 +1,118 @@
+"""The job by which hospitals are asked something before there is a plan, on NVFlare."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import write_json, write_text
+from medsilo.federation.inquiry import Inquiry, SiteOfInquiry, inquiry_of
+from medsilo.federation.limits import Clock
+from medsilo.federation.sealed.identity import signer_of
+from medsilo.federation.seams import Site
+from medsilo.flare.controller import MedsiloController
+from medsilo.flare.executor import MedsiloExecutor
+from medsilo.flare.jobs import CONFIG, job_files
+from medsilo.flare.patience import Patience
+from medsilo.flare.transport import FlareTransport
+from medsilo.flare.workspace import file_of_job, kit_of, output_folder, results_of_job, settings_of_site
+from medsilo.registry import INQUIRIES
+from medsilo.runs import paths
+from medsilo.runs.messages import Parcel
+from medsilo.site.policy import CONTROLLERS, EXECUTORS
+
+NAME, QUESTION = "inquiry.txt", "question.yaml"
+PATIENCE = Patience(silence=600.0)
+LONGEST = 200  # characters of a name
+_, CONTROLLER, SEALED_CONTROLLER = CONTROLLERS
+_, EXECUTOR, SEALED_EXECUTOR = EXECUTORS
+
+
+def _asked(fl_ctx: FLContext, sealed: bool) -> tuple[str, Inquiry]:
+    """Return the name of a job's inquiry, and the inquiry."""
+    try:
+        name = file_of_job(fl_ctx, NAME).read_text("utf-8")[:LONGEST].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"the job's {NAME} can't be read; submit the job again", private=str(error)) from error
+    return name, inquiry_of(name, sealed, settings_of_site(fl_ctx).packages)
+
+
+class InquiryController(MedsiloController):
+    """Asks all hospitals that are connected, and leaves what each answered for the lead."""
+
+    sealed = False
+
+    def __init__(self, timeout: float = 86_400.0) -> None:
+        """`timeout`: seconds that hospitals have to answer."""
+        super().__init__()
+        self.timeout = timeout
+
+    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
+        name, inquiry = _asked(fl_ctx, self.sealed)
+        question = inquiry.read(file_of_job(fl_ctx, QUESTION))
+        sites = sorted(client.name for client in fl_ctx.get_engine().get_clients())
+        self.transport = FlareTransport(self, fl_ctx, abort_signal)
+        if self.gate:
+            self.gate.allow(inquiry.bounds(question))
+        folder = results_of_job(fl_ctx) / name
+        for file, own in inquiry.collect(question, self.transport, sites, self.timeout).items():
+            write_json(folder / file, own.model_dump(mode="json"))
+        return name
+
+
+class SealedInquiryController(InquiryController):
+    """Asks so that the server reads sums alone."""
+
+    sealed = True
+
+
+class InquiryExecutor(MedsiloExecutor):
+    """The same at a hospital."""
+
+    sealed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: tuple[Site, Clock] | None = None
+
+    def _site(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
+        if self.asked is None:
+            name, inquiry = _asked(fl_ctx, self.sealed)
+            question = inquiry.read(file_of_job(fl_ctx, QUESTION))
+            settings, site = settings_of_site(fl_ctx), fl_ctx.get_identity_name()
+            folder = paths.site_folder(output_folder(fl_ctx, settings) / f"{name}-{fl_ctx.get_job_id()}", site)
+            own = SiteOfInquiry(site, settings, folder, lambda: signer_of(kit_of(fl_ctx)))
+            self.asked = inquiry.site(question, own), Clock(folder, settings.limits)
+        return self.asked
+
+
+class SealedInquiryExecutor(InquiryExecutor):
+    """A hospital that answers nothing in clear; `class_allow_list` may name it without the other."""
+
+    sealed = True
+
+
+def executor_of(name: str) -> str:
+    """Return the class that hospitals must allow for an inquiry."""
+    return SEALED_EXECUTOR if INQUIRIES[name].sealed else EXECUTOR
+
+
+def write_inquiry_job(destination: Path, name: str, question: str, sites: int) -> None:
+    """Write the job. question: as the inquiry reads it; sites: how many hospitals are to take part."""
+    parts = (SEALED_CONTROLLER, SEALED_EXECUTOR) if INQUIRIES[name].sealed else (CONTROLLER, EXECUTOR)
+    for path, content in job_files(name, sites, [], *parts, PATIENCE).items():
+        write_json(destination / path, content)
+    write_text(destination / CONFIG / NAME, name)
+    write_text(destination / CONFIG / QUESTION, question)
+
+
+def read_answers(workspace: Path, name: str, destination: Path) -> list[Path]:
+    """Copy the files that hospitals sent from what a job left; returns them."""
+    found = sorted((workspace / "medsilo" / name).glob("*.json"))
+    if not found:
+        raise MedsiloError("the job left no answers; its log on the server says why")
+    for path in found:
+        write_text(destination / path.name, path.read_text("utf-8"))
+    return [destination / path.name for path in found]

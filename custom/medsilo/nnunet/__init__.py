@@ -1,6 +1,0 @@
-"""nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that its planner makes of it.
-
-The only room that knows the package nnunetv2 (`pip install medsilo[nnunet]`), which is imported where it is called.
-"""
-
-PLANNERS = ("ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL")

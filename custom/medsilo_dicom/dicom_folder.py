@@ -1,0 +1,193 @@
+"""A hospital's own DICOM studies, as they were exported: series in any nesting, with segmentations or contours."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import model_validator
+
+from medsilo.extend import (
+    LINKS,
+    CaseReader,
+    DataError,
+    DataSource,
+    Entry,
+    Listing,
+    Problem,
+    Scan,
+    VolumeFolder,
+    check_patients,
+    compiled,
+    files_below,
+    plain,
+    refuse_links,
+    tell_patients,
+)
+from medsilo_dicom.contours import mask_of_contours
+from medsilo_dicom.dicom_scans import mask_as_scanned, scan_of_series
+from medsilo_dicom.header import STRUCTURES, Header, library, read_header
+from medsilo_dicom.segments import mask_of_segmentation
+from medsilo_dicom.series import ImageSeries, make_series, read_again
+from medsilo_dicom.tree import Tree, read_tree
+
+REST = "*"  # in label_map: all structures that are not named
+UNREADABLE = "DICOM files are damaged, and nothing tells of which series they are; copy or export them again"
+UNREFERENCED = "segmentations or contours name no series that they belong to"
+ABSENT = "segmentations or contours belong to a series that is not in the folder"
+SEVERAL = "series have several segmentations or sets of contours; keep one, or name it by data.labels"
+UNLABELLED = "series have no label: no segmentation and no contours refer to them"
+DAMAGED = "segmentations or contours are damaged; copy or export them again"
+NOBODY = "series have no PatientID, so that one patient's might train and test; give one (a pseudonym) or data.patient"
+IDENTIFIED = "series have headers that tell who a patient is; no header is kept by training, and none leaves"
+
+
+class DicomFolder(VolumeFolder):
+    """A folder of DICOM files in any nesting and under any name. Labels are DICOM segmentations or contours (RTSTRUCT).
+
+    Files are one volume by their series, in the order in which they lie in space. Of a classification the class is the
+    first folder's name. A series that may not be what it seems is left out.
+    """
+
+    title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"
+
+    predictor: ClassVar[str] = "dicom"
+
+    name: Literal["dicom-folder"] = "dicom-folder"
+
+    @model_validator(mode="after")
+    def _one_series(self) -> Self:
+        if len(self.modalities) > 1:
+            raise ValueError(f"modalities {list(self.modalities)}: a case is one series; name one")
+        return self
+
+    def across_patients(self) -> str:
+        return super().across_patients()  # an image is scaled by its own intensities alone
+
+    def check_source(self, source: DataSource | None) -> None:
+        super().check_source(source)
+        library()
+
+    def own_values(self, source: DataSource | None) -> dict[int, int]:
+        return {}
+
+    def _numbers(self, source: DataSource) -> dict[int, int]:
+        _structures(self, source)
+        return {number: number for number in range(self.classes)} if self.segments else {}
+
+    def _reader(self, source: DataSource) -> CaseReader:
+        return SeriesReader(_structures(self, source))
+
+    def _listing(self, source: DataSource, folder: Path) -> Listing:
+        if source.table or not (source.images is None or isinstance(source.images, str)):
+            raise DataError("task dicom-folder reads no table and one channel; give data.images as one pattern or none")
+        files, links = files_below(folder)
+        listing = Listing()
+        listing.add("left out", LINKS, links)
+        tree = read_tree(files.values())
+        names = {path: name for name, path in files.items()}
+        if not tree.images:
+            listing.add("left out", UNREADABLE, [names[path] for path in tree.unreadable])
+            raise DataError("no DICOM series of images in the data folder; correct 'data' in the site's medsilo.yaml")
+        _narrow(tree, names, source)
+        listing.add("left out", UNREADABLE, [names[path] for path in tree.unreadable])
+        listing.add("note", UNREFERENCED, [names[path] for path in tree.unreferenced])
+        for series, headers in tree.images.items():
+            self._add(listing, names, headers, tree.annotations.get(series, []), source)
+        absent = [series for series in tree.annotations if series not in tree.images]
+        listing.add("note", ABSENT, [names[one.path] for series in absent for one in tree.annotations[series]])
+        listing.entries.sort(key=lambda entry: entry.name)
+        _tell_identifiers(listing, tree)
+        refuse_links(listing, source.folder)
+        if source.patient is not None:
+            tell_patients(source, listing)
+        check_patients(listing)
+        return listing
+
+    def _add(
+        self,
+        listing: Listing,
+        names: Mapping[Path, str],
+        headers: list[Header],
+        annotations: list[Header],
+        source: DataSource,
+    ) -> None:
+        """Add one series to the cases, or to what is left out."""
+        place = Path(names[headers[0].path]).parent
+        name = f"{place.as_posix()} {headers[0].series}"
+        if self.segments and len(annotations) != 1:
+            listing.add("left out", SEVERAL if annotations else UNLABELLED, [name])
+            return
+        try:
+            series = make_series(headers)
+            if self.segments and annotations[0].wrong:
+                raise DataError(DAMAGED, str(annotations[0].path))
+            if not headers[0].patient and source.patient is None:
+                raise DataError(NOBODY)
+        except DataError as error:
+            listing.add("left out", str(error), [f"{name} {error.private}".strip()])
+            return
+        label: Path | str = annotations[0].path if self.segments else place.parts[0] if place.parts else ""
+        files = tuple(header.path for header in series.slices)
+        listing.entries.append(Entry(name, files, label, headers[0].patient))
+
+
+def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
+    """Keep the images and annotations whose paths fit the site's patterns, where it gives any."""
+
+    def kept(pattern: str | None, found: Mapping[str, list[Header]]) -> dict[str, list[Header]]:
+        fits = compiled(pattern).fullmatch if pattern else lambda name: True
+        several = {series: [one for one in own if fits(names[one.path])] for series, own in found.items()}
+        return {series: own for series, own in several.items() if own}
+
+    assert source.images is None or isinstance(source.images, str)
+    tree.images, tree.annotations = kept(source.images, tree.images), kept(source.labels, tree.annotations)
+    if not tree.images:
+        raise DataError("no DICOM series fits data.images; correct it", private=str(source.images))
+
+
+def _tell_identifiers(listing: Listing, tree: Tree) -> None:
+    """Note which elements of the headers tell who a patient is."""
+    counted: Counter[str] = Counter()
+    for headers in tree.images.values():
+        counted.update(set().union(*(header.identifiers for header in headers)))
+    listing.identifiers = dict(sorted(counted.items()))
+    several = sum(any(header.identifiers for header in headers) for headers in tree.images.values())
+    if several:
+        listing.problems.append(Problem("note", IDENTIFIED, several))
+
+
+def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
+    """Return the label of each structure's name in a site's files, in small letters."""
+    if not task.segments:
+        return {}
+    own = {name.lower(): number for number, name in enumerate(task.label_names)}
+    return own | {plain(str(name)).lower(): task._number(label) for name, label in source.label_map.items()}
+
+
+@dataclass(frozen=True)
+class SeriesReader:
+    """Reads the slices of a series, and a mask from the file that refers to it."""
+
+    structures: Mapping[str, int]
+
+    def scan(self, entry: Entry) -> Scan:
+        series = read_again(entry.images)
+        return scan_of_series(series)
+
+    def mask(self, scan: Scan, path: Path) -> np.ndarray:
+        series: ImageSeries = scan.source
+        header = read_header(path)
+        if header is None or header.wrong:
+            raise DataError(DAMAGED, str(path))
+        read = mask_of_contours if header.kind == STRUCTURES else mask_of_segmentation
+        return mask_as_scanned(read(path, series, self._number), series)
+
+    def _number(self, name: str) -> int:
+        own = self.structures.get(plain(name).strip().lower(), self.structures.get(REST))
+        if own is None:
+            what = "structures have a name that is not in the plan; say in data.label_map what they are ('*': the rest)"
+            raise DataError(what, private=name)
+        return own

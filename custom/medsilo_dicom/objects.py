@@ -1,0 +1,194 @@
+"""Results as DICOM: a segmentation of a series and a structured report of it, by highdicom.
+
+Both belong to the patient's study, as the standard has it, so they carry the study's own identifiers: they stay where
+the study is. Both say that they are a result of research that nobody has verified, and no diagnosis.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from medsilo.extend import MedsiloError
+from medsilo_dicom.codes import SCHEME, StructureCode
+from medsilo_dicom.header import library
+from medsilo_dicom.series import ImageSeries
+
+MAKER = "medsilo"
+RESEARCH = "Research result by medsilo, not a diagnosis"
+MAY_BE_EMPTY = (
+    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
+    *("StudyTime", "ReferringPhysicianName"),
+)
+SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # of the new series
+
+
+@dataclass(frozen=True)
+class MadeBy:
+    """The model that found a result: words for people, medsilo's version, the plan's hash."""
+
+    name: str
+    version: str
+    plan: str
+
+
+def highdicom() -> Any:
+    """Return highdicom, which is an extra."""
+    try:
+        import highdicom
+    except ImportError as error:
+        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
+    return highdicom
+
+
+def sources_of(series: ImageSeries) -> list[Any]:
+    """Return the headers of a series' slices in order, as pydicom has them; what a study may leave empty is there."""
+    read = library().dcmread
+    sources = [read(BytesIO(header.path.read_bytes()), stop_before_pixels=True) for header in series.slices]
+    for source in sources:
+        for name in MAY_BE_EMPTY:
+            if name not in source:
+                setattr(source, name, None)
+    return sources
+
+
+def segmentation(
+    sources: Sequence[Any], labels: np.ndarray, structures: Mapping[str, StructureCode], maker: MadeBy
+) -> Any:
+    """Return labels [slices, rows, columns] of a series as a SEG; label 1 is the first structure, and so on."""
+    hd = highdicom()
+    identified = hd.AlgorithmIdentificationSequence(
+        maker.name, _code("123110", "DCM", "Artificial Intelligence"), maker.version, parameters={"plan": maker.plan}
+    )
+    described = [
+        hd.seg.SegmentDescription(
+            number,
+            name,
+            _category(code),
+            _code(code.value, code.scheme, code.meaning),
+            hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+            identified,
+            tracking_uid=hd.UID(),
+            tracking_id=name,
+        )
+        for number, (name, code) in enumerate(structures.items(), 1)
+    ]
+    planes = np.stack([labels == number for number in range(1, len(structures) + 1)], axis=-1)
+    return hd.seg.Segmentation(
+        sources,
+        planes.astype(np.uint8),
+        hd.seg.SegmentationTypeValues.BINARY,
+        described,
+        hd.UID(),
+        SEGMENTATION_NUMBER,
+        hd.UID(),
+        1,
+        MAKER,
+        maker.name,
+        maker.version,
+        maker.plan[:16],
+        content_label="RESEARCH",
+        content_description=RESEARCH,
+        series_description=RESEARCH,
+        omit_empty_frames=bool(planes.any()),
+    )
+
+
+def report(
+    sources: Sequence[Any],
+    found: Any,
+    structures: Mapping[str, StructureCode],
+    volumes: Mapping[str, float],
+    maker: MadeBy,
+) -> Any:
+    """Return a structured report (TID 1500) of a SEG: each structure's millilitres, and by what they were found."""
+    hd = highdicom()
+    groups = []
+    for number, (name, code) in enumerate(structures.items(), 1):
+        measured = [
+            hd.sr.Measurement(
+                _code("118565006", "SCT", "Volume"), round(volumes[name], 6), _code("ml", "UCUM", "milliliter")
+            )
+        ]
+        words = {
+            "tracking_identifier": hd.sr.TrackingIdentifier(uid=hd.UID(), identifier=name),
+            "finding_type": _code(code.value, code.scheme, code.meaning),
+            "algorithm_id": hd.sr.AlgorithmIdentification(maker.name, maker.version, [f"plan {maker.plan}"]),
+            "measurements": measured,
+            "qualitative_evaluations": [_use()],
+        }
+        if volumes[name] > 0:
+            drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
+            segment = hd.sr.ReferencedSegment(found.SOPClassUID, found.SOPInstanceUID, number, source_series=drawn_on)
+            groups.append(hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(referenced_segment=segment, **words))
+        else:  # a structure that was not found has no voxels to refer to
+            groups.append(hd.sr.MeasurementsAndQualitativeEvaluations(**words))
+    return _reported([*sources, found], groups, maker)
+
+
+def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy) -> Any:
+    """Return a structured report of the class that a series was found to be of."""
+    hd = highdicom()
+    group = hd.sr.MeasurementsAndQualitativeEvaluations(
+        hd.sr.TrackingIdentifier(uid=hd.UID(), identifier="class"),
+        algorithm_id=hd.sr.AlgorithmIdentification(maker.name, maker.version, [f"plan {maker.plan}"]),
+        measurements=[
+            hd.sr.Measurement(
+                _code("probability", SCHEME, "Probability of the class"), probability, _code("1", "UCUM", "no units")
+            )
+        ],
+        qualitative_evaluations=[
+            hd.sr.QualitativeEvaluation(_code("class", SCHEME, "Class"), _code(name[:16], SCHEME, name)),
+            _use(),
+        ],
+    )
+    return _reported(sources, [group], maker)
+
+
+def _reported(evidence: Sequence[Any], groups: Sequence[Any], maker: MadeBy) -> Any:
+    hd = highdicom()
+    device = hd.sr.ObserverContext(
+        observer_type=_code("121007", "DCM", "Device"),
+        observer_identifying_attributes=hd.sr.DeviceObserverIdentifyingAttributes(
+            uid=hd.UID(), name=MAKER, manufacturer_name=MAKER, model_name=maker.name, serial_number=maker.plan
+        ),
+    )
+    content = hd.sr.MeasurementReport(
+        observation_context=hd.sr.ObservationContext(observer_device_context=device),
+        procedure_reported=_code("363679005", "SCT", "Imaging procedure"),
+        imaging_measurements=groups,
+        title=_code("126000", "DCM", "Imaging Measurement Report"),
+    )
+    made = hd.sr.ComprehensiveSR(
+        evidence,
+        content[0],
+        hd.UID(),
+        REPORT_NUMBER,
+        hd.UID(),
+        1,
+        manufacturer=MAKER,
+        is_complete=False,
+        is_final=False,
+        is_verified=False,
+        series_description=RESEARCH,
+    )
+    made.CompletionFlagDescription = RESEARCH
+    return made
+
+
+def _use() -> Any:
+    """Return the coded statement that a result is for research and not a diagnosis."""
+    evaluated = highdicom().sr.QualitativeEvaluation
+    return evaluated(_code("use", SCHEME, "Intended use"), _code("research", SCHEME, RESEARCH))
+
+
+def _category(code: StructureCode) -> Any:
+    if code.abnormal:
+        return _code("49755003", "SCT", "Morphologically Abnormal Structure")
+    return _code("91723000", "SCT", "Anatomical Structure")
+
+
+def _code(value: str, scheme: str, meaning: str) -> Any:
+    return highdicom().sr.CodedConcept(value, scheme, meaning)

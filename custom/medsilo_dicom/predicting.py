@@ -1,0 +1,97 @@
+"""Series of a DICOM tree to predict; each gets a segmentation and a structured report in its own study."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from medsilo.extend import (
+    MedsiloError,
+    Prediction,
+    PredictionRequest,
+    Predictor,
+    Scan,
+    __version__,
+    files_below,
+    predict_all,
+    write_bytes,
+)
+from medsilo_dicom.codes import StructureCode, code_of, parsed
+from medsilo_dicom.dicom_scans import scan_of_series
+from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library
+from medsilo_dicom.objects import MadeBy, class_report, report, segmentation, sources_of
+from medsilo_dicom.sending import address_of, network, send
+from medsilo_dicom.series import make_series
+from medsilo_dicom.tree import read_tree
+
+VOLUME = "volume_ml_"  # before a structure's name
+
+
+@dataclass
+class DicomSeries:
+    """A series of a DICOM tree; its results are a segmentation and a report of the same study."""
+
+    name: str
+    number: int
+    headers: Sequence[Header] = field(repr=False)
+    codes: Mapping[str, StructureCode]
+    maker: MadeBy
+
+    def read(self) -> Scan:
+        return scan_of_series(make_series(self.headers))
+
+    def write(self, scan: Scan, prediction: Prediction, out: Path) -> dict[str, str]:
+        import SimpleITK
+
+        sources = sources_of(scan.source)
+        names = {"report": f"{self.number:04d}_report.dcm"}
+        if prediction.labels is None:
+            found = prediction.found
+            _save(class_report(sources, found["class"], found["probability"], self.maker), out / names["report"])
+            return names
+        names["mask"] = f"{self.number:04d}_segmentation.dcm"
+        labels = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.labels))
+        made = segmentation(sources, labels, self.codes, self.maker)
+        _save(made, out / names["mask"])
+        volumes = {name: prediction.found[f"{VOLUME}{name}"] for name in self.codes}
+        _save(report(sources, made, self.codes, volumes, self.maker), out / names["report"])
+        return names
+
+
+def _save(elements: Any, path: Path) -> None:
+    written = BytesIO()
+    elements.save_as(written)
+    write_bytes(path, written.getvalue())
+
+
+def predict_series(asked: PredictionRequest) -> int:
+    """Predict the series below folders (or among files) that are volumes, or should be; return how many failed."""
+    library()
+    plan, data = asked.source.plan, asked.data
+    found = [file for path in asked.given for file in (files_below(path)[0].values() if path.is_dir() else [path])]
+    own = {name: parsed(code) for name, code in (data.codes if data else {}).items()}
+    structures = plan.task.label_names[1:] if plan.task.segments else ()
+    codes = {name: own.get(name) or code_of(name) for name in structures}
+    maker = MadeBy(f"{asked.source.facts['kind']} {plan.algorithm.name} {plan.task.name}"[:64], __version__, plan.hash)
+    series = {
+        uid: headers
+        for uid, headers in read_tree(found).images.items()
+        if any(header.wrong not in (NOT_SLICES, SECONDARY) for header in headers)
+    }
+    if not series:
+        raise MedsiloError("there are no DICOM series of original CT, MR or PET slices; give their files or folders")
+    images = [
+        DicomSeries(uid, number, headers, codes, maker) for number, (uid, headers) in enumerate(series.items(), 1)
+    ]
+    return predict_all(asked, images)
+
+
+def connect(node: str) -> Callable[[Sequence[Path]], int]:
+    """Check a node's address, and return what sends files to it."""
+    address_of(node)
+    network()
+    return lambda results: send(results, node)
+
+
+PREDICTOR = Predictor("images", predict_series, connect)

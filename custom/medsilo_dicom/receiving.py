@@ -1,0 +1,67 @@
+"""The command that brings DICOM objects into a hospital's folder: receive."""
+
+from pathlib import Path
+from threading import Event
+from typing import Annotated
+
+import typer
+
+from medsilo.extend import Command, MedsiloError, Screen
+
+
+def receive(
+    screen: Screen,
+    folder: Annotated[Path, typer.Argument(help="where the objects are kept, for task dicom-folder")],
+    *,
+    allow: Annotated[
+        list[str],
+        typer.Option(metavar="TITLE", default_factory=list, show_default=False, help="an AE title that may send"),
+    ],
+    title: Annotated[str, typer.Option(metavar="TITLE", help="the AE title of this node")] = "MEDSILO",
+    port: Annotated[int, typer.Option(metavar="PORT", min=1, help="where this node listens")] = 11112,
+    address: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="the address it listens on; without it this machine alone can send")
+    ] = "127.0.0.1",
+    quota: Annotated[int, typer.Option(metavar="GIB", min=1, help="GiB that the folder takes")] = 100,
+    largest: Annotated[int, typer.Option(metavar="MIB", min=1, help="MiB of one object")] = 256,
+    from_url: Annotated[
+        str | None,
+        typer.Option("--from", metavar="URL", help="fetch from this DICOMweb server instead of listening"),
+    ] = None,
+    study: Annotated[
+        list[str],
+        typer.Option(metavar="UID", default_factory=list, show_default=False, help="with --from: a StudyInstanceUID"),
+    ],
+) -> int:
+    """Receive DICOM images, segmentations and contours from other nodes until Ctrl-C, or fetch studies.
+
+    A node listens on this machine only, unless --address says otherwise, and to the titles of --allow only. With
+    --from it ends when all is there, and with 1 if nothing was kept or anything was refused.
+    """
+    from medsilo_dicom.inbox import Inbox
+
+    inbox = Inbox(folder, quota << 30, largest << 20)
+    if from_url:
+        if allow or not study:
+            raise MedsiloError("--from fetches the studies of --study, and no node may send then; leave --allow out")
+        from medsilo_dicom.pulling import pull
+
+        with screen.busy("fetching"):
+            pull(from_url, study, inbox, screen.say)
+        screen.answer(folder=folder, kept=inbox.kept, refused=inbox.refused)
+        return 1 if inbox.refused or not inbox.kept else 0
+    if study:
+        raise MedsiloError("--study needs --from: a node that listens takes what is sent")
+    from medsilo_dicom.node import Node
+
+    with Node(inbox, allow, address, port, title, screen.say) as node:
+        screen.say(f"listening on {node.address} port {node.port} as {title}; Ctrl-C ends it")
+        try:
+            Event().wait()
+        except KeyboardInterrupt:
+            screen.say(f"stopped: {inbox.kept} objects kept, {inbox.refused} refused")
+    screen.answer(folder=folder, kept=inbox.kept, refused=inbox.refused)
+    return 0
+
+
+RECEIVE = Command(receive, "/data/received --allow PACS --port 11112", "For a hospital's engineer")

@@ -1,0 +1,132 @@
+"""Masks from DICOM segmentations (SEG), on the grid of the series that they belong to."""
+
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medsilo.extend import DataError
+from medsilo_dicom.header import PLAIN, library
+from medsilo_dicom.series import RLE, ImageSeries
+
+MOST = 1 << 31  # places of all frames together
+NEAR = 0.05  # of a voxel that frames may lie beside the slices
+Number = Callable[[str], int]  # a segment's name -> the label that it gets
+
+
+def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
+    """Return the labels of a SEG file on a series' grid, [slices, rows, columns]."""
+    try:
+        elements = library().dcmread(BytesIO(path.read_bytes()))
+        return _mask(elements, series, number)
+    except DataError as error:
+        raise DataError(str(error), private=error.private or str(path)) from error
+    except Exception as error:  # pydicom raises anything over damaged files
+        what = "segmentations can't be read; copy or export them again"
+        raise DataError(what, private=f"{path}: {error}") from error
+
+
+def _mask(elements: Any, series: ImageSeries, number: Number) -> np.ndarray:
+    if str(elements.FrameOfReferenceUID) != series.frame_of_reference:
+        raise DataError("segmentations lie in another frame of reference than their series")
+    _refuse_absent(elements, series)
+    mask = Layers(series.shape)
+    for segment, places in _found(elements, series):
+        mask.put(places, number(segment))
+    return mask.labels
+
+
+class Layers:
+    """Structures that are put into one mask, in which a voxel has one label."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.labels = np.zeros(shape, np.int64)
+
+    def put(self, places: tuple[np.ndarray, ...], label: int) -> None:
+        """Give voxels a label; raise a DataError where one has another already. places: an index per axis."""
+        if label == 0:
+            return
+        held = self.labels[places]
+        if ((held != 0) & (held != label)).any():
+            raise DataError("structures overlap, and a voxel can have one label; correct them")
+        self.labels[places] = label
+
+
+def _refuse_absent(elements: Any, series: ImageSeries) -> None:
+    """A segmentation names the slices that it was drawn on: one that isn't there would be missing unseen."""
+    there = {header.instance for header in series.slices}
+    for place in elements.get("ReferencedSeriesSequence") or ():
+        if str(place.SeriesInstanceUID) == series.uid:
+            named = {str(one.ReferencedSOPInstanceUID) for one in place.get("ReferencedInstanceSequence") or ()}
+            if named - there:
+                raise DataError("series lack slices that their segmentation refers to; copy them again")
+
+
+def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
+    """Yield the name of each frame's segment and the voxels that are in it."""
+    names = {int(one.SegmentNumber): str(one.SegmentLabel) for one in elements.SegmentSequence}
+    frames = int(elements.get("NumberOfFrames") or 1)
+    if str(elements.file_meta.TransferSyntaxUID) not in (*PLAIN, RLE):
+        raise DataError("segmentations are compressed in a way that can't be read here; export them without")
+    if prod((frames, int(elements.Rows), int(elements.Columns))) > MOST:
+        raise DataError("segmentations claim more frames than can be; export them again")
+    pixels = elements.pixel_array.reshape(frames, int(elements.Rows), int(elements.Columns))
+    kind = str(elements.SegmentationType)
+    if kind == "FRACTIONAL":
+        pixels = _decided(pixels, int(elements.MaximumFractionalValue))
+    to_voxels = np.linalg.inv(series.affine)
+    shared = elements.SharedFunctionalGroupsSequence[0]
+    for place, frame in enumerate(elements.PerFrameFunctionalGroupsSequence):
+        voxels = _voxels(_corner(frame, shared), to_voxels)
+        if kind == "LABELMAP":
+            for value in sorted(set(np.unique(pixels[place]).tolist()) & names.keys()):
+                yield names[value], _places(pixels[place] == value, voxels, series.shape)
+            continue
+        segment = int(functional_group("SegmentIdentificationSequence", frame, shared).ReferencedSegmentNumber)
+        yield names[segment], _places(pixels[place] != 0, voxels, series.shape)
+
+
+def _decided(pixels: np.ndarray, most: int) -> np.ndarray:
+    if not np.isin(pixels, (0, most)).all():
+        raise DataError("segmentations hold probabilities; export binary ones")
+    return pixels
+
+
+def functional_group(name: str, frame: Any, shared: Any) -> Any:
+    """Return a functional group: the frame's own, or that of all frames."""
+    return (frame.get(name) or shared[name].value)[0]
+
+
+def _corner(frame: Any, shared: Any) -> np.ndarray:
+    """Return a frame's affine: [4, 3] from (column, row, 1) to millimetres."""
+    turn = np.array(functional_group("PlaneOrientationSequence", frame, shared).ImageOrientationPatient, float)
+    between_rows, between_columns = map(float, functional_group("PixelMeasuresSequence", frame, shared).PixelSpacing)
+    corner = np.zeros((4, 3))
+    corner[:3, 0], corner[:3, 1] = turn[:3] * between_columns, turn[3:] * between_rows
+    corner[:, 2] = *(float(v) for v in functional_group("PlanePositionSequence", frame, shared).ImagePositionPatient), 1
+    return corner
+
+
+def _voxels(corner: np.ndarray, to_voxels: np.ndarray) -> np.ndarray:
+    """Return how a frame's (column, row, 1) become the series' (x, y, z), whole numbers: [3, 3]."""
+    exact = (to_voxels @ corner)[:3]
+    whole = np.rint(exact)
+    steps = np.abs(whole[:, :2])
+    if np.abs(exact[:, :2] - whole[:, :2]).max() > NEAR / 100 or (steps.sum(0) != 1).any() or steps.sum(1).max() > 1:
+        raise DataError("segmentations lie on another grid than their series; export both on one grid")
+    if np.abs(exact[:, 2] - whole[:, 2]).max() > NEAR:
+        raise DataError("segmentations lie between the slices of their series; export both on one grid")
+    return whole.astype(np.int64)
+
+
+def _places(inside: np.ndarray, voxels: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Return the indices in a series, slowest axis first, of the places of a frame that are inside."""
+    rows, columns = np.nonzero(inside)
+    x, y, z = voxels @ np.stack([columns, rows, np.ones_like(rows)])
+    found = np.stack([z, y, x])
+    if found.size and ((found < 0).any() or (found >= np.array(shape)[:, None]).any()):
+        raise DataError("segmentations reach beyond their series; is a slice missing?")
+    return tuple(found)

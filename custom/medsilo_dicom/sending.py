@@ -1,0 +1,57 @@
+"""Send DICOM objects to another node (C-STORE)."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from medsilo.extend import MedsiloError
+from medsilo_dicom.header import library
+
+OWN = "MEDSILO"  # how this node calls itself
+TITLE = r"[A-Za-z0-9_][A-Za-z0-9_ .-]{0,15}"
+ADDRESS = re.compile(rf"({TITLE})@(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):(\d{{1,5}})")
+SECONDS = 60  # that an answer may take
+
+
+def address_of(text: str) -> tuple[str, str, int]:
+    """Return the title, the host and the port of title@host:port."""
+    match = ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise MedsiloError(f"{text!r} is no DICOM node; write it as TITLE@HOST:PORT, for example PACS@10.0.0.5:104")
+    return match[1], match[2].strip("[]"), int(match[3])
+
+
+def network() -> Any:
+    """Return pynetdicom, which is an extra."""
+    try:
+        import pynetdicom
+    except ImportError as error:
+        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
+    return pynetdicom
+
+
+def send(files: Sequence[Path], node: str) -> int:
+    """Send files to a node; return how many it did not take."""
+    title, host, port = address_of(node)
+    read = library().dcmread
+    objects = [read(path) for path in files]
+    sender = network().AE(ae_title=OWN)
+    sender.acse_timeout = sender.dimse_timeout = sender.network_timeout = SECONDS
+    for kind in sorted({str(one.SOPClassUID) for one in objects}):
+        sender.add_requested_context(kind)
+    association = sender.associate(host, port, ae_title=title)
+    if not association.is_established:
+        raise MedsiloError("the DICOM node does not answer or refuses this one; correct --send, or allow MEDSILO there")
+    try:
+        return sum(not _stored(association, one) for one in objects)
+    finally:
+        association.release()
+
+
+def _stored(association: Any, one: Any) -> bool:
+    try:
+        status = association.send_c_store(one)
+    except (RuntimeError, ValueError):  # the connection broke, or the node takes no such objects
+        return False
+    return "Status" in status and status.Status >> 12 in (0x0, 0xB)  # 0xBxxx: taken, with a warning

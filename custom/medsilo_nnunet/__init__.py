@@ -1,0 +1,6 @@
+"""nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that its planner makes of it.
+
+Nothing else knows the package nnunetv2 (`pip install medsilo[nnunet]`), which is imported where it is called.
+"""
+
+PLANNERS = ("ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL")

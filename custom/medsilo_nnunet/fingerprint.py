@@ -1,0 +1,126 @@
+"""The fingerprint of data that lie in several hospitals: counts, which add up to those of all data together.
+
+nnU-Net's planner works along one axis at a time: it takes percentiles of spacings, of sizes after cropping and of sizes
+after resampling, and never looks at two axes of one case together. So it is enough to know, along each axis, how many
+cases have each pair of spacing and size; which pairs of different axes belong to one case is told to nobody.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from medsilo.extend import Refused
+from medsilo_nnunet.float_bins import FloatHistogram, covering
+
+AXES = 3  # a flat image has one place along the first
+SAMPLES = 10**8  # intensities that nnU-Net draws in each channel, over all cases together
+PERCENTILES = {"percentile_00_5": 0.5, "median": 50.0, "percentile_99_5": 99.5}
+Extent = tuple[float, int]  # spacing in mm and size after cropping in voxels, along one axis
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CaseFacts:
+    """The facts that nnU-Net finds in one case: spacing and size along each axis, and intensities by channel."""
+
+    spacing: Sequence[float]
+    size: Sequence[int]  # after cropping
+    share: float  # of its voxels, that are left after cropping
+    intensities: Sequence[Sequence[float]]  # of the foreground; those that nnU-Net draws
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The fingerprint of one hospital's cases, or of several hospitals' cases together."""
+
+    samples: int  # intensities that were drawn of each case in each channel
+    extents: tuple[Counter[Extent], ...]  # cases by spacing and size, along each axis
+    shares: Counter[float]  # cases by the share of the image that is left after cropping
+    channels: tuple[FloatHistogram, ...]  # intensities of the foreground; empty where nothing is told of the channel
+
+    @classmethod
+    def of(cls, cases: Iterable[CaseFacts], samples: int, least: int = 1) -> Self:
+        """Return the fingerprint of a hospital's cases as it may leave the hospital.
+
+        least: the cases that each number must cover. Of so many neighbours in the order of spacing and size, the
+        middle one counts for all; cases that are left over are not counted. With 1, all is told as it is.
+        """
+        axes: list[list[Extent]] = [[] for _ in range(AXES)]
+        shares: list[float] = []
+        channels: list[list[FloatHistogram]] = []
+        for case in cases:
+            shares.append(float(case.share))
+            for axis, spacing, size in zip(axes, case.spacing, case.size, strict=True):
+                axis.append((float(spacing), int(size)))
+            channels = channels or [[] for _ in case.intensities]
+            for channel, intensities in zip(channels, case.intensities, strict=True):
+                channel.append(FloatHistogram.of(intensities))
+        if len(shares) < max(least, 1):
+            raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
+        told = len(shares) // least * least
+        return cls(
+            samples,
+            tuple(Counter(middle for middle in _middles(axis, least) for _ in range(least)) for axis in axes),
+            Counter(share for share in _middles(shares, least) for _ in range(least)),
+            tuple(covering(channel, least).scaled(told, len(shares)) for channel in channels),
+        )
+
+    @classmethod
+    def merged(cls, hospitals: Iterable["Fingerprint"]) -> Self:
+        """Return the fingerprint of all cases together; raises Refused where they do not belong together."""
+        several = list(hospitals)
+        if len({(one.samples, len(one.channels)) for one in several}) != 1:
+            raise Refused("the fingerprints differ in their channels, or in how many intensities of a case were drawn")
+        return cls(
+            several[0].samples,
+            tuple(sum(axis, Counter()) for axis in zip(*(one.extents for one in several), strict=True)),
+            sum((one.shares for one in several), Counter()),
+            tuple(map(FloatHistogram.merged, zip(*(one.channels for one in several), strict=True))),
+        )
+
+    @property
+    def cases(self) -> int:
+        """The number of cases."""
+        return self.shares.total()
+
+    def in_nnunet(self) -> dict[str, Any]:
+        """Return the content of nnU-Net's dataset_fingerprint.json for these cases.
+
+        The cases in it are put together axis by axis, so that none of them is a patient's.
+        """
+        along = [sorted(axis.elements()) for axis in self.extents]
+        shares = sorted(self.shares.elements())
+        middle = len(shares) // 2
+        return {
+            "spacings": [[spacing for spacing, _ in case] for case in zip(*along, strict=True)],
+            "shapes_after_crop": [[size for _, size in case] for case in zip(*along, strict=True)],
+            "foreground_intensity_properties_per_channel": {
+                str(number): _properties(channel) for number, channel in enumerate(self.channels)
+            },
+            "median_relative_size_after_cropping": (shares[middle] + shares[~middle]) / 2,
+        }
+
+
+def samples_of(cases: int) -> int:
+    """Return how many intensities nnU-Net draws of each case and channel, where all hospitals have so many cases."""
+    return max(SAMPLES // cases, 1)
+
+
+def _middles(values: Sequence[T], least: int) -> list[T]:
+    """Return the middle one of each group of neighbours; groups have `least` values or a few more."""
+    ordered, groups = sorted(values), len(values) // least  # type: ignore[type-var]
+    return [ordered[(2 * group + 1) * len(ordered) // (2 * groups)] for group in range(groups)]
+
+
+def _properties(channel: FloatHistogram) -> dict[str, float]:
+    """Return what nnU-Net's plans say of the intensities in one channel."""
+    if not channel.total:
+        raise Refused("no hospital tells intensities of a channel; each needs more cases with a structure")
+    return {
+        "mean": channel.mean,
+        "std": channel.deviation,
+        "min": float(channel.values[0]),
+        "max": float(channel.values[-1]),
+        **{name: channel.percentile(percent) for name, percent in PERCENTILES.items()},
+    }

@@ -1,0 +1,174 @@
+"""A hospital's messages before there are plans: first the number of its cases, then their fingerprint."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from medsilo.extend import MOST_SITES, Message, Name, Refused
+from medsilo_nnunet.fingerprint import AXES, SAMPLES, Fingerprint
+from medsilo_nnunet.float_bins import DIGITS, FloatHistogram, rounded
+from medsilo_nnunet.nnunet_plans_file import Reader
+from medsilo_nnunet.question import SegmentationQuestion
+
+MOST_CASES = 100_000  # of one hospital
+MOST_BINS = 2**19
+MOST_CHANNELS = 32
+GREATEST = 3.5e38  # of an intensity: a little more than float32 holds
+
+Number = Annotated[int, Field(ge=1, le=MOST_CASES)]
+Intensities = Annotated[int, Field(ge=1, le=SAMPLES * MOST_CASES)]
+# nnU-Net gives flat images 999 times their spacing along the first axis.
+Spacing = Annotated[float, Field(ge=1e-4, le=1e6)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Means(Message):
+    """The means by which a hospital reads and trains."""
+
+    reader: Reader  # the class with which nnU-Net reads its files
+    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
+
+
+class HeldCases(Means):
+    """The data that a hospital has for a study, in numbers that are no patient's."""
+
+    cases: Number
+
+
+class ToldExtent(Message):
+    """The cases that have one spacing (mm) and one size after cropping (voxels) along an axis."""
+
+    spacing: Spacing
+    size: Annotated[int, Field(ge=1, le=65_536)]
+    cases: Number
+
+
+class ToldShare(Message):
+    """The cases of which one share is left after cropping."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    cases: Number
+
+
+class ToldChannel(Message):
+    """The foreground's intensities in one channel, by bin; without bins where nothing is told of it."""
+
+    values: Annotated[list[Annotated[float, Field(ge=-GREATEST, le=GREATEST)]], Field(max_length=MOST_BINS)]
+    counts: Annotated[list[Intensities], Field(max_length=MOST_BINS)]
+
+    @model_validator(mode="after")
+    def _has_bins(self) -> Self:
+        if len(self.values) != len(self.counts):
+            raise ValueError(f"it has {len(self.values)} bins of intensities and {len(self.counts)} counts")
+        check_order("bins of intensities", self.values)
+        if not np.array_equal(rounded(self.values), self.values):
+            raise ValueError(f"its bins of intensities have more than {DIGITS} binary digits")
+        return self
+
+
+class ToldFingerprint(Message):
+    """The fingerprint of one hospital's data."""
+
+    samples: Annotated[int, Field(ge=1, le=SAMPLES)]
+    extents: Annotated[
+        list[Annotated[list[ToldExtent], Field(max_length=MOST_CASES)]], Field(min_length=AXES, max_length=AXES)
+    ]
+    shares: Annotated[list[ToldShare], Field(min_length=1, max_length=MOST_CASES)]
+    channels: Annotated[list[ToldChannel], Field(min_length=1, max_length=MOST_CHANNELS)]
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        check_order("shares", [one.share for one in self.shares])
+        for axis in self.extents:
+            check_order("spacings and sizes", [(one.spacing, one.size) for one in axis])
+        cases = sum(one.cases for one in self.shares)
+        if any(sum(one.cases for one in axis) != cases for axis in self.extents):
+            raise ValueError("its numbers of cases differ from axis to axis")
+        if any(sum(channel.counts) > cases * self.samples for channel in self.channels):
+            raise ValueError(f"it counts more intensities than {self.samples} of each case")
+        return self
+
+    @classmethod
+    def of(cls, own: Fingerprint) -> Self:
+        """Return a hospital's fingerprint as it travels."""
+        return cls(
+            samples=own.samples,
+            extents=[
+                [ToldExtent(spacing=spacing, size=size, cases=n) for (spacing, size), n in sorted(axis.items())]
+                for axis in own.extents
+            ],
+            shares=[ToldShare(share=share, cases=n) for share, n in sorted(own.shares.items())],
+            channels=[ToldChannel(values=one.values.tolist(), counts=one.counts.tolist()) for one in own.channels],
+        )
+
+    def fingerprint(self, cases: int, samples: int, channels: int) -> Fingerprint:
+        """Return what was told; raises Refused unless it is of the cases, samples and channels that were agreed on."""
+        if (self.samples, len(self.channels)) != (samples, channels):
+            raise Refused(
+                f"it drew {self.samples} intensities in each of {len(self.channels)} channels, and the study agreed on "
+                f"{samples} in {channels}"
+            )
+        own = Fingerprint(
+            self.samples,
+            tuple(Counter({(one.spacing, one.size): one.cases for one in axis}) for axis in self.extents),
+            Counter({one.share: one.cases for one in self.shares}),
+            tuple(FloatHistogram.of_bins(one.values, one.counts) for one in self.channels),
+        )
+        if own.cases != cases:
+            raise Refused(f"its fingerprint is of {own.cases} cases, and it said that it has {cases}")
+        return own
+
+
+class _Measured(Message):
+    question: Hash
+    told: ToldFingerprint
+
+    def _fingerprint(self, question: SegmentationQuestion, cases: int) -> Fingerprint:
+        if self.question != question.hash:
+            raise Refused("it answers another question; measure again with the study's")
+        return self.told.fingerprint(cases, self.told.samples, len(question.channels))
+
+
+class MeasuredSite(_Measured):
+    """The whole message of a hospital: what it holds for which question, and the fingerprint of it."""
+
+    holding: HeldCases
+
+    def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
+        """Return the fingerprint; raises Refused where it is of another question."""
+        return self._fingerprint(question, self.holding.cases)
+
+    def means(self, name: str) -> dict[str, Means]:
+        """Return its means, as those of the hospital with this name."""
+        return {name: self.holding}
+
+
+class MeasuredTogether(_Measured):
+    """The fingerprint of several hospitals that told sealed counts alone."""
+
+    cases: Number
+    holdings: Annotated[dict[Name, Means], Field(min_length=1, max_length=MOST_SITES)]
+
+    def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
+        """Return the fingerprint; raises Refused where it is of another question."""
+        return self._fingerprint(question, self.cases)
+
+    def means(self, name: str) -> dict[str, Means]:
+        """Return each hospital's means."""
+        return dict(self.holdings)
+
+
+def read_measured(values: Any) -> MeasuredSite | MeasuredTogether:
+    """Read what a hospital measured, or several whose counts were sealed; raises Refused."""
+    together = isinstance(values, dict) and "holdings" in values
+    return MeasuredTogether.read(values) if together else MeasuredSite.read(values)
+
+
+def check_order(what: str, values: Sequence[Any]) -> None:
+    """Raise ValueError unless values are in ascending order, each once."""
+    if any(low >= high for low, high in pairwise(values)):
+        raise ValueError(f"its {what} are not in ascending order, each told once")

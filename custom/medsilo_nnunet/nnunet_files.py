@@ -1,0 +1,97 @@
+"""A hospital's volumes and masks as nnU-Net reads them: which cases there are, and with which of its classes."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast, get_args
+
+from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, find
+from medsilo_nnunet.nnunet_network import needing_nnunet
+from medsilo_nnunet.nnunet_plans_file import Reader
+from medsilo_nnunet.question import SegmentationQuestion
+
+SETTINGS = "dataset.json"
+
+
+@dataclass(frozen=True)
+class RawData:
+    """The cases of a folder, in nnU-Net's layout or as the site's settings describe them."""
+
+    listing: Listing
+    reader: Reader  # nnU-Net's class that reads the files
+
+    @classmethod
+    def of(cls, folder: Path, question: SegmentationQuestion, source: DataSource | None = None) -> Self:
+        """Look through a folder; raises DataError where it does not hold what the study is about.
+
+        source: the site's settings of its data, in which the folder lies. nnU-Net's layout is dataset.json, imagesTr
+        (<case>_0000.nii.gz for the first channel, ...) and labelsTr. It is read where the settings describe nothing.
+        """
+        source = source or DataSource(folder=folder)
+        settings: Mapping[str, Any] = {}
+        if (folder / SETTINGS).is_file() and not (source.images or source.labels or source.table):
+            settings = _settings(folder, question)
+            source = source.model_copy(update=_in_layout(settings, len(question.channels)))
+        if source.label_map:
+            raise DataError("data.label_map: nnU-Net reads masks as they are; write them with the question's labels")
+        listing = find(source, folder, masks=True)
+        if any(len(entry.images) != len(question.channels) for entry in listing.entries):
+            given = f"the study has {len(question.channels)} channels ({', '.join(question.channels)})"
+            raise DataError(f"{given}; give a pattern in data.images for each, or a column of the table")
+        return cls(listing, _reader(settings, listing))
+
+    @property
+    def cases(self) -> Sequence[Entry]:
+        """The cases; raises DataError where what is wrong stands against all of them."""
+        wrong = [problem for problem in self.listing.problems if problem.severity == "stops"]
+        if wrong:
+            names = "; ".join(name for problem in wrong for name in problem.private)
+            raise DataError("; ".join(problem.what for problem in wrong), names)
+        return self.listing.entries
+
+    @property
+    def most_of_a_patient(self) -> int:
+        """Return how many cases the patient with most of them has."""
+        return max(Counter(entry.patient for entry in self.cases).values())
+
+
+def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]:
+    try:
+        settings = json.loads((folder / SETTINGS).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"the data folder has no {SETTINGS} of nnU-Net's that can be read", str(error)) from error
+    question.check(settings)
+    return cast(Mapping[str, Any], settings)
+
+
+def _in_layout(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    """Return where files lie in nnU-Net's layout, in the words of a site's settings."""
+    ending = settings.get("file_ending")
+    if not isinstance(ending, str) or not ending.startswith("."):
+        raise DataError(f"{SETTINGS} names no file_ending; add it, for example .nii.gz")
+    images = tuple(f"imagesTr/*_{channel:04}{ending}" for channel in range(channels))
+    return {"images": images, "labels": f"labelsTr/*{ending}"}
+
+
+def _reader(settings: Mapping[str, Any], listing: Listing) -> Reader:
+    """Return the name of the class that nnU-Net chooses for these files, which is one for all."""
+    with needing_nnunet():
+        from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_dataset_json
+
+    files = [path for entry in listing.entries for path in (*entry.images, entry.label) if isinstance(path, Path)]
+    endings = {"".join(path.suffixes[-2:]) if path.name.lower().endswith(".nii.gz") else path.suffix for path in files}
+    if len(endings) > 1:
+        raise DataError(f"nnU-Net reads files of one kind, and these are {', '.join(sorted(endings))}; convert them")
+    if not files:
+        raise DataError("no image has a mask of its name; put masks into labels/, or labelsTr/ in nnU-Net's layout")
+    stated = {"file_ending": endings.pop(), **settings}
+    try:
+        reader = determine_reader_writer_from_dataset_json(stated, str(files[0]), verbose=False)
+    except RuntimeError as error:
+        raise MedsiloError("nnU-Net has no reader for these images; check file_ending", str(error)) from error
+    name = str(reader.__name__)
+    if name not in get_args(Reader):
+        raise DataError(f"nnU-Net reads these files with {name}; plans know {', '.join(get_args(Reader))}")
+    return cast(Reader, name)

@@ -1,0 +1,368 @@
+"""A hospital's own volumes in nnU-Net's layout, learned as nnU-Net learns them."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, PrivateAttr, model_validator
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medsilo.extend import (
+    Compute,
+    DataError,
+    DataSource,
+    Entry,
+    Facts,
+    Found,
+    HeldEntry,
+    Listing,
+    Measures,
+    MedsiloError,
+    Network,
+    OwnFolder,
+    PreparedEntry,
+    Scan,
+    Segmentation,
+    dice_of,
+    digest,
+    generator_for,
+    held_case,
+    open_reader,
+    range_of,
+    ranges_of,
+    seed_for,
+)
+from medsilo_nnunet.nnunet_files import RawData
+from medsilo_nnunet.nnunet_first_stage import FirstStage
+from medsilo_nnunet.nnunet_network import Architecture, NnUNet
+from medsilo_nnunet.nnunet_parts import NnUNetParts, places_in, with_found
+from medsilo_nnunet.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
+from medsilo_nnunet.nnunet_postprocessing import LargestComponents, Postprocessing
+from medsilo_nnunet.question import SegmentationQuestion
+
+CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
+AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
+FLAT = 4  # axes of a batch of patches in two dimensions
+FIRST: Final = "3d_lowres"
+SECOND: Final = "3d_cascade_fullres"
+MADE = ("parts", "_all")  # of the rest of a task
+MOST_TRIALS = 1024
+FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
+
+
+class NnUNetFolder(OwnFolder, Segmentation):
+    """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
+
+    A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
+    evaluated on whole volumes through nnU-Net's windows, on the grid that its plans resample to; tests are measured on
+    the images' own grids.
+    """
+
+    title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
+    draws: ClassVar[bool] = True
+    crops: ClassVar[bool] = True
+    predictor: ClassVar[str] = "images"
+    evaluation_batch: ClassVar[int] = 1
+
+    name: Literal["nnunet"] = "nnunet"
+    question: SegmentationQuestion = Field(
+        description="channels and labels, as in `medsilo nnunet-measure`, or that file"
+    )
+    plans: NnUNetPlans = Field(description="what `medsilo nnunet-plan` writes, or that file")
+    configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
+    first_stage: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None,
+        description="of 3d_cascade_fullres: the model of the finished 3d_lowres study, as the SHA-256 of its tensors "
+        "or as that study's `global/best.safetensors`, copied beside the plan under a name of its own",
+    )
+    foreground: float = Field(
+        0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
+    )
+    mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
+    postprocessing: bool = Field(
+        False,
+        description="whether the largest component alone is kept of what is found, wherever that raises Dice on the "
+        "hospitals' validation cases together, as nnU-Net decides it",
+    )
+
+    _first: FirstStage | None = PrivateAttr(None)  # where the model is used
+    _choice: Postprocessing = PrivateAttr(Postprocessing())  # of what nnU-Net could choose
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.configuration not in self.plans.configurations:
+            raise ValueError(f"plans: they have no configuration {self.configuration}; make them anew")
+        if self._own.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
+            raise ValueError(
+                f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0"
+            )
+        if self.refines != (self.first_stage is not None):
+            raise ValueError(
+                f"first_stage: {self.configuration} refines nothing; leave it out"
+                if self.first_stage
+                else f"first_stage: {SECOND} needs the model of a finished {FIRST} study; name its best.safetensors"
+            )
+        if len(self._own.normalization_schemes) != len(self.question.channels):
+            raise ValueError("plans: they are of other channels than the question; make them anew")
+        if self.postprocessings and self.postprocessings.number > MOST_TRIALS:
+            raise ValueError(
+                f"postprocessing: regions share values so often that more than {MOST_TRIALS} would be tried"
+            )
+        return self
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return what another process needs, which puts nnU-Net's parts together itself."""
+        state = super().__getstate__()
+        return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name not in MADE}}
+
+    @cached_property
+    def parts(self) -> NnUNetParts:
+        """nnU-Net's own parts for these plans."""
+        return NnUNetParts(self.question, self.plans, self.configuration)
+
+    @property
+    def _own(self) -> Configuration:
+        return self.plans.numbers_of(self.configuration)
+
+    # ------------------------------------------------------------------------------------------ the cascade
+    @property
+    def refines(self) -> bool:
+        return self.configuration == SECOND
+
+    def beside(self, given: Path | None, finished: Path | None, compute: Compute) -> Self:
+        copy = self.model_copy()
+        copy._first = self._first_stage(given, finished, compute)
+        return copy
+
+    def _first_stage(self, given: Path | None, finished: Path | None, compute: Compute) -> FirstStage | None:
+        if self.first_stage is None:
+            return None
+        parts = NnUNetParts(self.question, self.plans, FIRST)
+        network = NnUNet(architecture=self.plans.numbers_of(FIRST).architecture)
+        return FirstStage(parts, network, self.outputs, self.first_stage, self.mirror, given, finished, compute)
+
+    @property
+    def unbounded(self) -> str:
+        return "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
+
+    # ------------------------------------------------------------------------------------------ what is learned
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """The channels of the question; for a second stage also one for each label that the first may find."""
+        return len(self.question.channels) + (self.classes - 1 if self.refines else 0)
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        """The values in masks, background included."""
+        return len(self.question.names)
+
+    @property
+    def outputs(self) -> int:
+        """The labels; or the regions, each found by itself."""
+        return len(self.question.regions) if self.question.has_regions else self.classes
+
+    @property
+    def overlaps(self) -> bool:
+        return self.question.has_regions
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.question.names
+
+    @property
+    def structures(self) -> dict[str, tuple[int, ...]]:  # type: ignore[override]
+        """The values of each structure."""
+        return self.question.regions
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, *self._own.patch_size)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network in the plans."""
+        return self._own.architecture
+
+    def default_network(self) -> Network:
+        return NnUNet(architecture=self.architecture)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.parts.loss(output, target)
+
+    def found(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._counting(self.parts.found(output), target)
+
+    def _counting(self, found: Tensor, target: Tensor) -> Tensor:
+        """Return what was found at places that count."""
+        ignored = self.question.ignored
+        return found if ignored is None else torch.where(target == ignored, 0, found)
+
+    def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+        """Return what measures on the images' own grids, as nnU-Net does; surfaces in millimetres."""
+
+        def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
+            found = self._counting(self._all.applied(self._choice, found), right)
+            return self.compared(found[None], right[None], spacing)
+
+        return self._on_own_grids(cases, measure)
+
+    def _on_own_grids(
+        self, cases: Dataset, measure: Callable[[Tensor, Tensor, tuple[float, ...]], Measures]
+    ) -> Callable[[Tensor, Tensor], Measures]:
+        """Return what measures cases in order, by the labels that were found, the right ones, and the spacing."""
+        numbers = count()
+
+        def measured(output: Tensor, target: Tensor) -> Measures:
+            each = [measure(*self._on_own_grid(held_case(cases, next(numbers))[0].entry, one)) for one in output]
+            return {name: torch.cat([own[name] for own in each]) for name in each[0]}
+
+        return measured
+
+    def _on_own_grid(self, entry: Entry, output: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...]]:
+        assert isinstance(entry.label, Path)
+        values, notes = self.parts.read(entry.images)
+        self.parts.on_its_grid(values, notes)  # which notes what it cuts off
+        right = self.parts.own_labels(entry.label)
+        return self.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
+
+    # ------------------------------------------------------------------------------------------ the postprocessing
+    @property
+    def postprocessings(self) -> LargestComponents | None:
+        return self._all if self.postprocessing else None
+
+    @cached_property
+    def _all(self) -> LargestComponents:
+        return LargestComponents(self.question)
+
+    def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+        def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
+            scores = self._all.tried_on(found, right)
+            dice = dice_of(*(self.masks(one[None]) for one in (self._counting(found, right), right)))
+            return {self.metric: dice.mean(1)} | {
+                name: torch.tensor([one], dtype=torch.float64) for name, one in scores.items()
+            }
+
+        return self._on_own_grids(cases, measure)
+
+    def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
+        if not self.postprocessing:
+            return super().with_postprocessing(choice)
+        copy = self.model_copy()
+        copy._choice = self._all.read(choice)
+        return copy
+
+    @property
+    def postprocessing_in_nnunet(self) -> dict[str, Any]:
+        """Return what was chosen as nnU-Net writes it into postprocessing.json."""
+        return self._all.in_nnunet(self._choice)
+
+    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+        return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
+
+    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        return self.parts.cut(case, seed, self.foreground)
+
+    def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
+            return network(inputs)
+        return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
+
+    # ------------------------------------------------------------------------------------------ in use
+    def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
+        if len(self.question.channels) == 1:
+            return super().images_among(files)
+        cases: dict[str, dict[int, Path]] = {}
+        for file in files:
+            channel = CHANNEL.search(file.name)
+            if channel is None:
+                raise DataError("images of several channels are named as nnU-Net names them: case_0000.nii.gz, ...")
+            cases.setdefault(str(file)[: -len(channel.group())], {})[int(channel.group(1))] = file
+        wanted = list(range(len(self.question.channels)))
+        if any(sorted(case) != wanted for case in cases.values()):
+            raise DataError(f"an image lacks a channel; the study has {', '.join(self.question.channels)}")
+        return [tuple(case[number] for number in wanted) for case in cases.values()]
+
+    def scan_of(self, image: tuple[Path, ...]) -> Scan:
+        """Return an image as nnU-Net reads it: not turned."""
+        header, *_ = [open_reader(file) for file in image]  # which refuses headers that claim too much
+        values, notes = self.parts.read(image)
+        if len(values) != len(self.question.channels):
+            raise DataError(f"an image has {len(values)} channels; the study has {', '.join(self.question.channels)}")
+        spacing = tuple(float(along) for along in notes["spacing"][::-1])
+        return Scan(values, np.diag([*spacing, 1.0]), spacing, header, AS_STORED, notes)
+
+    def inputs_of_scan(self, scan: Scan) -> Tensor:
+        if self.refines and self._first is None:
+            raise MedsiloError(f"{SECOND} refines what another model found, and that is not at hand here")
+        found = self._first.in_image(scan.values, scan.source) if self._first else None
+        return self.parts.on_its_grid(scan.values, scan.source, found)[None]
+
+    def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
+        return self._all.applied(self._choice, self.parts.labels_back(output[0], scan.source))
+
+    # ------------------------------------------------------------------------------------------ from files
+    def _found(self, source: DataSource, folder: Path) -> Found:
+        data = RawData.of(folder, self.question, source)
+        if data.reader != self.plans.image_reader_writer:
+            raise DataError(
+                f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
+                "convert the files"
+            )
+        first = self._first_stage(source.first_stage, source.finished, source.compute or Compute())
+        return Found(data.listing, {}, partial(_made, self.parts, self.question, first), "")
+
+    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+        empty = [one.entry.name for one in every if not any(one.facts.values)]
+        listing.add("note", "masks are empty: no structure of the question is in them", empty)
+
+    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
+        values = Counter(value for one in every for value in one.facts.values)
+        return {
+            "label_values": {str(value): values[value] for value in sorted(values)},
+            "size": ranges_of(one.facts.size for one in every),
+            "intensity": range_of(value for one in every for value in one.facts.intensity),
+        }
+
+
+class _Patches(Dataset):
+    """Augmented patches of so many batches; cases are drawn with replacement, as by nnU-Net's loader."""
+
+    def __init__(
+        self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, foreground: float, seed: int
+    ) -> None:
+        self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
+        self.certain = round(batch * (1 - foreground))  # the first patch of a batch that has a structure for certain
+        order = generator_for(seed, "cases")
+        self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        held, place = held_case(self.cases, self.chosen[number])
+        certain = number % self.batch >= self.certain
+        with held.opened(place) as (image, labels, places):
+            assert places is not None
+            return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+
+
+def _made(parts: NnUNetParts, question: SegmentationQuestion, first: FirstStage | None, entry: Entry) -> PreparedEntry:
+    """Prepare one case."""
+    assert isinstance(entry.label, Path)
+    image, labels, notes = parts.prepared(entry.images, entry.label)
+    shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
+    last = len(question.names) - (question.ignored is None)
+    if shown and shown[-1] > last:
+        raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
+    low, high = image.aminmax()
+    facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
+    if first is not None:
+        image = with_found(image, first.in_case(entry, image.shape[1:]))
+    return PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))

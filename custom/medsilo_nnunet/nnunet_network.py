@@ -1,0 +1,164 @@
+"""nnU-Net's networks, as its plans describe them.
+
+Plans name classes that nnU-Net imports. Here each name is one of those that its planner writes, so that no plan makes a
+hospital import anything else.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import not_
+from typing import Annotated, Literal, Self, cast
+
+from pydantic import ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from medsilo.extend import MedsiloError, Network, Section
+
+MOST_STAGES = 12
+Along = Annotated[tuple[Annotated[int, Field(ge=1, le=7)], ...], Field(min_length=2, max_length=3)]
+Blocks = Annotated[tuple[Annotated[int, Field(ge=1, le=20)], ...], Field(min_length=1, max_length=MOST_STAGES)]
+PLAIN = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
+RESIDUAL = "dynamic_network_architectures.architectures.unet.ResidualEncoderUNet"
+
+
+@contextmanager
+def needing_nnunet() -> Iterator[None]:
+    """Say in one line that nnU-Net is not installed, where it is imported inside."""
+    try:
+        yield
+    except ImportError as error:
+        raise MedsiloError("this needs nnU-Net; pip install medsilo[nnunet]", str(error)) from error
+
+
+class NormNumbers(Section):
+    """The numbers of instance norm."""
+
+    eps: float = Field(1e-5, gt=0, le=1)
+    affine: Literal[True] = True
+
+
+class InPlace(Section):
+    """The numbers of the activation."""
+
+    inplace: bool = True
+
+
+class ArchitectureNumbers(Section):
+    """The numbers of a U-Net, stage by stage, finest first."""
+
+    n_stages: int = Field(ge=1, le=MOST_STAGES)
+    features_per_stage: tuple[Annotated[int, Field(ge=1, le=2048)], ...] = Field(max_length=MOST_STAGES)
+    conv_op: Literal["torch.nn.modules.conv.Conv2d", "torch.nn.modules.conv.Conv3d"]
+    kernel_sizes: tuple[Along, ...] = Field(max_length=MOST_STAGES)
+    strides: tuple[Along, ...] = Field(max_length=MOST_STAGES)
+    n_conv_per_stage: Blocks | None = Field(None, exclude_if=not_)  # of PlainConvUNet
+    n_blocks_per_stage: Blocks | None = Field(None, exclude_if=not_)  # of ResidualEncoderUNet
+    n_conv_per_stage_decoder: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field(max_length=MOST_STAGES)
+    conv_bias: bool = True
+    norm_op: Literal["torch.nn.modules.instancenorm.InstanceNorm2d", "torch.nn.modules.instancenorm.InstanceNorm3d"]
+    norm_op_kwargs: NormNumbers = NormNumbers()
+    dropout_op: None = None
+    dropout_op_kwargs: None = None
+    nonlin: Literal["torch.nn.LeakyReLU"] = "torch.nn.LeakyReLU"
+    nonlin_kwargs: InPlace = InPlace()
+
+    @property
+    def dimensions(self) -> int:
+        """2 of flat images and slices, 3 of volumes."""
+        return int(self.conv_op[-2])
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        lengths = {len(self.features_per_stage), len(self.kernel_sizes), len(self.strides)}
+        if lengths != {self.n_stages} or len(self.n_conv_per_stage_decoder) != self.n_stages - 1:
+            raise ValueError(
+                f"it does not give {self.n_stages} stages each its numbers; take plans as nnU-Net made them"
+            )
+        if {len(along) for along in (*self.kernel_sizes, *self.strides)} != {self.dimensions}:
+            raise ValueError(f"kernels and strides are not of {self.dimensions} axes; take plans as nnU-Net made them")
+        if int(self.norm_op[-2]) != self.dimensions:
+            raise ValueError("norm_op has other axes than conv_op; take plans as nnU-Net made them")
+        return self
+
+
+class Architecture(Section):
+    """The part `architecture` of a configuration in nnU-Net's plans."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    network_class_name: Literal[
+        "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+        "dynamic_network_architectures.architectures.unet.ResidualEncoderUNet",
+    ]
+    arch_kwargs: ArchitectureNumbers
+    imported: tuple[Literal["conv_op", "norm_op", "dropout_op", "nonlin"], ...] = Field(
+        ("conv_op", "norm_op", "dropout_op", "nonlin"), alias="_kw_requires_import"
+    )
+
+    @model_validator(mode="after")
+    def _has_its_blocks(self) -> Self:
+        wanted = {PLAIN: "n_conv_per_stage", RESIDUAL: "n_blocks_per_stage"}[self.network_class_name]
+        given = {name: getattr(self.arch_kwargs, name) for name in ("n_conv_per_stage", "n_blocks_per_stage")}
+        if [name for name, blocks in given.items() if blocks] != [wanted] or len(
+            given[wanted]
+        ) != self.arch_kwargs.n_stages:
+            raise ValueError(f"it needs {wanted} for each stage, and nothing of the other network")
+        return self
+
+
+class DeeplySupervised(nn.Module):
+    """nnU-Net's network: in training it gives the output of every resolution, finest first, else the finest alone.
+
+    nnU-Net's modules know most of their tensors by several names. This one's state has each tensor once, so that it
+    travels and is kept once.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.other_names = _other_names(self)
+        self.register_state_dict_post_hook(_name_once)
+        self.register_load_state_dict_pre_hook(_name_all)
+
+    def forward(self, inputs: Tensor) -> Tensor | list[Tensor]:
+        self.network.decoder.deep_supervision = self.training  # type: ignore[union-attr]
+        return self.network(inputs)
+
+
+def _other_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of each tensor by its others."""
+    first: dict[int, str] = {}
+    named = ((name, first.setdefault(id(own), name)) for name, own in module.named_parameters(remove_duplicate=False))
+    return {name: known for name, known in named if name != known}
+
+
+def _name_once(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for name in cast(DeeplySupervised, module).other_names:
+        state.pop(prefix + name, None)
+
+
+def _name_all(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for name, known in cast(DeeplySupervised, module).other_names.items():
+        if prefix + known in state:
+            state.setdefault(prefix + name, state[prefix + known])
+
+
+class NnUNet(Network):
+    """[B, channels, (D,) H, W] to logits [B, classes, (D,) H, W], as nnU-Net makes it of its plans."""
+
+    name: Literal["nnunet"] = "nnunet"
+    architecture: Architecture = Field(description="as in nnU-Net's plans; by default those of the task")
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        with needing_nnunet():
+            from nnunetv2.utilities.get_network_from_plans import get_network_from_plans  # takes seconds
+        network = get_network_from_plans(
+            self.architecture.network_class_name,
+            self.architecture.arch_kwargs.model_dump(mode="json"),
+            self.architecture.imported,
+            channels,
+            classes,
+            allow_init=True,
+            deep_supervision=True,
+        )
+        return DeeplySupervised(network)

@@ -1,0 +1,167 @@
+"""Commands that make nnU-Net's plans for data that lie in several hospitals."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.extend import Command, MedsiloError, Screen, folder_of_settings, options
+from medsilo_nnunet import PLANNERS
+
+if TYPE_CHECKING:
+    from medsilo_nnunet.fingerprint import Fingerprint
+    from medsilo_nnunet.fingerprint_message import Means
+    from medsilo_nnunet.question import SegmentationQuestion
+
+QuestionFile = Annotated[
+    Path, typer.Argument(metavar="QUESTION", help="the study's YAML file with name, channels and labels")
+]
+PlannerName = Annotated[str, typer.Option(metavar="NAME", help=f"nnU-Net's planner: {', '.join(PLANNERS)}")]
+
+
+def nnunet_measure(
+    screen: Screen,
+    question: QuestionFile,
+    *,
+    cases: Annotated[
+        int, typer.Option(metavar="NUMBER", parser=options.positive, help="training cases of all hospitals together")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="this hospital's data (default: as its settings say)"),
+    ] = None,
+    local: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the lead")
+    ],
+) -> int:
+    """Measure a hospital's data for nnU-Net's plans, and write what leaves into one file.
+
+    The file holds counts, and no case: docs/nnunet.md says what each of its numbers is.
+    """
+    screen.note("reading nnU-Net")
+    from medsilo.extend import DataSource, SiteSettings, read_settings, write_json
+    from medsilo_nnunet.measuring_cases import measured, memory_of
+    from medsilo_nnunet.nnunet_files import RawData
+    from medsilo_nnunet.question import read_question
+
+    asked, folder = read_question(question), folder_of_settings(local)
+    settings = read_settings(folder) if folder else SiteSettings()
+    source = DataSource(folder=data) if data else settings.data
+    if source is None:
+        raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --local")
+    least = settings.count_unit(synthetic=False)
+    found = RawData.of(source.folder, asked, source)
+    with screen.busy("measuring"):
+        own = measured(found, asked, cases, least, memory_of(settings))
+    write_json(out, own.model_dump(mode="json"))
+    bins = sum(len(channel.values) for channel in own.told.channels)
+    screen.say(f"cases: {own.holding.cases}, each number of {least} or more; bins of intensities: {bins}")
+    for problem in found.listing.problems:
+        screen.note(f"{problem.what} ({problem.count})")
+    screen.say(f"for the lead: {out}")
+    screen.answer(file=out, cases=own.holding.cases, least=least, bins=bins)
+    return 0
+
+
+def nnunet_collect(
+    screen: Screen,
+    question: QuestionFile,
+    *,
+    kit: options.Kit,
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="let the server read sums over all hospitals alone; for three or more")
+    ] = False,
+    out: Annotated[Path, typer.Option(*options.OUT, metavar="FOLDER", help="folder for the hospitals' files")],
+) -> int:
+    """Have all connected hospitals measure for nnU-Net's plans by one job, and fetch the file of each.
+
+    The files are those of nnunet-measure, by each hospital's own settings. With --sealed there is one file of all.
+    """
+    screen.note("reading nnU-Net")
+    from medsilo.extend import inquire
+    from medsilo_nnunet.question import read_question
+
+    name = "nnunet-collect-sealed" if sealed else "nnunet-collect"
+    files = inquire(name, read_question(question).in_yaml(), kit, out, screen.say)
+    for path in files:
+        screen.say(f"measured: {path}")
+    screen.answer(files=[str(path) for path in files])
+    return 0
+
+
+def nnunet_plan(
+    screen: Screen,
+    question: QuestionFile,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES", help="the hospitals' files, each named as its hospital")
+    ],
+    *,
+    planner: PlannerName = PLANNERS[0],
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB",
+            parser=options.length,
+            help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the plans")
+    ],
+) -> int:
+    """Make the plans that nnU-Net would make of all hospitals' data in one place, of the files that they sent.
+
+    Ends with 1 if a hospital has less memory than --memory asks for.
+    """
+    screen.note("reading nnU-Net")
+    from medsilo.extend import write_json
+    from medsilo_nnunet.fingerprint import Fingerprint
+    from medsilo_nnunet.planning import make_plans
+    from medsilo_nnunet.question import read_question
+
+    asked = read_question(question)
+    holdings: dict[str, Means] = {}
+    told: list[Fingerprint] = []
+    for path in files:
+        means, fingerprint = _read(path, asked)
+        if holdings.keys() & means.keys():
+            raise MedsiloError("two files are of one hospital; give each once")
+        holdings |= means
+        told.append(fingerprint)
+    whole = Fingerprint.merged(told)
+    with screen.busy("planning"):
+        made = make_plans(asked, whole, holdings, planner, memory)
+    write_json(out, made.plans)
+    screen.say(f"plans: {out}, of {whole.cases} cases of {len(holdings)} hospitals, for {made.memory:g} GB")
+    screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small))
+    if made.too_small:
+        screen.warn(
+            f"hospitals with less memory: {', '.join(made.too_small)}; give a smaller --memory, or go on without"
+        )
+    return 1 if made.too_small else 0
+
+
+def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[dict[str, Means], Fingerprint]":
+    """Read a hospital's file, or the one of several that sealed; an error names the file."""
+    import json
+
+    from medsilo.extend import Refused, why_unread
+    from medsilo_nnunet.fingerprint_message import read_measured
+
+    try:
+        sent = read_measured(json.loads(path.read_text("utf-8")))
+        return sent.means(path.stem), sent.fingerprint(asked)
+    except Refused as error:
+        raise MedsiloError(f"{path.name}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{path.name}: {why_unread(error, 'a file that medsilo nnunet-measure wrote')}") from error
+    except (ValueError, RecursionError) as error:
+        raise MedsiloError(f"{path.name} is not JSON; give a file that medsilo nnunet-measure wrote") from error
+
+
+MEASURE = Command(nnunet_measure, "question.yaml --data DATA --cases 110 -o st-anna.json", "For a hospital's engineer")
+COLLECT = Command(nnunet_collect, "question.yaml --kit KIT -o measured", "For a consortium's lead")
+PLAN = Command(nnunet_plan, "question.yaml st-anna.json north.json -o plans.json", "For a consortium's lead")

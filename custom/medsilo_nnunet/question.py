@@ -1,0 +1,126 @@
+"""The question of a study of nnU-Net's: channels and labels, on which all hospitals agree before they measure."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from medsilo.extend import DataError, MedsiloError, Section, YamlError, checked, in_words, load_yaml, why_unread
+
+Named = Annotated[str, Field(min_length=1, max_length=100)]
+Label = Annotated[int, Field(ge=0, le=65_535)]
+
+
+BACKGROUND, IGNORE = "background", "ignore"  # nnU-Net's names
+
+
+def several(own: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the values of a label or a region."""
+    return own if isinstance(own, tuple) else (own,)
+
+
+class SegmentationQuestion(Section):
+    """Name, channels and labels as nnU-Net's dataset.json names them."""
+
+    name: str = Field(pattern=r"^Dataset\d{3}_[A-Za-z0-9_-]{1,60}$", description="nnU-Net's name of the data set")
+    channels: tuple[Named, ...] = Field(
+        min_length=1, max_length=32, description="names of the channels in order; `CT` is scaled as nnU-Net scales CT"
+    )
+    labels: dict[Named, Label | tuple[Label, ...]] = Field(
+        min_length=2,
+        max_length=256,
+        description="the value of each label; several values make a region; `ignore`: places that do not count",
+    )
+    regions_class_order: tuple[Label, ...] | None = Field(
+        None, max_length=256, description="with regions: the value that each is written with, in order"
+    )
+
+    @model_validator(mode="after")
+    def _is_one_of_nnunets(self) -> Self:
+        values = [label for name, own in self.labels.items() if name != IGNORE for label in several(own)]
+        if self.labels.get(BACKGROUND) != 0 or set(values) != set(range(max(values) + 1)):
+            raise ValueError("labels: give background: 0, and 1, 2, 3, ... without a gap")
+        if IGNORE in self.labels and self.labels[IGNORE] != max(values) + 1:
+            raise ValueError(f"labels: ignore is the value after the last, {max(values) + 1}")
+        if not self.has_regions:
+            if len(values) != len(set(values)) or self.regions_class_order is not None:
+                raise ValueError("labels: two have one value, or regions_class_order is given without a region")
+            return self
+        regions, written = list(self.regions.values()), self.regions_class_order or ()
+        if len(written) != len(regions) or len(set(written)) != len(written):
+            raise ValueError("regions_class_order: give a value for each region, in their order, and none twice")
+        for place, (region, value) in enumerate(zip(regions, written, strict=True)):
+            if value not in region or any(set(region) <= set(other) for other in regions[place + 1 :]):
+                raise ValueError(
+                    "regions_class_order: a region is written with one of its own values, and after all around it"
+                )
+        return self
+
+    @property
+    def has_regions(self) -> bool:
+        """Return whether structures are regions, which may lie in each other, and not labels."""
+        return any(len(several(own)) > 1 for own in self.labels.values())
+
+    @property
+    def regions(self) -> dict[str, tuple[int, ...]]:
+        """The values of each structure, in order; without the background and what is ignored."""
+        return {name: several(own) for name, own in self.labels.items() if name not in (BACKGROUND, IGNORE)}
+
+    @property
+    def ignored(self) -> int | None:
+        """The value of places that nobody has looked at."""
+        ignored = self.labels.get(IGNORE)
+        return ignored if isinstance(ignored, int) else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each value 0, 1, ...; its number where only regions have a name."""
+        alone = {own: name for name, own in self.labels.items() if isinstance(own, int)}
+        alone |= {own[0]: name for name, own in self.regions.items() if len(own) == 1}
+        last = max(value for own in self.labels.values() for value in several(own)) - (self.ignored is not None)
+        return tuple(alone.get(value, f"label {value}") for value in range(last + 1))
+
+    def in_nnunet(self) -> dict[str, Any]:
+        """Return it in the words of dataset.json."""
+        words = {
+            "channel_names": {str(number): name for number, name in enumerate(self.channels)},
+            "labels": {name: list(label) if isinstance(label, tuple) else label for name, label in self.labels.items()},
+        }
+        return (
+            words
+            if self.regions_class_order is None
+            else words | {"regions_class_order": list(self.regions_class_order)}
+        )
+
+    def in_yaml(self) -> str:
+        """Return the file on which hospitals agree."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the question."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    def check(self, settings: Any) -> None:
+        """Raise DataError unless a dataset.json asks the same question."""
+        if not isinstance(settings, Mapping):
+            raise DataError("dataset.json is not a mapping; see nnU-Net's dataset format")
+        for key, wanted in self.in_nnunet().items():
+            if settings.get(key) != wanted:
+                raise DataError(f"{key} in dataset.json differs from the study's; the study has {wanted}")
+
+
+def read_question(path: Path) -> SegmentationQuestion:
+    """Read the file on which a study's hospitals have agreed."""
+    try:
+        return checked(SegmentationQuestion, load_yaml(path.read_text("utf-8")), path.name)
+    except YamlError as error:
+        raise MedsiloError(f"{path.name}: {error}; correct it") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{path.name}: {why_unread(error, 'the question of the study')}") from error
+    except ValidationError as error:
+        raise MedsiloError(f"{path.name}: {in_words(error, SegmentationQuestion)}") from error

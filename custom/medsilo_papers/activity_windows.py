@@ -1,0 +1,95 @@
+"""Activity recognition from a person's recorded sensor windows, one .npz file per site."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.extend import ActivityCnn, Cases, Classification, DataError, Network, SiteData, generator_for
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+class ActivityWindows(Classification):
+    """Windows of sensor channels, [sensors, steps], from `<site>.npz` in the site's data folder.
+
+    The file holds x_train [n, sensors, steps] (any floating type), y_train [n] (0, 1, ...), x_test and y_test. A site
+    is a person, so training and test are that person's; `validation` of x_train, drawn by the plan's seed and the
+    site's name, becomes the validation part. Windows are used as they are: normalise them beforehand.
+    """
+
+    needs_data: ClassVar[bool] = True
+    title: ClassVar[str] = "Activity recognition from recorded sensor windows"
+
+    name: Literal["activity-windows"] = "activity-windows"
+    sensors: int = Field(default=9, ge=1, le=4096, description="channels of a window")
+    activities: int = Field(default=6, ge=2, le=4096, description="classes; labels are 0 to this less one")
+    validation: float = Field(default=0.2, gt=0, lt=1, description="share of the training windows kept for validation")
+
+    @property
+    def mixes_patients(self) -> bool:
+        return True
+
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """The plan's number of sensors."""
+        return self.sensors
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        """The plan's number of activities."""
+        return self.activities
+
+    def default_network(self) -> Network:
+        return ActivityCnn()
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        if folder is None:
+            raise DataError("task activity-windows reads a folder: set 'data' in this site's medsilo.yaml (or --data)")
+        arrays = _read(folder / f"{site}.npz")
+        inputs, targets = self._checked("train", arrays["x_train"], arrays["y_train"])
+        test_inputs, test_targets = self._checked("test", arrays["x_test"], arrays["y_test"])
+        if test_inputs.shape[1:] != inputs.shape[1:]:
+            raise DataError("x_test has windows of another length than x_train; cut them alike")
+        kept = max(1, round(self.validation * len(inputs)))
+        if kept >= len(inputs):
+            raise DataError(f"x_train has {len(inputs)} window(s): too few for training and validation")
+        order = torch.randperm(len(inputs), generator=generator_for(seed, site, "validation"))
+        parts = [order[kept:].sort().values, order[:kept].sort().values]
+        train, validation = (Cases(inputs[part], targets[part], [site] * len(part)) for part in parts)
+        return SiteData(train, validation, Cases(test_inputs, test_targets, [site] * len(test_inputs)))
+
+    def _checked(self, part: str, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Windows [n, sensors, steps] in float32 and labels [n]; an error that says what is wrong with them."""
+        if inputs.ndim != 3 or inputs.shape[1] != self.sensors or inputs.dtype.kind != "f":
+            raise DataError(
+                f"x_{part} is {inputs.dtype} {list(inputs.shape)}, expected floating numbers [windows, {self.sensors}, "
+                "steps]; correct the file or task.sensors"
+            )
+        if targets.shape != (len(inputs),) or targets.dtype.kind not in "iu" or not len(targets):
+            raise DataError(f"y_{part} is {targets.dtype} {list(targets.shape)}, expected {len(inputs)} whole numbers")
+        if targets.min() < 0 or targets.max() >= self.activities:
+            raise DataError(f"y_{part} has labels outside 0 to {self.activities - 1}; correct task.activities")
+        windows = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))
+        if not windows.isfinite().all():
+            raise DataError(f"x_{part} holds NaN or infinity; remove those windows")
+        return windows, torch.from_numpy(targets.astype(np.int64))
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise DataError("the data folder has no <site>.npz with this site's name; put it there", private=str(path))
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in ARRAYS if name not in file.files]
+            if missing:
+                raise DataError(f"this site's .npz file has no {', '.join(missing)}; add it", private=str(path))
+            return {name: file[name] for name in ARRAYS}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        message = f"this site's .npz file cannot be read ({type(error).__name__}); write it with numpy.savez"
+        raise DataError(message, private=str(path)) from error

@@ -1,0 +1,84 @@
+"""Chest X-rays with COVID-19, other pneumonia or neither: the curated set of Sait et al., dealt to simulated sites."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.extend import Case, DataError, LazyCases, Network, SiteData, resized_smoothly
+from medsilo_papers.alexnet import AlexNet
+from medsilo_papers.pooled import PooledTask
+from medsilo_papers.public_files import (
+    bare_name,
+    divided,
+    files_in,
+    read_picture,
+    scaled,
+    site_folder,
+)
+
+CLASSES = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
+ENDINGS = (".png", ".jpg", ".jpeg")
+PERSON = re.compile(r"person\d+", re.IGNORECASE)  # in the file names of one of the set's sources
+
+
+class CovidXray(PooledTask):
+    """Grey images in 0 to 1, [1, size, size], of four classes, in folders named after them. Read when
+    asked for, but for those that the site's cache keeps.
+
+    The set keeps no patients: images whose names say person<number> go together, each other image counts as one.
+    """
+
+    needs_data: ClassVar[bool] = True
+    title: ClassVar[str] = "COVID-19 chest X-rays of four classes, dealt to sites"
+    channels: ClassVar[int] = 1
+    classes: ClassVar[int] = len(CLASSES)
+    largest_input: ClassVar[float] = 1.0
+    predictor: ClassVar[str] = "images"
+
+    name: Literal["covid-xray"] = "covid-xray"
+    size: int = Field(default=224, ge=63, le=1024, description="images are resized to this many pixels")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.size, self.size)
+
+    def default_network(self) -> Network:
+        return AlexNet(size=self.size)
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        layout = f"the folders {', '.join(CLASSES)} with pictures ({', '.join(ENDINGS)})"
+        place = site_folder(self.name, site, sites, folder, lambda path: len(_folders(path)) == len(CLASSES), layout)
+        items = [
+            (path, label)
+            for label, inner in enumerate(_folders(place))
+            for path in files_in(inner)
+            if path.suffix.lower() in ENDINGS
+        ]
+        labels = np.array([label for _, label in items])
+        if len(np.unique(labels)) < len(CLASSES):
+            raise DataError(f"a class has no picture; expected {layout}", private=str(place))
+        patients = tuple(_patient(path, label) for path, label in items)
+        return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self._read, LazyCases)
+
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
+
+    def _read(self, item: tuple[Path, int]) -> Case:
+        return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
+
+
+def _folders(place: Path) -> list[Path]:
+    """The classes' folders, in the classes' order."""
+    inner = {bare_name(path.name): path for path in sorted(place.iterdir()) if path.is_dir()}
+    return [inner[bare_name(name)] for name in CLASSES if bare_name(name) in inner]
+
+
+def _patient(path: Path, label: int) -> str:
+    person = PERSON.search(path.stem)
+    return person.group().lower() if person else f"{label}-{path.stem}"

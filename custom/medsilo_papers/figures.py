@@ -1,0 +1,39 @@
+"""Set up what all figures share. They are drawn without a window, so that they look alike on every machine."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from medsilo.extend import write_bytes
+
+# Okabe and Ito's colours, which most colour-blind readers can tell apart; lines and points differ in form, too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+MARKERS = "os^Dv*Px"
+DASHES = ("-", "--", ":", "-.")
+DPI = 120
+
+
+def panels(rows: int, columns: int, width: float = 3.0, height: float = 2.7) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with panels in rows and columns; sizes are inches of one panel."""
+    figure = Figure(figsize=(columns * width + 1.0, rows * height + 0.6), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False).tolist()
+
+
+def style(number: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the n-th line."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number % len(DASHES)],
+    }
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a PNG file, the same bytes for the same figure."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None})
+    write_bytes(path, content.getvalue())
+    return path

@@ -1,0 +1,382 @@
+"""FLamby's published tables of three sets of patients' data, run again: du Terrail et al. 2022.
+
+The protocol (docs/reproduce.md) was read in FLamby's code; the scores of its seeds are facts, in flamby.csv.
+Deviations: a site's passes begin anew in each round; SCAFFOLD weighs hospitals alike; Breslow's rule for equal times.
+"""
+
+import csv
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medsilo.extend import MedsiloError, Plan, SiteSettings, inprocess, make_settings, parse_plan
+from medsilo_papers.flamby_volumes import GRID, METADATA, SUBJECTS, read_ixi, score_of_volumes, write_volumes
+
+ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
+POOLED, PERSONAL = "pooled", "personal"
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+# Heart: columns that are read, the disease's level, those that become dummies, and those that are never 0 in truth.
+READ, DISEASE, DUMMIES, NEVER_ZERO = 10, 13, (2, 6), {"hungarian": (3, 4, 7)}
+REGIONS = 6
+Lines = dict[str, list[dict[str, Any]]]  # of each hospital: what stands in a line, with its part
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One of FLamby's sets: where its files lie, and how its models are trained."""
+
+    name: str
+    folder: str
+    files: tuple[str, ...]
+    origin: str
+    read: Callable[[Path], Lines]
+    task: Mapping[str, Any]
+    training: Mapping[str, Any]  # of a federated round
+    rounds: int
+    alone: Mapping[str, Any]  # of pooled and single training
+    rates: Mapping[str, float]  # of each method's hospitals
+    numbers: Mapping[str, Mapping[str, Any]]  # of each method
+    personal: Mapping[str, float]  # rates of the methods whose model is tested at each hospital
+    network: str = "linear"
+
+    @property
+    def of_volumes(self) -> bool:
+        """Return whether its cases are volumes; else they are a table's lines."""
+        return self.task["name"] != "table"
+
+    def lacking(self, data: Path) -> list[str]:
+        """Return the files and folders that are not there."""
+        return [name for name in self.files if not (data / self.folder / name).exists()]
+
+    def ready(self, data: Path, place: Path) -> "Work":
+        """Return the set's studies, whose data are written into a folder first."""
+        lines = self.read(data / self.folder)
+        columns: tuple[str, ...] = ()
+        if self.of_volumes:
+            write_volumes(lines, place, POOLED)
+        else:
+            columns = write_tables(lines, place)
+        return Work(self, columns, tuple(lines), place)
+
+
+@dataclass(frozen=True)
+class PublishedCell:
+    """One cell: our seeds beside theirs."""
+
+    set: str
+    method: str
+    test: str
+    ours: Sequence[float]
+    theirs: Sequence[float]
+
+    @property
+    def error(self) -> float:
+        """The standard error of the difference of the two means."""
+        return math.sqrt(sum(spread(own) ** 2 / len(own) for own in (self.ours, self.theirs)))
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether the means are within two standard errors."""
+        return abs(fmean(self.ours) - fmean(self.theirs)) <= ERRORS * self.error
+
+    def row(self) -> list[str]:
+        """Return the cell as it is printed."""
+        away = fmean(self.ours) - fmean(self.theirs)
+        told = f"{away / self.error:+.1f}" if self.error else f"{away:+.3f}"
+        verdict = "agrees" if self.agrees else "DIFFERS"
+        return [self.set, self.method, self.test, shown(self.theirs), shown(self.ours), told, verdict]
+
+
+HEADS = ("set", "method", "tested on", "published", "here", "standard errors apart", "verdict")
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the standard deviation; 0 of a single value."""
+    return stdev(values) if len(values) > 1 else 0.0
+
+
+def shown(values: Sequence[float]) -> str:
+    """Return mean and standard deviation."""
+    return f"{fmean(values):.3f} ± {spread(values):.3f}"
+
+
+# ------------------------------------------------------------------------------------------------------ the data
+def read_heart(folder: Path) -> Lines:
+    """Return UCI's four hospitals: lines whose first ten columns are known, two of them as dummies."""
+    known = {name: list(_heart_lines(folder / f"processed.{name}.data", name)) for name in HOSPITALS}
+    levels = {place: sorted({line[place] for own in known.values() for line in own})[1:] for place in DUMMIES}
+    return {name: _split(_with_dummies(own, levels)) for name, own in known.items()}
+
+
+def _heart_lines(path: Path, name: str) -> Iterator[list[float]]:
+    """Yield the first ten numbers of a line, and whether there is a disease."""
+    with path.open(encoding="utf-8", newline="") as file:
+        for cells in csv.reader(file):
+            if len(cells) <= DISEASE or "?" in cells[:READ]:
+                continue
+            line = [*map(float, cells[:READ]), float(float(cells[DISEASE]) > 0)]
+            if all(line[place] for place in NEVER_ZERO.get(name, (3, 7))):
+                yield line
+
+
+def _with_dummies(lines: Sequence[Sequence[float]], levels: Mapping[int, Sequence[float]]) -> list[dict[str, Any]]:
+    return [
+        {f"f{place}": line[place] for place in range(READ) if place not in levels}
+        | {f"f{place}_{level:g}": int(line[place] == level) for place, own in levels.items() for level in own}
+        | {"outcome": int(line[-1])}
+        for line in lines
+    ]
+
+
+def _split(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give each line its part: 66 % are trained on, drawn by scikit-learn, by disease where both are there thrice."""
+    from sklearn.model_selection import train_test_split
+
+    labels = [line["outcome"] for line in lines]
+    stratify = labels if min(labels.count(0), labels.count(1)) > 2 else None
+    places = list(range(len(lines)))
+    train, _ = train_test_split(places, train_size=0.66, test_size=0.34, random_state=43, stratify=stratify)
+    chosen = set(train)
+    return [line | {"part": "train" if place in chosen else "test"} for place, line in enumerate(lines)]
+
+
+def read_brca(folder: Path) -> Lines:
+    """Return the six regions of TCGA-BRCA's clinical table."""
+    with (folder / "train_test_split.csv").open(encoding="utf-8", newline="") as file:
+        places = {row["pid"]: row["fold2"].split("_") for row in csv.DictReader(file)}
+    found: Lines = {f"region-{number}": [] for number in range(REGIONS)}
+    with (folder / "brca.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if place := places.get(row.pop("pid")):
+                found[f"region-{place[1]}"].append({**row, "part": place[0]})
+    return found
+
+
+def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
+    """Write a table for each hospital and one of all; return the columns that a network reads.
+
+    The protocol has no validation cases: where there are none, training cases stand there once more, and nothing is
+    chosen by them.
+    """
+    together = {**lines, POOLED: [line for own in lines.values() for line in own]}
+    validated = any(line["part"] == "validation" for line in together[POOLED])
+    for name, own in together.items():
+        (folder / name).mkdir(parents=True)
+        trained = [line | {"part": "validation"} for line in own if line["part"] == "train" and not validated]
+        rows = [{"patient": number, **line} for number, line in enumerate([*own, *trained])]
+        with (folder / name / "cases.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return tuple(name for name in together[POOLED][0] if name not in ("outcome", "E", "T", "part"))
+
+
+# ------------------------------------------------------------------------------------------------------ the studies
+DRAWN = {"order": "drawn"}
+YOGI = {"server_betas": [0.9, 0.999], "tau": 1e-8}
+HEART = Benchmark(
+    "Fed-Heart-Disease",
+    "heart_uci",
+    tuple(f"processed.{name}.data" for name in HOSPITALS),
+    "the UCI Machine Learning Repository, data set Heart Disease",
+    read_heart,
+    {"name": "table", "kind": "classification", "standardise": "site"},
+    {"local_steps": 100, "batch_size": 4},
+    15,
+    {"local_epochs": 50, "batch_size": 4, "optimizer": "adam", "learning_rate": 0.001},
+    {
+        "fedavg": 0.001,
+        "fedprox": 0.001,
+        "scaffold": 0.001,
+        "fedadam": 0.01,
+        "fedyogi": 0.003162,
+        "fedadagrad": 0.003162,
+        "cyclic": 0.01,
+    },
+    {
+        "fedprox": {"mu": 0.01},
+        "fedadam": {"server_lr": 0.01, **YOGI},
+        "fedyogi": {"server_lr": 0.01, **YOGI},
+        "fedadagrad": {"server_lr": 0.316228, "server_beta": 0.9, "tau": 1e-8},
+        "cyclic": DRAWN,
+        "fine-tuning": {"steps": 100},
+    },
+    {"fedavg": 0.00316227, "fine-tuning": 0.00316227},
+)
+BRCA = Benchmark(
+    "Fed-TCGA-BRCA",
+    "tcga_brca",
+    ("brca.csv", "train_test_split.csv"),
+    "the repository owkin/FLamby",
+    read_brca,
+    {"name": "table", "kind": "survival", "time": "T", "event": "E", "standardise": "none"},
+    {"local_steps": 100, "batch_size": 8},
+    5,
+    {"local_epochs": 30, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.1},
+    {
+        "fedavg": 0.1,
+        "fedprox": 0.1,
+        "scaffold": 0.01,
+        "fedadam": 0.01,
+        "fedyogi": 0.01,
+        "fedadagrad": 0.01,
+        "cyclic": 0.01,
+    },
+    {
+        "fedprox": {"mu": 0.1},
+        "fedadam": {"server_lr": 0.1, **YOGI},
+        "fedyogi": {"server_lr": 0.1, **YOGI},
+        "fedadagrad": {"server_lr": 1.0, "server_beta": 0.9, "tau": 1e-8},
+        "cyclic": DRAWN,
+    },
+    {},
+)
+IXI = Benchmark(
+    "Fed-IXI",
+    "ixi",
+    (SUBJECTS, METADATA),
+    f"{SUBJECTS} of the archive IXI Tiny to which FLamby's script for fed_ixi points, {METADATA} of owkin/FLamby",
+    read_ixi,
+    {
+        "name": "nifti-folder",
+        "labels": ["brain"],
+        "size": list(GRID),
+        "intensity": {"kind": "z-score"},
+        "criterion": "dice-background",
+    },
+    {"local_steps": 100, "batch_size": 2},
+    7,
+    {"local_epochs": 10, "batch_size": 2, "optimizer": "adam", "learning_rate": 0.001},
+    {
+        "fedavg": 0.001,
+        "fedprox": 0.001,
+        "scaffold": 0.001,
+        "fedadam": 0.0001,
+        "fedyogi": 0.0001,
+        "fedadagrad": 0.0001,
+        "cyclic": 0.00001,
+    },
+    {
+        "fedprox": {"mu": 0.1},
+        "fedadam": {"server_lr": 0.1, **YOGI},
+        "fedyogi": {"server_lr": 0.1, **YOGI},
+        "fedadagrad": {"server_lr": 0.1, "server_beta": 0.9, "tau": 1e-8},
+        "cyclic": DRAWN,
+    },
+    {},
+    "pooled-unet",
+)
+TABLES = (HEART, BRCA)
+BENCHMARKS = (*TABLES, IXI)
+
+
+def published() -> dict[tuple[str, str], list[float]]:
+    """Return FLamby's scores by set and method, in the order of the seeds."""
+    text = resources.files("medsilo_papers").joinpath("flamby.csv").read_text("utf-8")
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        found.setdefault((row["set"], row["method"]), []).append(float(row["score"]))
+    return found
+
+
+def compare(data: Path, seeds: Sequence[int], say: Say) -> Iterator[PublishedCell]:
+    """Yield every cell of the sets whose files are there; raise a MedsiloError where none are."""
+    there = [one for one in BENCHMARKS if not one.lacking(data)]
+    for one in BENCHMARKS:
+        if lacking := one.lacking(data):
+            say(f"{one.name}: put {', '.join(lacking)} ({one.origin}) into {data / one.folder}")
+    if not there:
+        raise MedsiloError("no set is there; put the files named above where they belong, or give --data")
+    theirs = published()
+    for benchmark in there:
+        with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
+            work = benchmark.ready(data, Path(place))
+            for method in (*benchmark.rates, POOLED):
+                told = theirs[benchmark.folder, method]
+                ours = [work.on_all(method, seed) for seed in seeds]
+                yield PublishedCell(benchmark.name, method, "all hospitals", ours, told)
+            for method in benchmark.personal:
+                ours = [work.at_home(method, seed) for seed in seeds]
+                told = theirs[benchmark.folder, f"{PERSONAL} {method}"]
+                yield PublishedCell(benchmark.name, method, "each hospital, mean", ours, told)
+            for number, site in enumerate(work.sites):
+                ours = [work.alone(site, seed) for seed in seeds]
+                yield PublishedCell(benchmark.name, "single", site, ours, theirs[benchmark.folder, f"single {number}"])
+
+
+@dataclass(frozen=True)
+class Work:
+    """The studies of one set."""
+
+    benchmark: Benchmark
+    columns: tuple[str, ...]
+    sites: tuple[str, ...]
+    folder: Path
+
+    @property
+    def settings(self) -> SiteSettings:
+        """Return the settings of every site: the sets are public. Volumes take the whole machine."""
+        own = {"device": str(self.device), "threads": (os.cpu_count() or 1) if self.benchmark.of_volumes else 1}
+        return make_settings({"data": str(self.folder), "public_data": True, **own}, "the benchmark")
+
+    @property
+    def device(self) -> torch.device:
+        """Return where networks learn and are scored: a table's on the processor."""
+        return torch.device("cuda" if self.benchmark.of_volumes and torch.cuda.is_available() else "cpu")
+
+    def plan(self, method: str, sites: Sequence[str], rounds: int, training: Mapping[str, Any], seed: int) -> Plan:
+        """Return the plan of one study."""
+        own = self.benchmark
+        return parse_plan(
+            {
+                "algorithm": {"name": method, **own.numbers.get(method, {})},
+                "task": {**own.task, **({"columns": list(self.columns)} if self.columns else {})},
+                "network": {"name": own.network},
+                "training": {"rounds": rounds, **training},
+                "participation": {"sites": list(sites)},
+                "tracking": {"select": "last", "validate_every": rounds},
+                "seed": seed,
+            }
+        )
+
+    def on_all(self, method: str, seed: int) -> float:
+        """Return the score of one model on the test cases of all hospitals, in the scaling of their training cases."""
+        if method == POOLED:
+            return self.alone(POOLED, seed)
+        plan = self.federated(method, self.benchmark.rates[method], seed)
+        return self.score(plan, inprocess.run(plan, settings=self.settings).models[self.sites[0]], POOLED)
+
+    def at_home(self, method: str, seed: int) -> float:
+        """Return the mean over hospitals of the score of the model that each of them ends with."""
+        plan = self.federated(method, self.benchmark.personal[method], seed)
+        models = inprocess.run(plan, settings=self.settings).models
+        return fmean(self.score(plan, models[site], site) for site in self.sites)
+
+    def federated(self, method: str, rate: float, seed: int) -> Plan:
+        """Return the plan of a study of all hospitals."""
+        own = self.benchmark
+        return self.plan(method, self.sites, own.rounds, {**own.training, "learning_rate": rate}, seed)
+
+    def alone(self, site: str, seed: int) -> float:
+        """Return the score of a site's own model, or of all data's, on its test cases."""
+        plan = self.plan("local", [site], 1, self.benchmark.alone, seed)
+        return self.score(plan, inprocess.run(plan, settings=self.settings).models[site], site)
+
+    @torch.no_grad()
+    def score(self, plan: Plan, model: nn.Module, site: str) -> float:
+        """Return a model's score on a site's test cases."""
+        cases: Any = plan.task.site_data(site, [site], plan.seed, self.settings.data).test
+        if self.benchmark.of_volumes:
+            return score_of_volumes(model, cases, self.device)
+        found: Tensor = plan.task.case_scores(model.eval()(cases.inputs), cases.targets)
+        return float(found.double().mean())

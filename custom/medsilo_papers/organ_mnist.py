@@ -1,0 +1,112 @@
+"""Abdominal organs in slices of CT: OrganA-, OrganC- and OrganSMNIST of MedMNIST, dealt to simulated sites."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.extend import Cases, DataError, Network, SiteData, resized_smoothly
+from medsilo_papers.lenet5 import LeNet5
+from medsilo_papers.pooled import PooledTask
+from medsilo_papers.public_files import scaled, site_folder
+
+FILE_PARTS = ("train", "val", "test")
+VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
+# Images for training, validation and test: MedMNIST 1 and 2, which the AdaFed paper used, and 3 without duplicates.
+RELEASES = {
+    "v2": {"axial": (34581, 6491, 17778), "coronal": (13000, 2392, 8268), "sagittal": (13940, 2452, 8829)},
+    "v3": {"axial": (34561, 6491, 17778), "coronal": (12975, 2392, 8216), "sagittal": (13932, 2452, 8827)},
+}
+
+
+class OrganMnist(PooledTask):
+    """Grey images in 0 to 1, [1, size, size], of 11 organs.
+
+    The file is organamnist.npz, organcmnist.npz or organsmnist.npz (with _64, _128 or _224 for those sizes), or
+    MedMNIST 1's organmnist_axial.npz, _coronal, _sagittal. It doesn't say whose slices are whose, but its own three
+    parts share no CT: they are the split by patient.
+    """
+
+    needs_data: ClassVar[bool] = True
+    title: ClassVar[str] = "OrganA/C/SMNIST: eleven organs in CT slices, dealt to sites"
+    channels: ClassVar[int] = 1
+    classes: ClassVar[int] = 11
+    largest_input: ClassVar[float] = 1.0
+    predictor: ClassVar[str] = "images"
+
+    name: Literal["organ-mnist"] = "organ-mnist"
+    view: Literal["axial", "coronal", "sagittal"] = Field("axial", description="the direction of the slices")
+    size: Literal[28, 64, 128, 224] = Field(28, description="height and width of the images in the file")
+    release: Literal["v2", "v3"] | None = Field(None, description="refuse a file of another release; `null` takes any")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.size, self.size)
+
+    def default_network(self) -> Network:
+        return LeNet5(size=self.size)
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        names = self._files()
+        layout = f"{' or '.join(names)} of MedMNIST"
+
+        def files(place: Path) -> list[Path]:
+            return [place / name for name in names if (place / name).is_file()]
+
+        place = site_folder(self.name, site, sites, folder, lambda path: bool(files(path)), layout)
+        images, labels, published = self._read(files(place)[0])
+        parts = self.dealt(labels, published, site, sites, seed)
+        chosen = [np.flatnonzero(parts == part) for part in range(3)]
+        return SiteData(*(self._cases(images[own], labels[own], own) for own in chosen))
+
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
+
+    def _files(self) -> list[str]:
+        size = "" if self.size == 28 else f"_{self.size}"
+        new = f"organ{VIEWS[self.view]}mnist{size}.npz"
+        return [new, f"organmnist_{self.view}.npz"] if self.size == 28 else [new]
+
+    def _cases(self, images: np.ndarray, labels: np.ndarray, own: np.ndarray) -> Cases:
+        inputs = torch.from_numpy(images[:, None].astype(np.float32)) / 255
+        return Cases(inputs, torch.from_numpy(labels), [f"{case:06}" for case in own])
+
+    def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All images [n, size, size], their labels [n] and the published part of each [n]."""
+        arrays = [f"{part}_{kind}" for kind in ("images", "labels") for part in FILE_PARTS]
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                missing = [name for name in arrays if name not in file.files]
+                values = [] if missing else [file[name] for name in arrays]
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path.name} can't be read ({type(error).__name__}); load it down again") from error
+        if missing:
+            raise DataError(f"{path.name} has no {', '.join(missing)}; expected a file of MedMNIST")
+        images, labels = values[:3], [part.reshape(-1).astype(np.int64) for part in values[3:]]
+        for pictures, organs in zip(images, labels, strict=True):
+            if pictures.dtype != np.uint8 or pictures.shape != (len(organs), self.size, self.size):
+                expected = f"uint8 [{len(organs)}, {self.size}, {self.size}]"
+                raise DataError(f"{path.name} has images of {pictures.dtype} {list(pictures.shape)}, not {expected}")
+            if len(organs) and not 0 <= organs.min() <= organs.max() < self.classes:
+                raise DataError(f"{path.name} has labels outside 0 to {self.classes - 1}; is it an OrganMNIST?")
+        sizes = tuple(map(len, labels))
+        if self.release not in (None, release_of(self.view, sizes)):
+            raise DataError(
+                f"{path.name} has {sum(sizes)} images and is {_named(release_of(self.view, sizes))}; task.release asks "
+                f"for {_named(self.release)}, which has {sum(RELEASES[self.release][self.view])}"
+            )
+        return np.concatenate(images), np.concatenate(labels), np.repeat(np.arange(3), sizes)
+
+
+def release_of(view: str, sizes: tuple[int, ...]) -> str | None:
+    """The release of MedMNIST that has so many images for training, validation and test."""
+    return next((release for release, known in RELEASES.items() if known[view] == sizes), None)
+
+
+def _named(release: str | None) -> str:
+    return {"v2": "MedMNIST 1 or 2", "v3": "MedMNIST 3", None: "of no known release of MedMNIST"}[release]

@@ -1,0 +1,65 @@
+"""Public sets without hospitals: one pool of cases that every site holds and of which each takes its own."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from medsilo.extend import Classification, DataError, Shares, Split, dirichlet, iid, parts_by_draw, split_seed
+
+
+class PooledTask(Classification):
+    """The dealing of a pool: by Dirichlet, evenly, or not at all where the folder is the site's own.
+
+    Sites take turns in sorted order, and all hold the same folder and the same plan, so that nobody has to tell
+    another who has what. The pool is dealt to all sites first and split after that: the part of a patient is the same
+    at every site.
+    """
+
+    partition: Literal["dirichlet", "iid", "own"] = Field(default="dirichlet", description="who has which cases")
+    alpha: float = Field(default=0.1, gt=0, description="of the Dirichlet: the smaller, the more the sites differ")
+    minimum: int = Field(default=40, ge=4, description="cases that every site gets at least")
+    split: Split = Field(
+        default="patient", description="paper: half of a site's cases train, the other half tests, whoever they are of"
+    )
+    shares: Shares = Field(default=(0.5, 0.2, 0.3), description="train, validation and test; without effect on 'paper'")
+    validation: float = Field(
+        default=0.1, gt=0, lt=1, description="of the training half; the AdaFed paper has no validation part"
+    )
+
+    def dealt(
+        self, labels: np.ndarray, patients: tuple[str, ...] | np.ndarray, site: str, sites: Sequence[str], seed: int
+    ) -> np.ndarray:
+        """The part of every case of the pool, [cases]: 0 train, 1 validation, 2 test, -1 another site's.
+
+        patients: [cases] names, or whole numbers that are the parts of a published split.
+        """
+        own = self._own(labels, site, sites, seed)
+        parts = np.full(len(labels), -1)
+        if self.split == "paper":
+            order = np.random.default_rng(split_seed(seed, site)).permutation(own)
+            half = len(own) // 2
+            kept = max(1, round(self.validation * half))
+            parts[order[:half]], parts[order[:kept]], parts[order[half:]] = 0, 1, 2
+        else:
+            if not isinstance(patients, np.ndarray):
+                patients = parts_by_draw(patients, self.shares, split_seed(seed))
+            parts[own] = patients[own]
+        sizes = np.bincount(parts[own], minlength=3)
+        if not sizes.all():
+            told = ", ".join(map(str, sizes))
+            raise DataError(
+                f"this site got {told} cases for train, validation and test; take fewer sites, a larger task.alpha "
+                "or task.minimum, or another seed"
+            )
+        return parts
+
+    def _own(self, labels: np.ndarray, site: str, sites: Sequence[str], seed: int) -> np.ndarray:
+        """The site's cases, sorted."""
+        place = sorted(sites).index(site)
+        if self.partition == "own":
+            return np.arange(len(labels))
+        if self.partition == "dirichlet":
+            return dirichlet(labels, len(sites), self.alpha, seed, self.minimum)[place]
+        return iid(len(labels), len(sites), seed, self.minimum)[place]

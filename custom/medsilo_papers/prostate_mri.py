@@ -1,0 +1,204 @@
+"""The prostate in T2-weighted MRI of several hospitals, cut into slices as the HarmoFL and FedSM papers do."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from medsilo.extend import (
+    Case,
+    DataError,
+    Network,
+    Segmentation,
+    Shares,
+    SiteData,
+    Split,
+    parts_by_draw,
+    read_pair,
+    resized,
+    slices_of,
+    split_seed,
+)
+from medsilo_papers.basic_unet import BasicUNet
+from medsilo_papers.public_files import files_in, site_folder
+
+ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")
+LAYOUT = (
+    "volumes (.nii.gz, .nii, .mha, .mhd), each Case00.nii.gz with its Case00_segmentation.nii.gz, or Image/ and Mask/ "
+    "with files of the same names"
+)
+BRIGHTEST = 2048  # FedSM's range of intensities
+
+
+class Prostate(Segmentation):
+    """Slices [slices, size, size] and where in the middle one the prostate is. Slices without it are no cases.
+
+    A site takes the folder of its name. slices 3: neighbours are channels, and a volume's two end slices are no cases
+    (HarmoFL); 1: single slices (FedSM). intensity "percentile": each volume is clipped at its 99th percentile and
+    brought to 0 to `brightest`; "fixed": clipped to 0 to 2048, in 256 steps, to 0 to `brightest`.
+    """
+
+    needs_data: ClassVar[bool] = True
+    title: ClassVar[str] = "Prostate in MRI of six hospitals, slice by slice"
+    classes: ClassVar[int] = 2
+    structures: ClassVar[dict[str, tuple[int, ...]]] = {"prostate": (1,)}
+    predictor: ClassVar[str] = "images"
+
+    name: Literal["prostate"] = "prostate"
+    slices: Literal[1, 3] = Field(3, description="slices that make one input: the slice alone, or with its neighbours")
+    size: int = Field(default=384, ge=16, le=1024, multiple_of=16, description="slices are resized to this many pixels")
+    intensity: Literal["percentile", "fixed"] = Field("percentile", description="how intensities are scaled")
+    brightest: float = Field(default=1.0, gt=0, description="HarmoFL's released code has 255")
+    augment: bool = Field(default=True, description="turns by multiples of 90 degrees and flips, in training only")
+    objective: Literal["dice-ce", "dice"] = Field(
+        default="dice-ce", description="half of cross entropy and Dice, as HarmoFL; or Dice alone, as FedSM"
+    )
+    split: Split = Field(default="patient", description="paper: slices at random, as HarmoFL's released indices")
+    shares: Shares = Field(default=(0.64, 0.16, 0.2), description="of train, validation and test")
+
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """The slices that the network sees."""
+        return self.slices
+
+    @property
+    def augments(self) -> bool:  # type: ignore[override]
+        """As the plan says."""
+        return self.augment
+
+    @property
+    def largest_input(self) -> float:  # type: ignore[override]
+        """Return what the brightest voxel becomes."""
+        return self.brightest
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.slices, self.size, self.size)
+
+    def default_network(self) -> Network:
+        return BasicUNet()
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        place = site_folder(self.name, site, sites, folder, lambda path: any(masks_of(path).values()), LAYOUT)
+        found = masks_of(place)
+        pairs = [(image, mask) for image, mask in found.items() if mask]
+        if len(pairs) < len(found):
+            without = ", ".join(image.name for image, mask in found.items() if not mask)
+            message = f"{len(found) - len(pairs)} of {len(found)} volumes have no mask; expected {LAYOUT}"
+            raise DataError(message, private=without)
+        volumes, masks, cases, patients, spacings = [], [], [], [], []
+        for image_path, mask_path in pairs:
+            image, mask = read_pair(image_path, mask_path)
+            organ = (mask.values > 0).astype(np.float32)
+            volumes.append(self._single(image.values))
+            masks.append((resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
+            reach = self.slices // 2
+            shown = np.flatnonzero(organ.any((1, 2)))
+            own = shown[(shown >= reach) & (shown < len(organ) - reach)]
+            cases += [(len(volumes) - 1, int(middle)) for middle in own]
+            patients += [image_path.name] * len(own)
+            spacings.append(image.spacing)
+        if not cases:
+            raise DataError("no mask of the site's volumes holds anything; expected the prostate with values above 0")
+        groups = patients if self.split == "patient" else [f"{case:06}" for case in range(len(cases))]
+        parts = parts_by_draw(groups, self.shares, split_seed(seed, site))
+        chosen = [np.flatnonzero(parts == part) for part in range(3)]
+        return SiteData(
+            *(Slices(volumes, masks, [cases[i] for i in part], [patients[i] for i in part], reach) for part in chosen),
+            spacings=[spacings[volume] for volume in sorted({cases[i][0] for i in chosen[0]})],
+        )
+
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        """At a volume's ends the missing neighbour is the end slice itself."""
+        if values.ndim != 4:
+            raise DataError("a flat image, where the task reads volumes")
+        if len(values) != 1:
+            raise DataError(f"the image has {len(values)} channels, the task reads 1")
+        single = self._single(values[0])
+        reach = self.slices // 2
+        near = torch.arange(len(single))[:, None] + torch.arange(-reach, reach + 1)
+        return single[near.clamp(0, len(single) - 1)]
+
+    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
+        return resized(output, grid[1:]).argmax(1)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return losses()[self.objective](output, target[:, None])
+
+    @property
+    def cross_entropy(self) -> float:
+        return 0.5 if self.objective == "dice-ce" else 0.0
+
+    def augmented(self, case: Case, seed: int) -> Case:
+        """Each of four turns and of two flips equally likely, drawn from the seed alone."""
+        random = torch.Generator().manual_seed(seed)
+        turns = int(torch.randint(4, (), generator=random))
+        flips = (torch.randint(2, (2,), generator=random).nonzero()[:, 0] - 2).tolist()
+        image, mask = (torch.rot90(part, turns, (-2, -1)).flip(flips) for part in case)
+        return image, mask
+
+    def _single(self, volume: np.ndarray) -> Tensor:
+        """The slices of a volume [D, H, W], with their intensities as the network reads them: [D, size, size]."""
+        if not np.isfinite(volume).all():
+            raise DataError("a volume has values that are NaN or infinite; correct or remove it")
+        if self.intensity == "percentile":
+            clipped = np.minimum(volume, np.percentile(volume, 99))
+            least = clipped.min()
+            values = (clipped - least) / max(float(clipped.max() - least), 1e-12)
+        else:
+            values = np.floor(np.clip(volume, 0, BRIGHTEST) * (255 / BRIGHTEST)) / 255
+        scaled = (values * self.brightest).astype(np.float32)
+        return slices_of(scaled[None], (1, self.size, self.size))[:, 0]
+
+
+class Slices(Dataset):
+    """Slices with their neighbours, cut from volumes in memory when they are asked for."""
+
+    def __init__(
+        self,
+        volumes: list[Tensor],
+        masks: list[Tensor],
+        cases: list[tuple[int, int]],
+        patients: list[str],
+        reach: int,
+    ) -> None:
+        self.volumes, self.masks, self.cases, self.reach = volumes, masks, cases, reach
+        self.patients = tuple(patients)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, index: int) -> Case:
+        volume, middle = self.cases[index]
+        near = self.volumes[volume][middle - self.reach : middle + self.reach + 1]
+        return near, self.masks[volume][middle].long()
+
+
+def masks_of(place: Path) -> dict[Path, Path | None]:
+    """The mask of every volume, in both layouts; None where it lacks."""
+    images = place / "Image" if (place / "Image").is_dir() else place
+    found: dict[Path, Path | None] = {}
+    for image in files_in(images):
+        ending = next((ending for ending in ENDINGS if image.name.lower().endswith(ending)), None)
+        if ending is None or "_segmentation" in image.name.lower():
+            continue
+        stem = image.name[: -len(ending)]
+        beside = [place / f"{stem}_{word}{end}" for word in ("segmentation", "Segmentation") for end in ENDINGS]
+        paths = beside if images == place else [place / "Mask" / image.name]
+        found[image] = next((path for path in paths if path.is_file()), None)
+    return found
+
+
+@cache
+def losses() -> dict[str, Any]:
+    """Half the sum of cross entropy and Dice over both classes and the whole batch; and Dice of the prostate."""
+    from monai.losses import DiceCELoss, DiceLoss
+
+    both: nn.Module = DiceCELoss(to_onehot_y=True, softmax=True, batch=True, lambda_dice=0.5, lambda_ce=0.5)
+    return {"dice-ce": both, "dice": DiceLoss(include_background=False, to_onehot_y=True, softmax=True)}

@@ -1,0 +1,123 @@
+"""Find the site's folder of a public data set; read pictures and tables."""
+
+import csv
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medsilo.extend import Case, Cases, DataError, SiteData, check_size
+
+LARGEST_VALUE = 8  # bytes, as int64
+
+
+def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., Case]) -> Cases:
+    """Read all items at once, into memory."""
+    pairs = [read(item) for item in items]
+    return Cases(torch.stack([inputs for inputs, _ in pairs]), torch.stack([target for _, target in pairs]), patients)
+
+
+# ---------------------------------------------------------------------- where the data lie
+def bare_name(name: str) -> str:
+    """A name without case and punctuation: "ISBI_1.5" and "isbi-15" are one."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def site_folder(
+    task: str, site: str, sites: Sequence[str], folder: Path | None, holds: Callable[[Path], bool], layout: str
+) -> Path:
+    """The folder with the site's part: that of its name in the data folder, else the data folder or its only folder.
+
+    A data folder with folders of other sites, and none of this one's, holds nothing for it.
+    """
+    if folder is None:
+        raise DataError(f"task {task} needs data: set 'data' in the site's medsilo.yaml, or give --data")
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    inner = {bare_name(path.name): path for path in found if path.is_dir() and path.name != "__MACOSX"}
+    places = [folder, *(inner.values() if len(inner) == 1 else [])]
+    if not inner.keys().isdisjoint(map(bare_name, sites)):
+        places = [path for name, path in inner.items() if name == bare_name(site)]
+    for place in places:
+        if holds(place):
+            return place
+    raise DataError(
+        f"task {task}: expected {layout} in the data folder, or in a folder of it with the site's name",
+        private=str(folder),
+    )
+
+
+def files_in(place: Path, pattern: str = "*") -> list[Path]:
+    """The files that fit, sorted, without the hidden ones that archives made on a Mac have beside each."""
+    return sorted(path for path in place.glob(pattern) if path.is_file() and not path.name.startswith("."))
+
+
+def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a CSV file that has these columns."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            missing = [column for column in columns if column not in (reader.fieldnames or [])]
+            rows = [] if missing else list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path.name} can't be read ({type(error).__name__})", private=str(path)) from error
+    if missing:
+        raise DataError(
+            f"{path.name} lacks the columns {', '.join(missing)}; expected {', '.join(columns)}", private=str(path)
+        )
+    if not rows or any(row[column] is None for row in rows for column in columns):
+        raise DataError(f"{path.name} has no rows, or rows that are too short", private=str(path))
+    return rows
+
+
+# ---------------------------------------------------------------------- pictures
+def read_picture(path: Path) -> np.ndarray:
+    """A picture of 8 bits per value as RGB, [3, H, W], whatever its file has instead or beside."""
+    return _values(path, "picture", "RGB").transpose(2, 0, 1)
+
+
+def read_labels(path: Path) -> np.ndarray:
+    """The values of a mask as they are stored, [H, W]: of its first channel, or of a palette's numbers."""
+    values = _values(path, "mask").astype(np.int64)
+    return values[..., 0] if values.ndim == 3 else values
+
+
+def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
+    """Return what SimpleITK can't: TIFF of any name and compression, palettes as they are."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            if mode and image.mode[0] in "IF":
+                raise DataError(f"a {what} has more than 8 bits per value; save it with 8", private=str(path))
+            check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
+            return np.asarray(image.convert(mode) if mode else image)
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises anything over damaged files
+        message = f"a {what} is absent or damaged; see this site's log for its name"
+        raise DataError(message, f"{path}: {error}") from error
+
+
+def scaled(values: np.ndarray, channels: int) -> Tensor:
+    """A flat image of whole numbers, [C, H, W], in 0 to 1 with 3 channels or 1: [channels, H, W]."""
+    if values.ndim != 3 or values.dtype.kind != "u":
+        raise DataError("a volume or an image of numbers beside 0 to 255, where the task reads flat images")
+    if channels > len(values):
+        raise DataError(f"an image is grey where the task's images have {channels} channels (RGB)")
+    image = torch.from_numpy(np.ascontiguousarray(values[:3], np.float32)) / float(np.iinfo(values.dtype).max)
+    return image if channels == len(image) else image.mean(0, keepdim=True)
+
+
+def divided(
+    items: Sequence[Hashable],
+    patients: Sequence[str],
+    parts: np.ndarray,
+    read: Callable[..., Case],
+    held: Callable[..., Dataset] = in_memory,
+) -> SiteData:
+    """The cases of each part; `held` says whether in memory or not."""
+    chosen = [np.flatnonzero(parts == part).tolist() for part in range(3)]
+    return SiteData(*(held([items[i] for i in part], [patients[i] for i in part], read) for part in chosen))

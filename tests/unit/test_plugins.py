@@ -1,0 +1,169 @@
+"""Attaching more than a plan names, as an outsider does it; and the examples of medsilo.extend."""
+
+import ast
+import doctest
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import medsilo
+from medsilo import extend, registry
+from medsilo.cli import all_commands, main
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.package import package_hash
+from medsilo.deploy.exporter import export
+from medsilo.deploy.source import Source
+from medsilo.federation.inquiry import inquiry_of
+from medsilo.flare.jobs import CUSTOM, pack
+from tests.conftest import make_plan
+from tests.unit.test_extend import a_distribution
+
+OUTSIDE = """
+from pathlib import Path
+
+from medsilo.extend import Command, Exporter, Inquiry, PredictionRequest, Predictor, Screen
+
+
+def count_letters(screen: Screen, text: str, times: int = 1) -> int:
+    "Count the letters of a text."
+    screen.say(f"letters: {len(text) * times}")
+    screen.answer(letters=len(text) * times)
+    return 0
+
+
+def predict(asked: PredictionRequest) -> int:
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "predictions.json").write_text('{"cases": [{"file": "%s"}]}' % asked.given[0].name)
+    return 0
+
+
+def write(source, out: Path) -> None:
+    out.mkdir()
+    (out / "size.txt").write_text(str(sum(tensor.numel() for tensor in source.network.state_dict().values())))
+
+
+COUNT = Command(count_letters, "text --times 2", "For people who count")
+PREDICTOR = Predictor("texts", predict)
+EXPORTER = Exporter("size", write)
+INQUIRY = Inquiry(lambda path: None, lambda question: None, lambda *_: {}, lambda question, own: None)
+"""
+ENTRIES = """
+[medsilo.commands]
+count-letters = counting:COUNT
+broken = counting:Nothing
+[medsilo.predictors]
+texts = counting:PREDICTOR
+[medsilo.exporters]
+size = counting:EXPORTER
+wrong = counting:PREDICTOR
+[medsilo.inquiries]
+how-many = counting:INQUIRY
+"""
+
+
+@pytest.fixture
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another package, installed."""
+    monkeypatch.syspath_prepend(a_distribution(tmp_path / "place", "acme-counting", ENTRIES, counting=OUTSIDE))
+    yield
+    sys.modules.pop("counting", None)
+
+
+def test_a_command_of_another_package(counting: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "count-letters" in (told := capsys.readouterr().out) and "a command of package acme-counting" in told
+    assert "counting" not in sys.modules  # nothing of it is imported before its command runs
+    assert main(["count-letters", "abc", "--times", "2"]) == 0
+    assert capsys.readouterr().out == "letters: 6\n"
+    assert main(["broken"]) == 2
+    assert "package acme-counting: 'broken' can't be loaded (AttributeError)" in capsys.readouterr().err
+    assert main(["methods"]) == 0  # what is broken stops nothing else
+
+
+def test_an_outside_command_that_is_not_named_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count-letters", "abc"]) == 2
+    assert "is no command" in capsys.readouterr().err
+
+
+def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`medsilo predict` and `medsilo.predict` go through it, whatever kind of files it reads."""
+    run = medsilo.run(make_plan(), folder=tmp_path / "run", changes=["training.rounds=1"], device="cpu")
+    text = tmp_path / "letter.txt"
+    text.write_text("a")
+    with pytest.raises(MedsiloError, match="reads no image files or others that could be predicted"):
+        medsilo.predict(run.folder, text, tmp_path / "none")
+    monkeypatch.setattr(type(run.plan.task), "predictor", "texts")  # as a task of the package says of itself
+    assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
+    assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0
+    assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "sent"), "--send", "A@b:1"]) == 1
+
+
+def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_plan()
+    source = Source(plan.algorithm.whole(plan.build_networks()), plan, None, {"kind": "model"})
+    assert export(source, tmp_path / "out", "size") == ("size", None)
+    assert int((tmp_path / "out/size.txt").read_text()) > 0 and (tmp_path / "out/MODEL_CARD.md").is_file()
+    with pytest.raises(PlanError, match="'wrong' is no Exporter; make one of medsilo.deploy.exporter:Exporter"):
+        export(source, tmp_path / "other", "wrong")
+    assert main(["export", "run", "-o", str(tmp_path / "new"), "--to", "paper"]) == 2
+    assert "choose one of monai, nnunet, size, wrong" in capsys.readouterr().err
+
+
+def test_an_inquiry_needs_to_be_allowed(counting: None) -> None:
+    with pytest.raises(PlanError, match="package acme-counting, which is not allowed here"):
+        inquiry_of("how-many", False, ())
+    assert "counting" not in sys.modules
+    assert not inquiry_of("how-many", False, ["Acme_Counting"]).sealed
+
+
+def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
+    tables = [value for value in vars(registry).values() if isinstance(value, registry.PluginTable)]
+    assert len(tables) == 9
+    for table in tables:
+        for name in table:
+            assert table[name] is not None and table.package_of(name) is None
+    assert {"receive", "nnunet-plan"} <= {one.name for own in all_commands().values() for one in own}
+
+
+def test_the_page_uses_what_is_for_everybody(root: Path) -> None:
+    page = (root / "docs/extend.md").read_text("utf-8")
+    code = [ast.parse(dedent(text)) for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    imports = [node for tree in code for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    used = {(node.module, one.name) for node in imports for one in node.names}
+    ours = {name for module, name in used if module == "medsilo.extend"}
+    assert len(ours) > 10 and ours <= extend.NAMES.keys()
+    assert not [module for module, _ in used if str(module).startswith("medsilo.") and module != "medsilo.extend"]
+
+
+def test_code_in_a_job_brings_the_plugins_with_it(root: Path, tmp_path: Path) -> None:
+    """Its entry points are found beside the copy, where medsilo is not installed."""
+    job = pack(root / "jobs/fedavg", tmp_path / "job", with_code=True)
+    code = (
+        "import sys; from medsilo.registry import TASKS; from medsilo.core.package import package_hash\n"
+        "TASKS['dicom-folder']; print(sys.modules['medsilo_dicom'].__file__, package_hash())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(job / CUSTOM)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    place, digest = done.stdout.split()
+    assert Path(place).is_relative_to(job) and digest == package_hash()
+
+
+def test_an_installation_of_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout that went on without 'make' has the plug-ins' files, and no entry points of them."""
+    monkeypatch.setattr(registry, "_entries", lambda group, path: {})
+    with pytest.raises(PlanError, match=r"'nnunet' is not known; .*are not attached: install it again \('make'\)"):
+        make_plan("fedavg", "task.name=nnunet")
+
+
+@pytest.mark.parametrize("name", extend.NAMES)
+def test_the_examples_of_extend_run(name: str) -> None:
+    for test in doctest.DocTestFinder(recurse=False).find(
+        getattr(extend, name), name, globs={name: getattr(extend, name)}
+    ):
+        assert doctest.DocTestRunner().run(test).failed == 0
