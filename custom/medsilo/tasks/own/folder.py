@@ -215,7 +215,7 @@ class FolderTask(OwnFolder, ByKind):
             converter="in_bytes" if isinstance(self.intensity, Bytes) else "opaque",
             classes=self.label_names,
             classifies=not self.segments,
-            files=("in_monai", "patches"),
+            files=("in_monai", "image_patches"),
         )
 
     @property

@@ -1,6 +1,6 @@
 """Parts of a MONAI Bundle: what MONAI's own classes do in another way than training here does.
 
-A bundle holds a copy of this file and of patches.py, and so needs nothing else of medsilo.
+A bundle holds a copy of this file and of image_patches.py, and so needs nothing else of medsilo.
 """
 
 from collections.abc import Callable, Mapping, Sequence
