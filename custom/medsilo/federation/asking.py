@@ -19,6 +19,8 @@ class Exchange:
     asked: list[str] = field(default_factory=list)
     replies: dict[str, SiteAnswer] = field(default_factory=dict)  # without tensors: those are in the mixers
     missing: Mapping[str, Missing] = field(default_factory=dict)
+    bytes_up: Mapping[str, int] = field(default_factory=dict)
+    bytes_down: Mapping[str, int] = field(default_factory=dict)
 
     def by_kind(self, kind: str) -> dict[str, str]:
         """Return why sites are missing that were refused, or lost."""

@@ -19,7 +19,6 @@ from medsilo.federation.sealed.sealed_server import Letters, SealedServer
 from medsilo.federation.seams import Channel, Missing
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
-from medsilo.federation.turns import TurnKeeper
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
@@ -174,7 +173,7 @@ class Coordinator:
             lost=exchange.by_kind("lost"),
             warnings=exchange.warnings(),
             sites={
-                site: _line(exchange, self.turns, site, updates.get(site, {}), shares.get(site))
+                site: _line(exchange, site, updates.get(site, {}), shares.get(site))
                 for site in sorted(exchange.replies)
             },
         )
@@ -307,6 +306,7 @@ class Coordinator:
         self.turns.begin(task, number, exchange.asked)
         missing = self.channel.ask(exchange.asked, outgoing, receive, self.plan.participation.timeout)
         exchange.missing = {**away, **missing}
+        exchange.bytes_up, exchange.bytes_down = self.turns.bytes_up, self.turns.bytes_down
         return exchange
 
     def _request(self, task: Task, number: int, **own: Any) -> Request:
@@ -403,9 +403,7 @@ class Coordinator:
         )
 
 
-def _line(
-    exchange: Exchange, turns: TurnKeeper, site: str, updates: dict[str, SentUpdate], share: float | None
-) -> SiteRound:
+def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: float | None) -> SiteRound:
     """Return a site's part in a round's record."""
     reply = exchange.replies[site]
     assert isinstance(reply, Trained)
@@ -416,8 +414,8 @@ def _line(
         samples=None if reply.cases.train is None else reply.samples,
         seconds=round(reply.seconds, 3),
         memory=int(reply.memory),
-        bytes_up=turns.bytes_up[site],
-        bytes_down=turns.bytes_down[site],
+        bytes_up=exchange.bytes_up[site],
+        bytes_down=exchange.bytes_down[site],
         updates=updates,
         share=None if share is None else rounded(min(share, 1.0)),
     )

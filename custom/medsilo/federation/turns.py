@@ -22,7 +22,7 @@ class TurnKeeper:
         self, inner: Channel, tell: Tell = lambda turns: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.inner, self._tell, self._clock = inner, tell, clock
-        self.bytes_down: dict[str, int] = {}  # of tensors, by site, as they were sent last
+        self.bytes_down: dict[str, int] = {}  # of tensors, by site, since the last question began
         self.bytes_up: dict[str, int] = {}
         self._changing = threading.Lock()
         self._what = ("", 0)
@@ -51,6 +51,7 @@ class TurnKeeper:
         """Begin to ask these sites; all of them wait."""
         with self._changing:
             self._what, self._asked, self._answered = (task, number), dict.fromkeys(sites), {}
+            self.bytes_down, self.bytes_up = {}, {}
             self._say(now=True)
 
     def asked(self, site: str) -> None:
