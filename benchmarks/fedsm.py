@@ -48,7 +48,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.task import Cases, SiteData
 from medsilo.tasks.volumes import Volume, read_pair, write_volume
 from medsilo_papers.nuclei import read_tile
@@ -134,7 +134,8 @@ def training_time(kind: str, from_files: bool) -> tuple[float, float, float]:
         cases = {"tiles": Tiles, "slices": Slices}[kind](plan, Path(place))
         reading = fastest(lambda: in_memory(cases), 3)
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
-        site = Participant(plan, SITES[0], SITES, SiteSettings(device="cpu"), Path(place) / "site", data)
+        settings = make_settings({"device": "cpu", "limits": {"least_cases": 1}, "smallest_average": 1}, "a benchmark")
+        site = Participant(plan, SITES[0], SITES, settings, Path(place) / "site", data)
         bench = site.bench("shuffle", 1, lambda: None)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
