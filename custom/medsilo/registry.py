@@ -53,6 +53,8 @@ class PluginTable(Mapping[str, Any]):
 
     def remedy(self, name: object) -> str:
         """Return the names to choose from instead of one that is not known, the nearest first."""
+        if not len(self):
+            return "no package that is installed here brings one"
         near = get_close_matches(str(name).lower(), self, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
         attached = any(OWN in packages for packages in TASKS._entries().values())
