@@ -26,7 +26,7 @@ from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import Limits, SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
@@ -242,7 +242,7 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     training = {"rounds": 4, "batch_size": 2, "local_steps": 3, "momentum": 0.9, "schedule": "poly"}
     agreed = {"sites": list(SITES), "when_missing": "continue", "minimum": 1}
     plan = study(plans, SITES, {"name": "fedavg"}, training, participation=agreed)
-    settings = SiteSettings(data=DataSource(folder=folder))
+    settings = SiteSettings(data=DataSource(folder=folder), limits=Limits(least_cases=1))
     sites: dict[str, dict[str, Watched]] = {}
     for name, dies_in in (("whole", 0), ("lost", 2)):
         running = [name]

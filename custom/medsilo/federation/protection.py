@@ -85,7 +85,7 @@ class Protection:
 
 def read_for(plan: Plan, source: DataSource | None) -> DataSource | None:
     """Return the data as a plan has them read: where it promises privacy, each patient by itself."""
-    return source.with_each_alone() if source and plan.privacy else source
+    return source.with_each_alone() if source and plan.privacy and plan.task.split_by_site else source
 
 
 def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
