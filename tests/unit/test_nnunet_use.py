@@ -181,7 +181,8 @@ def test_each_tensor_travels_once(hospitals: tuple[Path, Any]) -> None:
 def test_a_study_that_was_cut_off_goes_on_to_the_same_bits(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
     folder, plans = hospitals[0], narrow(hospitals[1])
     training = {"rounds": 3, "batch_size": 2, "local_steps": 2, "momentum": 0.9, "schedule": "poly"}
-    plan, settings = study(plans, SITES, {"name": "fedavg"}, training), SiteSettings(data=DataSource(folder=folder))
+    plan = study(plans, SITES, {"name": "fedavg"}, training)
+    settings = SiteSettings(data=DataSource(folder=folder), limits=Limits(least_cases=1))
     whole = inprocess.run(plan, folder=tmp_path / "whole", settings=settings)
 
     class Stop(Exception):
