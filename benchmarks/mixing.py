@@ -135,7 +135,7 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
 
 
 def in_files(play: Round) -> Round:
-    """Models that lie in files; writing them there is no part of the round."""
+    """Models that lie in files; the time to write them is not part of the round."""
     filed: dict[tuple[int, int], list[Model]] = {}
 
     def play_filed(models: Iterable[Model], count: int) -> list[Any]:

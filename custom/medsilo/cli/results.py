@@ -1,4 +1,4 @@
-"""Commands for whoever has finished runs: report, cross, clean."""
+"""Commands for people who have finished runs: report, cross, clean."""
 
 from dataclasses import asdict
 from pathlib import Path

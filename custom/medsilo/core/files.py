@@ -155,6 +155,15 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
+def read_bounded(path: Path, largest: int) -> bytes:
+    """Return a file's content; raises ValueError for more than so many bytes."""
+    with path.open("rb") as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError("it is too large")
+    return content
+
+
 def newest(folder: Path, pattern: str, key: Callable[[Path], int]) -> Path | None:
     """The file of a folder whose key is the greatest."""
     return max(folder.glob(pattern), key=key, default=None)

@@ -20,7 +20,7 @@ class Feature(Section):
         return ()
 
     def cautions(self, plan: Any) -> Iterable[str]:
-        """Yield what whoever starts the study should know of it."""
+        """Yield what the person who starts the study should know."""
         return ()
 
     def leaves(self, plan: Any) -> Iterable[str]:

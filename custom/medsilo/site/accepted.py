@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import write_text
+from medsilo.core.files import read_bounded, write_text
 from medsilo.core.section import Section
 from medsilo.sealing.signing import Certified
 from medsilo.site.approvals import moment
@@ -70,7 +70,7 @@ class AcceptedSettings:
 
     def _read(self) -> _Accepted:
         try:
-            told = json.loads(_bounded(self.file))
+            told = json.loads(read_bounded(self.file, LARGEST))
             accepted = _Accepted.model_validate(told["accepted"], strict=True)
             if accepted.site != self.site:
                 raise ValueError("another site's")
@@ -87,7 +87,7 @@ class AcceptedSettings:
     def _now(self) -> Mapping[str, str]:
         try:
             there = {name: self.local / name for name in FILES if (self.local / name).exists()}
-            return {name: hashlib.sha256(_bounded(path)).hexdigest() for name, path in there.items()}
+            return {name: hashlib.sha256(read_bounded(path, LARGEST)).hexdigest() for name, path in there.items()}
         except (OSError, ValueError) as error:
             raise Refused(
                 f"this hospital's settings cannot be read ({type(error).__name__}), so nothing runs; see to local/",
@@ -99,14 +99,6 @@ def check_there(local: Path) -> None:
     """Raise MedsiloError where a hospital's kit has no settings: without them nothing is promised any more."""
     if not (local / FILE_NAME).exists():
         raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")
-
-
-def _bounded(path: Path) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError("it is too large")
-    return content
 
 
 def _signed(accepted: _Accepted) -> bytes:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import write_text
+from medsilo.core.files import read_bounded, write_text
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section, in_words
 from medsilo.core.text import plain
@@ -154,7 +154,7 @@ class Approvals:
         if not self.file.exists():
             return ()
         try:
-            content = _bounded(self.file)
+            content = read_bounded(self.file, LARGEST)
             told = json.loads(content)
             register = _Register.model_validate_json(json.dumps(told["approvals"]), strict=True)
             signature = bytes.fromhex(told["signature"])
@@ -207,7 +207,9 @@ class Approvals:
         with self._folder.alone():
             try:
                 so_far = (
-                    _Answered.model_validate_json(_bounded(file)) if file.exists() else _Answered(since=decision.at)
+                    _Answered.model_validate_json(read_bounded(file, LARGEST))
+                    if file.exists()
+                    else _Answered(since=decision.at)
                 )
             except (OSError, ValueError) as error:
                 told = f"this hospital's count of answered rounds is damaged, so nothing is answered; {MADE_ANEW}"
@@ -237,7 +239,7 @@ class Approvals:
 
     def _read(self, path: Path) -> AskingPlan | None:
         try:
-            return AskingPlan.model_validate_json(_bounded(path), strict=True)
+            return AskingPlan.model_validate_json(read_bounded(path, LARGEST), strict=True)
         except (OSError, ValueError):
             return None
 
@@ -266,14 +268,6 @@ def named(beginning: str, known: Iterable[str]) -> str:
 def moment(seconds: float) -> str:
     """Return a time as people read it."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _bounded(path: Path) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError("it is too large")
-    return content
 
 
 def _signed(register: _Register) -> bytes:
