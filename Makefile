@@ -8,7 +8,7 @@ quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 quick test test-of test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs quick test test-of test-slow test-long soak bench upgrade wheel image image-docker image-buildah audit docs screenshots docs-tables clean
+.PHONY: demo jobs quick test test-of test-slow test-long soak bench bench-history upgrade wheel release verify-release image image-docker image-buildah audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -65,6 +65,14 @@ wheel: $(VENV)/.test-ready
 	$(call committed,build/wheel)
 	umask 022; $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./build/wheel
 
+# The wheel, the hashes of all that it needs, and a signature over both by an SSH key: make release KEY=~/.ssh/id_ed25519
+release: wheel
+	$(BIN)/python provisioning/release.py write dist requirements.txt $(or $(KEY),$(error say KEY=, the private key that signs))
+
+# SIGNERS has lines "maintainer ssh-ed25519 ...", from elsewhere than the release: make verify-release SIGNERS=signers
+verify-release:
+	$(PYTHON) provisioning/release.py verify dist $(or $(SIGNERS),$(error say SIGNERS=, the file with the maintainer's key))
+
 # Give BASE=python@sha256:... for the same base image as another builder, and BUILDER=buildah where no Docker daemon runs.
 BUILDER ?= docker
 IMAGE_ARGS = --file build/image/provisioning/containers/Dockerfile --no-cache --build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
@@ -92,7 +100,9 @@ audit:
 	build/audit/bin/pip-audit --requirement requirements.txt
 
 # A dash: what misses its bound does not stop the others.
+bench: export MEDSILO_RATIOS = build/ratios.jsonl
 bench: $(VENV)/.test-ready
+	mkdir -p build && rm -f $(MEDSILO_RATIOS)
 	-$(BIN)/python benchmarks/mixing.py
 	-$(BIN)/python benchmarks/sealing.py
 	-$(BIN)/python benchmarks/adafed.py
@@ -103,6 +113,10 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/data.py
 	-$(BIN)/python benchmarks/volumes.py
 	-$(BIN)/python -m benchmarks.nnunet
+
+# The ratios of the last 'make bench' beside those of the last release; without one, those of the cheap benchmarks.
+bench-history: $(VENV)/.test-ready
+	$(BIN)/python -m benchmarks.history
 
 # The documentation as a site, in site/: open site/index.html.
 docs: export NO_MKDOCS_2_WARNING = 1

@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import SimpleITK
 import torch
+from timing import note
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.learning.loop import Compute, DrawnCases, batches, lesson, objective_of, train_epoch
 from medsilo.models.unet import UNet
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_folder import ImageFolder
-from medsilo.tasks.own.nifti_folder import NiftiFolder
+from medsilo.tasks.own.volume_folder import NiftiFolder
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import Volume, write_volume
 
@@ -73,8 +74,8 @@ def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object
     """One pass of the training loop over these cases, which learns on."""
     torch.manual_seed(0)
     compute = Compute()
-    network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.classes)
-    learn = lesson(network, objective_of(task.loss), torch.optim.Adam(network.parameters(), 1e-3), compute)
+    network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.goal.classes)
+    learn = lesson(network, objective_of(task.goal.loss), torch.optim.Adam(network.parameters(), 1e-3), compute)
     return lambda: train_epoch(batches(cases, 4, compute, torch.Generator().manual_seed(0)), [learn], compute)
 
 
@@ -95,6 +96,7 @@ def compare(name: str, task: FolderTask, source: DataSource) -> bool:
         held = sum(one.made.inputs.nbytes + one.made.targets.nbytes for one in train.held if one.made) / 2**20
         ratio = plain / through
         fine &= ratio >= LEAST or cache == "none"
+        note(f"data: {name}, cache {cache}", through / plain)
         rates = (len(train) / taken for taken in (first + through, through, plain))
         print(f"{name:<12} {cache:<7}", *(f"{rate:>9.1f}" for rate in rates), f"{ratio:>6.2f} {held:>8.1f}")
     return fine

@@ -280,12 +280,15 @@ def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
 # ---------------------------------------------------------------------- the tables
 def small() -> None:
     """Round overhead, (a)."""
+    from timing import note  # not where another benchmark imports this one
+
     print(f"\nA round of {SMALL.title}, without training (seconds; ratios of medsilo to stock)")
     print(f"{'sites':>5} {'stock as it comes':>18} {'stock, same polling':>20} {'medsilo':>8}   ratios")
     for sites in (2, 6):
         as_it_comes = _measure(run_stock, SMALL, sites, None).round_seconds
         same = _measure(run_stock, SMALL, sites, POLLING).round_seconds
         ours = _measure(run_ours, SMALL, sites).round_seconds
+        note(f"federation: a small round, {sites} sites", ours / same)
         ratios = f"{_goal(ours / as_it_comes, 0.3)}, {_goal(ours / same, 0.65)}"
         print(f"{sites:>5} {as_it_comes:>18.2f} {same:>20.2f} {ours:>8.2f}   {ratios}", flush=True)
 
@@ -301,6 +304,8 @@ def secure() -> None:
 
 def large() -> None:
     """Round time and memory of a large model, (b)."""
+    from timing import note
+
     sites = 6
     print(f"\nA round of {LARGE.title}, {sites} sites, without training (polling {POLLING} s; ratios to stock)")
     print(f"{'':<20} {'round s':>8} {'server MB':>10} {'site MB':>8}   ratios: round, server")
@@ -308,6 +313,8 @@ def large() -> None:
     _row("stock", stock)
     for precision, goal in (("float32", 1.0), ("bfloat16", 0.75)):
         ours = _measure(run_ours, LARGE, sites, precision)
+        note(f"federation: a large round, {precision}, time", ours.round_seconds / stock.round_seconds)
+        note(f"federation: a large round, {precision}, memory", ours.server_mb / stock.server_mb)
         time_ratio = _goal(ours.round_seconds / stock.round_seconds, goal)
         _row(f"medsilo {precision}", ours, f"{time_ratio}, {_goal(ours.server_mb / stock.server_mb, 0.7)}")
 

@@ -27,7 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.around import TrainingSite
+from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing, Outgoing, Place, Receive
 from medsilo.runs.messages import ANSWERS, PARTS, Counted, Parcel, Request
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -35,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 import torch
 from mixing import in_a_fork
-from timing import fastest, fastest_in_turn
+from timing import fastest, fastest_in_turn, note
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
@@ -45,7 +47,6 @@ from medsilo.course.group import views
 from medsilo.deploy import THRESHOLDS
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, make_settings
@@ -135,8 +136,8 @@ def training_time(kind: str, from_files: bool) -> tuple[float, float, float]:
         reading = fastest(lambda: in_memory(cases), 3)
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
         settings = make_settings({"device": "cpu", "limits": {"least_cases": 1}, "smallest_average": 1}, "a benchmark")
-        site = Participant(plan, SITES[0], SITES, settings, Path(place) / "site", data)
-        bench = site.bench("shuffle", 1, lambda: None)
+        site = TrainingSite(Participant(Place(plan, SITES[0], SITES, settings, Path(place) / "site"), data))
+        bench = site.participant.trainer.bench("shuffle", 1, lambda: None)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             return functional.cross_entropy(selector(inputs), torch.zeros(len(inputs), dtype=torch.long))
@@ -281,6 +282,7 @@ def times() -> bool:
     for kind, from_files in (("tiles", True), ("slices", True), ("slices", False)):
         apart, together, reading = in_a_fork(training_time, kind, from_files)
         ratio = together / apart
+        note(f"fedsm: a round, {kind}, {'from files' if from_files else 'in memory'}", ratio)
         bound = f"  (at most {LESS_TIME}x)  {_kept(ratio <= LESS_TIME)}" if from_files else ""
         kept = kept and (not from_files or ratio <= LESS_TIME)
         where = f"from files, reading them once {reading:.2f} s" if from_files else "in memory"

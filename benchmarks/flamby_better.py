@@ -23,8 +23,8 @@ from typing import Any
 from scipy import stats
 from sklearn.model_selection import train_test_split
 
+from benchmarks.flamby import POOLED, TABLES, Benchmark, Lines, Work, published, shown, write_tables
 from medsilo.federation import inprocess
-from medsilo_papers.flamby import POOLED, TABLES, Benchmark, Lines, Work, published, shown, write_tables
 
 SEEDS = (42, 43, 44, 45, 46)
 RAREST = 3  # cases of an outcome, of which a hospital needs as many to take part in comparisons

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.flamby import IXI, POOLED, Work
 from medsilo.federation import inprocess
 from medsilo.site.settings import make_settings
-from medsilo_papers.flamby import IXI, POOLED, Work
 from tests.patients import write_ixi
 
 SUBJECTS, SHAPE = {"Guys": 311, "HH": 181, "IOP": 74}, (83, 44, 55)

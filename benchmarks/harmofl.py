@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from timing import fastest_in_turn
+from timing import fastest_in_turn, note
 from torch import Tensor, nn
 
 from medsilo.learning.amplitude import AmplitudeNorm
@@ -76,6 +76,7 @@ def amplitudes() -> bool:
                 verdict = f"  goal {goal:.0f}: {'met' if slow / fast >= goal else 'MISSED'}" if goal else ""
                 times = f"{slow * 1e3:>8.1f} {fast * 1e3:>8.1f} {slow / fast:>7.1f}x"
                 print(f"{name:<18} {which:<6} {kind:<8} {times}{verdict}")
+                note(f"harmofl: amplitudes {name} {which} {kind}", fast / slow)
     return fine
 
 
@@ -105,6 +106,7 @@ def steps() -> bool:
         single, double = fastest_in_turn(one, two, STEPS)
         fine &= double / single <= MOST
         verdict = "met" if double / single <= MOST else "MISSED"
+        note(f"harmofl: perturbed step, {name}", double / single)
         print(f"{name:<28} {single * 1e3:>9.1f} {double * 1e3:>13.1f} {double / single:>6.2f}x  {verdict}")
     return fine
 

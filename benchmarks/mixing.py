@@ -235,10 +235,14 @@ def measured(what: str) -> list[tuple[float, float]]:
 
 
 def main() -> None:
+    from timing import note  # not where another benchmark imports this one
+
     times, peaks = measured("time"), measured("memory")
     print("| model | sites | mixer | loop ms | mixer ms | faster | loop MiB | mixer MiB | less memory |")
     print("|---|---|---|---|---|---|---|---|---|")
     for (name, count, case), (slow, fast), (big, small) in zip(ROWS, times, peaks, strict=True):
+        note(f"mixing: {name}, {count} sites, {case}, time", fast / slow)
+        note(f"mixing: {name}, {count} sites, {case}, memory", max(small, 0.1) / big)
         print(
             f"| {name} | {count} | {case} | {slow:.2f} | {fast:.2f} | {slow / fast:.1f}x "
             f"| {big:.1f} | {small:.1f} | {big / max(small, 0.1):.1f}x |"

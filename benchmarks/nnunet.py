@@ -36,7 +36,9 @@ from torch import nn
 
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
 from medsilo.course.group import views
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Place
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
@@ -108,7 +110,7 @@ class Ours:
 
     def __init__(self, plan: Plan, folder: Path, place: Path) -> None:
         settings = SiteSettings(data=DataSource(folder=folder / SITE), device="cpu", public_data=True)
-        self.plan, self.site = plan, Participant(plan, SITE, [SITE], settings, place)
+        self.plan, self.site = plan, TrainingSite(Participant(Place(plan, SITE, [SITE], settings, place)))
         modules = plan.build_networks()
         given = views(plan.course.phase_of(1).given, modules)
         self.first = {name: tensor.clone() for name, tensor in modules["model"].network.state_dict().items()}
@@ -125,11 +127,13 @@ class Ours:
 
     def cases(self, part: str) -> list[str]:
         """Return the names of a part's cases."""
-        return list(patients_of(getattr(self.site.data, part)))
+        return list(patients_of(getattr(self.site.participant.data, part)))
 
     def dice(self, model: nn.Module) -> float:
         """Return a network's mean Dice over the test's cases, on the images' own grids."""
-        return self.site.evaluate(self.site.data.test, lambda: None, model, self.plan.task.measuring)[1]
+        return self.site.participant.evaluation.evaluate(
+            self.site.participant.data.test, lambda: None, model, self.plan.task.goal.measuring
+        )[1]
 
 
 @contextmanager
@@ -230,7 +234,7 @@ def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: b
         said = theirs.said(folder, ours.cases("test")) if asks else None
         other = plan.build_networks()["model"]
         other.network.load_state_dict(theirs.trainer.network.state_dict())
-        dice = (ours.dice(ours.site.state.model), ours.dice(other))
+        dice = (ours.dice(ours.site.participant.state.model), ours.dice(other))
     return Outcome(dice, times[1:-1] or times, said)  # our first and last epochs validate
 
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 
 import torch
-from timing import fastest_in_turn
+from timing import fastest_in_turn, note
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -88,6 +88,7 @@ def main() -> int:
         seconds, memory = compare(name)
         ratio = seconds["private"] / seconds["plain"]
         fine &= ratio <= MOST
+        note(f"privacy: a private step, {name}", ratio)
         times = f"{1000 * seconds['plain']:>8.1f} {1000 * seconds['private']:>8.1f} {ratio:>6.2f}"
         print(f"{name + ', ' + str(shape[0]) + ' cases':<34} {times} {memory['plain']:>6.0f} {memory['private']:>6.0f}")
     print("fine" if fine else f"missed: a private step takes more than {MOST} plain ones")

@@ -1,10 +1,14 @@
 """Comparison of the time of two pieces of work: the fastest of several turns, since what else the machine does can only
 slow them."""
 
+import json
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 Work = Callable[[], object]
+RATIOS = "MEDSILO_RATIOS"  # a file that takes a line for each ratio, for benchmarks/history.py
 
 
 def seconds(work: Work) -> float:
@@ -25,3 +29,10 @@ def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, flo
     first(), second()
     times = [(seconds(first), seconds(second)) for _ in range(repeats)]
     return min(time for time, _ in times), min(time for _, time in times)
+
+
+def note(name: str, ratio: float) -> None:
+    """Keep a ratio of medsilo to its reference, where less is better, for a comparison with the last release."""
+    if place := os.environ.get(RATIOS):
+        with Path(place).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": name, "ratio": round(ratio, 4)}) + "\n")

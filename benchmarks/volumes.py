@@ -43,10 +43,13 @@ from monai.transforms import (
     Spacingd,
     ToTensord,
 )
+from timing import note
 from torch import nn
 
 from medsilo.course.group import views
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Place
 from medsilo.federation.trainer import SHUFFLE
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
@@ -110,7 +113,7 @@ class Ours:
 
     def __init__(self, plan: Plan, site: str, folder: Path, place: Path) -> None:
         settings = SiteSettings(data=DataSource(folder=folder), device="cpu", public_data=True)
-        self.plan, self.site = plan, Participant(plan, site, list(SPACINGS), settings, place)
+        self.plan, self.site = plan, TrainingSite(Participant(Place(plan, site, list(SPACINGS), settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
         self.round = 0
@@ -119,11 +122,13 @@ class Ours:
         return {"training": self.train, "evaluation": self.evaluate, "round": self.answer}
 
     def train(self) -> float:
-        bench = self.site.bench(SHUFFLE, 1, lambda: None)
+        bench = self.site.participant.trainer.bench(SHUFFLE, 1, lambda: None)
         return bench.train()
 
     def evaluate(self) -> float:
-        return self.site.evaluate(self.site.data.validation, lambda: None, self.site.state.model)[1]
+        return self.site.participant.evaluation.evaluate(
+            self.site.participant.data.validation, lambda: None, self.site.participant.state.model
+        )[1]
 
     def answer(self) -> Parcel:
         self.round += 1
@@ -214,7 +219,7 @@ def hospitals(folder: Path, size: Size) -> list[tuple[Works, Works]]:
     for seed, (site, spacing) in enumerate(SPACINGS.items()):
         write_hospital(folder / site, seed, spacing, size)
         ours = Ours(plan, site, folder / site, folder / "run" / site)
-        parts = {part: patients_of(getattr(ours.site.data, part)) for part in ("train", "validation")}
+        parts = {part: patients_of(getattr(ours.site.participant.data, part)) for part in ("train", "validation")}
         pairs.append((ours.works(), Plain(plan, folder / site, parts, size).works()))
     return pairs
 
@@ -239,6 +244,7 @@ def main() -> int:
             turns = times(pairs, name, repeats)
             ours, plain = (median(column) for column in zip(*turns, strict=True))
             fine &= ours / plain <= MOST
+            note(f"volumes: {name}", ours / plain)
             single = " ".join(f"{one / other:.2f}" for one, other in turns)
             print(f"{name:<12} {plain:>8.2f} {ours:>8.2f} {ours / plain:>6.3f}   {single}", flush=True)
     return 0 if fine else 1

@@ -59,13 +59,6 @@ PAGES = (
     "review.md",
     "compatibility.md",
 )
-ALIASES = {  # of types
-    "Modules": "A site's networks, by name.",
-    "Outgoing": "Makes the parcel for a site.",
-    "Receive": "Takes a site's answer, or raises Refused.",
-    "Stop": "Raises to end the work; asked before every batch.",
-    "Tensors": "Named tensors.",
-}
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -279,7 +272,7 @@ def commands() -> str:
 
 def extension() -> str:
     """Return the names of medsilo.extend, with the first paragraph that each says of itself."""
-    own = {name: ALIASES.get(name) or inspect.getdoc(getattr(extend, name)) or "" for name in sorted(extend.NAMES)}
+    own = {name: inspect.getdoc(getattr(extend, name)) or "" for name in sorted(extend.NAMES)}
     first = {name: " ".join(told.partition("\n\n")[0].split()) for name, told in own.items()}
     rows = [f"| `{name}` | {told} |" for name, told in first.items()]
     return "\n".join(["| name | what it is |", "|---|---|", *rows, ""])
@@ -289,7 +282,7 @@ def help_of(command: str) -> str:
     """Return what `medsilo COMMAND --help` prints on a terminal of 80 columns."""
     text = StringIO()
     with patch.dict(os.environ, COLUMNS="80"), redirect_stdout(text):
-        medsilo([command, "--help"])
+        medsilo([*command.split(), "--help"])
     return text.getvalue().strip()
 
 

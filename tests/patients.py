@@ -7,9 +7,9 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
+from benchmarks.flamby import HOSPITALS
 from medsilo.plan import load_plan
 from medsilo.tasks.own.patient_table import PatientTable
-from medsilo_papers.flamby import HOSPITALS
 
 ROOT = Path(__file__).resolve().parents[1]
 

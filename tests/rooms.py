@@ -79,11 +79,11 @@ ROOMS = {
     ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
     "review": room(
-        "`medsilo evidence`: packages, leak reports and what travels, for a hospital's review",
+        "`medsilo leak-report --out`: packages, leak reports and what travels, for a hospital's review",
         "check core plan report runs site",
     ),
     "site_page": room(
-        "`medsilo site-page`: a hospital's own web page, on its own machine",
+        "`medsilo approve --page`: a hospital's own web page, on its own machine",
         "check core plan report runs site study",
     ),
     "start": room(
@@ -100,12 +100,13 @@ PLUGINS = {
     "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
     "medsilo_papers": "the papers' data sets, networks and tables, and their figures and attacks on finished runs",
+    "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
 WINGS = {
     "tasks": {
-        "own": "a hospital's own images, tables and recordings",
+        "own": "a hospital's own images and tables",
         "synthetic": "hospitals that are drawn, for trying out and for tests",
     }
 }

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,8 +29,8 @@ def names(count: int) -> tuple[str, ...]:
     return tuple(f"site-{place}" for place in range(count))
 
 
-def terms(count: int, threshold: int = 0, confirm: bool = False, study: str = "s") -> Terms:
-    return Terms(study, "plan", names(count), threshold or count // 2 + 1, confirm)
+def terms(count: int, threshold: int = 0, confirm: bool = False, study: str = "s", **more: Any) -> Terms:
+    return Terms(study, "plan", more.pop("sites", names(count)), threshold or count // 2 + 1, confirm, **more)
 
 
 def numbers(count: int, size: int = 5, seed: int = 0) -> dict[str, Tensors]:

@@ -43,7 +43,7 @@ WITH_COMMANDS = (
     "docs/start.md",
     "docs/fedsm.md",
     "docs/harmofl.md",
-    "docs/robust.md",
+    "docs/privacy.md",
     "docs/guides/lead.md",
 )
 HERE = re.compile(r"(?<![\w/])/\w[^\s'\"`)]*")  # a path of the machine that tried, perhaps cut off
@@ -196,7 +196,7 @@ STEPS: dict[str, Callable[[Trial], Result]] = {
     "faults": pytest_step("faults", *NOT_LONG, "tests/faults", quick=[*DEFAULT, "tests/faults"]),
     "secure": pytest_step("secure", *NOT_LONG, "tests/secure", quick=[*DEFAULT, "tests/secure"]),
     "jobs": commands_step(f"medsilo run jobs/<each> {shlex.join(SHORT)}", jobs),
-    "pages": commands_step("the commands of README, start, FedSM, HarmoFL, robust and lead", page_commands),
+    "pages": commands_step("the commands of README, start, FedSM, HarmoFL, privacy and lead", page_commands),
 }
 
 

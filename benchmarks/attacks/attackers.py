@@ -318,7 +318,7 @@ class Scores(Attack):
     def forge(self, turn: Turn) -> None:
         for answer in turn.answers.values():
             if "validation" in answer.metrics:
-                low, high = turn.plan.task.metric_range
+                low, high = turn.plan.task.goal.metric_range
                 answer.metrics["validation"] = high if turn.task == "round" and turn.number == 1 else low
 
 
@@ -330,7 +330,7 @@ class LabelFlip(Attack):
     does = "trains, and scores models, on labels turned round: class c is called C - 1 - c"
 
     def poison(self, data: SiteData, task: Task) -> SiteData:
-        return _changed(data, lambda cases: Cases(cases.inputs, task.classes - 1 - cases.targets, cases.patients))
+        return _changed(data, lambda cases: Cases(cases.inputs, task.goal.classes - 1 - cases.targets, cases.patients))
 
 
 class Backdoor(Attack):

@@ -13,10 +13,11 @@ from benchmarks.attacks.attackers import Attack, Backdoor, Turn, patched
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.seams import Missing, Outgoing, Place, Receive
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel, Request
@@ -44,7 +45,7 @@ class Outcome:
 class LoopWithBad(Loop):
     """Carries parcels in one process. The bad hospitals are asked first, so that they can agree on what to answer."""
 
-    def __init__(self, participants: Mapping[str, Participant], attack: Attack, bad: Collection[str]) -> None:
+    def __init__(self, participants: Mapping[str, TrainingSite], attack: Attack, bad: Collection[str]) -> None:
         super().__init__(participants)
         self.attack, self.bad = attack, bad
 
@@ -71,7 +72,9 @@ class LoopWithBad(Loop):
     def _forge(self, asked: Mapping[str, Parcel], answers: Mapping[str, Parcel]) -> None:
         first = min(answers)
         request = Request.read(asked[first].facts)
-        self.attack.forge(Turn(self.participants[first].plan, request.task, request.round, asked, answers))
+        self.attack.forge(
+            Turn(self.participants[first].participant.place.plan, request.task, request.round, asked, answers)
+        )
 
 
 def run(plan: Plan, attack: Attack | None = None, bad: Collection[str] = ()) -> Outcome:
@@ -84,7 +87,7 @@ def run(plan: Plan, attack: Attack | None = None, bad: Collection[str] = ()) -> 
             data = data_of(plan.task, site, sites, plan.seed)
             if attack and site in bad:
                 data = attack.poison(data, plan.task)
-            participants[site] = Participant(plan, site, sites, CPU, site_folder(root, site), data)
+            participants[site] = TrainingSite(Participant(Place(plan, site, sites, CPU, site_folder(root, site)), data))
         loop = LoopWithBad(participants, attack, bad) if attack else Loop(participants)
         coordinator = Coordinator(plan, sites, loop, Record(root), "in-process", settings=CPU)
         reason = None
@@ -119,7 +122,7 @@ def success_of_patch(plan: Plan, root: Path, honest: Sequence[str]) -> float | N
 
     Images of the target class don't count. None where cases have no class.
     """
-    if not plan.task.classifies or len(plan.task.shape or ()) != 3:
+    if not plan.task.goal.classifies or len(plan.task.shape or ()) != 3:
         return None
     turned, counted = 0, 0
     for site in honest:

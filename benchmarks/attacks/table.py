@@ -377,5 +377,6 @@ memory: a round of the server's mixer with five U-Nets of 2.6 million weights, a
 run."""
 
 STANDS_OUT = """\
-Of whom the summary says that they stand out ([robust.md](../robust.md)), under the plain mean: it is seen even when no
-defence is on. Hospitals over all studies; and the studies in which it names the bad hospitals and nobody else."""
+Of whom the summary says that they stand out ([privacy.md](../privacy.md#robust-rules)), under the plain mean: it is
+seen even when no defence is on. Hospitals over all studies; and the studies in which it names the bad hospitals and
+nobody else."""

@@ -8,28 +8,41 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.course.phase import Phase
-from medsilo.federation.evaluation import Measure
+from medsilo.federation.crew import LeadingTrainer
+from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.participant import Participant
 from medsilo.flare.executor import MedsiloExecutor
-from medsilo.learning.loop import Stop
+from medsilo.learning.loop import Compute, Stop
 from medsilo.tasks.metrics import Measures
 
 
-class IdleParticipant(Participant):
-    """Receives, keeps, gives back: everything but the work."""
+class IdleTrainer(LeadingTrainer):
+    """Everything but the work."""
 
-    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
         return 0.0
 
+
+class IdleEvaluation(Evaluation):
+    """Makes up the scores; for the test, which measures more than the metric, from its first case."""
+
     def evaluate(
-        self, part: Dataset, stop: Stop, model: nn.Module, measure: Measure | None = None
+        self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
-        """Make up the scores; for the test, which measures more than the metric, from its first case."""
         cases: int = len(part)  # type: ignore[arg-type]
-        measures = {self.plan.task.metric: torch.full((1,), 0.5, dtype=torch.float64)}
-        if measure is not None:
-            _, _, measures = super().evaluate(Subset(part, [0]), stop, model, measure)
+        measures = {self.task.goal.metric: torch.full((1,), 0.5, dtype=torch.float64)}
+        if measuring is not None:
+            _, _, measures = super().evaluate(Subset(part, [0]), stop, model, measuring)
         return 0.0, 0.5, {name: values.expand(cases, *values.shape[1:]) for name, values in measures.items()}
+
+
+class IdleParticipant(Participant):
+    """Receives, keeps, gives back."""
+
+    trainer_kind = IdleTrainer
+
+    def evaluates(self, compute: Compute, protected: bool) -> IdleEvaluation:
+        return IdleEvaluation(self.place, self.data, compute, protected)
 
 
 class IdleExecutor(MedsiloExecutor):

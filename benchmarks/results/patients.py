@@ -5,8 +5,8 @@ A fifth of each hospital's training cases of heart disease validate; TCGA-BRCA h
 
 from pathlib import Path
 
+from benchmarks.flamby import HEART, TABLES, Lines, write_tables
 from medsilo.core.errors import DataError
-from medsilo_papers.flamby import HEART, TABLES, Lines, write_tables
 
 EACH = 5  # of so many training cases, as they stand, one validates
 

@@ -42,6 +42,17 @@ class Run:
     """A study that has ended, in its folder.
 
     Nothing is read before it is asked for, and nothing in the folder is changed but by `report`.
+
+    >>> import medsilo
+    >>> plan = {
+    ...     "algorithm": {"name": "local"},
+    ...     "task": {"name": "synthetic-activity", "persons": 4, "windows": 5},
+    ...     "training": {"rounds": 1},
+    ...     "participation": {"sites": ["a"]},
+    ... }
+    >>> study = medsilo.run(plan, device="cpu")
+    >>> Run(study.folder).summary.status
+    'finished'
     """
 
     def __init__(self, folder: Place) -> None:
@@ -137,7 +148,12 @@ class _Models(Mapping[str, nn.Module]):
 
 
 class Comparison:
-    """A finished comparison of methods, in its folder."""
+    """A finished comparison of methods, in its folder.
+
+    >>> Comparison("docs")
+    Traceback (most recent call last):
+    medsilo.core.errors.MedsiloError: docs is not a comparison: it has no verdict.json
+    """
 
     def __init__(self, folder: Place) -> None:
         """Open the folder that `compare`, or `medsilo compare --out`, has written."""
@@ -216,6 +232,16 @@ def run(
     data: the sites' data folder, or a section that describes it as in medsilo.yaml; synthetic tasks need none.
     device: "auto", "cpu", "cuda" or "cuda:1".
     on_round: called with every finished round.
+
+    >>> plan = {
+    ...     "algorithm": {"name": "fedavg"},
+    ...     "task": {"name": "synthetic-activity", "persons": 4, "windows": 5},
+    ...     "training": {"rounds": 1},
+    ...     "participation": {"sites": ["a", "b"]},
+    ... }
+    >>> study = run(plan, device="cpu")
+    >>> study.summary.status, sorted(study.models)
+    ('finished', ['a', 'b'])
     """
     plan = _plan(plan, [*changes, *([] if sites is None else [f"participation.sites={list(sites)}"])])
     settings = _settings("medsilo.run", data, device)
@@ -252,6 +278,12 @@ def compare(
     folder: where the runs are written; called again with the same folder, only what is missing runs.
     against: the row that all others are held against; by default "fedavg".
     say: called with a line for every finished run. The other parameters are those of `run`.
+
+    >>> task = {"name": "synthetic-activity", "persons": 4, "windows": 5}
+    >>> plan = {"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": ["a", "b"]}}
+    >>> found = compare(["local", "fedavg"], plan=plan, changes=["training.rounds=1"], device="cpu")
+    >>> sorted(found.runs)
+    [('fedavg', 0), ('local', 0)]
     """
     base = _plan(base_plan() if plan is None else plan, ())
     settings = _settings("medsilo.compare", data, device)
@@ -283,6 +315,25 @@ def predict(
     site_config: a folder with a medsilo.yaml, whose data.label_map says which values masks get; other files are read
     as it says.
     A case that failed has its reason under "error".
+
+    >>> from pathlib import Path
+    >>> from tempfile import mkdtemp
+    >>> import medsilo
+    >>> place = Path(mkdtemp())
+    >>> for site in ("a", "b"):
+    ...     (place / "data" / site).mkdir(parents=True)
+    ...     lines = [f"{number},{number % 9},{number % 2}" for number in range(40)]
+    ...     _ = (place / "data" / site / "cases.csv").write_text("\\n".join(["patient,age,outcome", *lines]))
+    >>> plan = {
+    ...     "algorithm": {"name": "fedavg"},
+    ...     "task": {"name": "table", "columns": ["age"], "standardise": "none"},
+    ...     "training": {"rounds": 1},
+    ...     "participation": {"sites": ["a", "b"]},
+    ... }
+    >>> study = medsilo.run(plan, data=place / "data", folder=place / "run", device="cpu")
+    >>> found = predict(study.folder, place / "data/a/cases.csv", place / "found", device="cpu")
+    >>> len(found)
+    40
     """
     compute = _settings("medsilo.predict", None, device).compute()
     data = None if site_config is None else read_settings(Path(site_config)).data

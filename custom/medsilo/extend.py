@@ -14,35 +14,35 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.cli.command import Command
     from medsilo.cli.show import Screen
     from medsilo.core.errors import DataError, MedsiloError, Refused
-    from medsilo.core.tensors import Modules, Tensors
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.group import Group
     from medsilo.course.layer import Layer
-    from medsilo.course.outcome import OneModel, Outcome, OwnModels
+    from medsilo.course.outcome import OneModel, OwnModels
     from medsilo.course.phase import Phase
     from medsilo.course.workbench import Workbench
     from medsilo.deploy.exporter import Exporter
-    from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
     from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
-    from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
+    from medsilo.federation.seams import Channel, Place, Site
     from medsilo.learning.layers import names_of_last_layers
-    from medsilo.learning.loop import Stop
     from medsilo.learning.training import Training
     from medsilo.models.network import Network
     from medsilo.plan import Plan
     from medsilo.privacy.mechanisms import Charge, Gaussian
     from medsilo.privacy.noise import NoiseSource
-    from medsilo.runs.messages import Message, Parcel
+    from medsilo.registry import network
+    from medsilo.runs.messages import Parcel
     from medsilo.start.looker import Folder, Looker, Sight
     from medsilo.tasks.classification import Classification
+    from medsilo.tasks.goal import Goal
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.sources import DataSource
-    from medsilo.tasks.synthetic.hospitals import parts_in_turn, split_by_patient
+    from medsilo.tasks.synthetic.hospitals import split_by_patient
     from medsilo.tasks.task import SiteData, Task
+    from medsilo.tasks.use import ImageUse, Use
 
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.cli import options
@@ -53,72 +53,75 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.spill import TYPES
-    from medsilo.core.tensors import hash_of
+    from medsilo.core.tensors import Modules, Tensors, hash_of
     from medsilo.course.group import places_of, views
+    from medsilo.deploy import predicted_rows
     from medsilo.deploy.bundle import WEIGHTS, finish_bundle
+    from medsilo.deploy.own_model import Reading, folder_exporter
+    from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.federation import inprocess
     from medsilo.federation.accepting import check_package
-    from medsilo.federation.bounds import BESIDE, PER_TENSOR, SLACK, Bounds
-    from medsilo.federation.coordinator import Coordinator
-    from medsilo.federation.inprocess import Loop
+    from medsilo.federation.bounds import BESIDE, SLACK, Bounds
+    from medsilo.federation.crew import LeadingTrainer
     from medsilo.federation.participant import Participant
     from medsilo.federation.pool import POOL
     from medsilo.federation.protection import book_of, read_for
+    from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
+    from medsilo.federation.seams import Outgoing, Receive
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.layers import head_layers, judges_by_batch
-    from medsilo.learning.loop import Case, Compute, LossFunction, batches, evaluate, is_finite
-    from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
+    from medsilo.learning.loop import Case, Compute, DrawnCases, LossFunction, Stop, batches, evaluate, is_finite
     from medsilo.learning.seeds import generator_for, seed_for
-    from medsilo.models.activity_cnn import ActivityCnn
     from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
-    from medsilo.models.densenet121 import DenseNet121
     from medsilo.models.network import NORM, Dimensions
-    from medsilo.models.unet import MONAI_NORMS, UNet
-    from medsilo.plan import load_plan, parse_plan
-    from medsilo.privacy.accounting import epsilon
-    from medsilo.privacy.mechanisms import SampledGaussian
+    from medsilo.models.unet import MONAI_NORMS
+    from medsilo.plan import load_plan
     from medsilo.runs import paths
-    from medsilo.runs.messages import Name
+    from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
     from medsilo.runs.record import Record
     from medsilo.runs.schema import Summary
-    from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat
-    from medsilo.sealing.keeping import SumMemory
-    from medsilo.sealing.letters import Assembly, Deal, Introduction, Offer, Reveal, UnmaskingRequest
-    from medsilo.sealing.member import Member
-    from medsilo.sealing.relay import Gathering, MaskedSums
-    from medsilo.sealing.terms import MOST_SITES, SERVER, SealedBlock, Terms
+    from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import data_set
-    from medsilo.site.settings import FILE_NAME, SiteSettings, make_settings, read_settings
-    from medsilo.tasks.bundled import InMonai
+    from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
+    from medsilo.start import choices, folder_layout
+    from medsilo.start.choices import Choice, Draft
+    from medsilo.start.looks import patient_in
+    from medsilo.tasks import splits, survival
     from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
     from medsilo.tasks.headers import check_size, open_reader
     from medsilo.tasks.listing import (
+        BETWEEN,
         LINKS,
+        RECORDINGS,
+        TABLE,
         Entry,
         Listing,
         check_patients,
         compiled,
         files_below,
         find,
+        find_recordings,
         plain,
         refuse_links,
         tell_patients,
     )
     from medsilo.tasks.metrics import Counts, Measures
+    from medsilo.tasks.own import columns, sheet, standardising
+    from medsilo.tasks.own.by_kind import ByKind
     from medsilo.tasks.own.file_reader import CaseReader
     from medsilo.tasks.own.own_folder import Found, OwnFolder
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.partition import dirichlet, iid
     from medsilo.tasks.postprocessing import Postprocessings
-    from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, Sliced, held_case
+    from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, ReadyCases, Sliced, held_case
     from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import dice_of, likeliest
-    from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed
-    from medsilo.tasks.survey import Problem, digest, range_of, ranges_of
-    from medsilo.tasks.task import Cases
-    from medsilo.tasks.volumes import read_pair, slices_of
+    from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of
+    from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
+    from medsilo.tasks.use import InMonai
+    from medsilo.tasks.volumes import labels_of_slices, read_pair, slices_of
 
 
 def _places() -> list[dict[str, str]]:

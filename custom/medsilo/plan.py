@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
@@ -38,6 +39,7 @@ from medsilo.tasks.task import Task
 
 BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
 MOST_PARAMETERS = 500_000_000  # of all networks of a method together
+LITTLE_WORK = 1 << 34  # numbers of a network times values of a case: a fraction of a second, and 64 MiB at most
 FROM_FILES = ("question", "plans", "first_stage")  # keys of a task that may name a file beside the plan
 HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -95,7 +97,14 @@ def _made_by(registry: Registry) -> BeforeValidator:
 
 
 class Plan(Section):
-    """A study: method, task, network, training, participation, seed."""
+    """A study: method, task, network, training, participation, seed.
+
+    >>> from medsilo.plan import parse_plan
+    >>> sections = {"algorithm": {"name": "fedbn"}, "task": {"name": "synthetic-activity"}}
+    >>> plan = parse_plan({**sections, "participation": {"sites": ["a", "b"]}}, ["training.rounds=3"])
+    >>> plan.training.rounds, plan.network.name
+    (3, 'activity-cnn')
+    """
 
     algorithm: Annotated[SerializeAsAny[Algorithm], _made_by(METHODS)]
     task: Annotated[SerializeAsAny[Task], _made_by(TASKS)]
@@ -156,7 +165,7 @@ class Plan(Section):
             )
         self.algorithm.fits(self.task)
         self._keeps_masks_as_they_are(networks)
-        if self.task.postprocessings and not self.algorithm.outcome.one_network:
+        if self.task.goal.postprocessings and not self.algorithm.outcome.one_network:
             raise PlanError(f"task.postprocessing: {self.algorithm.name} puts several networks together; set false")
         self._can_weigh_classes()
         self._network_reads_task(networks["model"])
@@ -175,29 +184,42 @@ class Plan(Section):
     @property
     def has_threshold(self) -> bool:
         """Return whether hospitals choose a threshold on validation cases: not where each number has its price."""
-        return self.task.decides and self.privacy is None
+        return self.task.goal.decides and self.privacy is None
 
     @property
     def trials(self) -> int:
         """Return of how many trials of postprocessing a hospital tells; for a model of its own it chooses at home."""
-        every = None if self.algorithm.outcome.personal else self.task.postprocessings
+        every = None if self.algorithm.outcome.personal else self.task.goal.postprocessings
         return every.number if every else 0
 
     def _network_reads_task(self, model: nn.Module) -> None:
-        """One case of the task's shape goes through the network, without values."""
+        """Two cases of the task's shape go through the network: without values, where those would be many.
+
+        Without values torch loads its compiler first, which takes a second: longer than most plans with them. In one
+        thread: a process that is forked from one whose threads have computed would wait for these without end.
+        """
         shape = self.task.shape
         if shape is None:
             return
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        little = sum(tensor.numel() for _, tensor in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK
+        place = "cpu" if little else "meta"
+        own = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors} if little else {}
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
             with torch.no_grad():
-                found = tuple(model.eval()(torch.zeros(2, *shape, device="meta")).shape[1:])
+                case = torch.zeros(2, *shape, device=place)
+                found = tuple(torch.func.functional_call(model.eval(), own, (case,)).shape[1:])
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise PlanError(
                 f"network.name: {self.network.name} can't read the inputs of task {self.task.name}, of shape "
                 f"{list(shape)}; choose another network, its numbers or task.size"
             ) from error
-        needed = self.task.output_of(shape)
-        if needed not in (None, found):
+        finally:
+            torch.set_num_threads(threads)
+        needed = self.task.goal.output_of(shape)
+        if needed != found:
             raise PlanError(
                 f"network.name: {self.network.name} gives {_described(found)}, and task {self.task.name} needs "
                 f"{_described(needed)}; choose another network, for example {self.task.default_network().name}"
@@ -212,10 +234,10 @@ class Plan(Section):
 
     def _can_weigh_classes(self) -> None:
         """The loss has a part that class weights change, and there is one for each class."""
-        weights, classes = self.training.class_weights, self.task.classes
+        weights, classes = self.training.class_weights, self.task.goal.classes
         if weights == "none":
             return
-        if not self.task.cross_entropy:
+        if not self.task.goal.cross_entropy:
             instead = ", or task.criterion=dice-ce" if hasattr(self.task, "criterion") else ""
             raise PlanError(
                 f"training.class_weights: the loss of task {self.task.name} has no cross entropy over classes, which "
@@ -274,7 +296,7 @@ class Plan(Section):
 
     def _blueprint(self) -> Blueprint:
         task = self.task
-        make = partial(self.network.build, task.channels, task.outputs)
+        make = partial(self.network.build, task.channels, task.goal.outputs)
         return Blueprint(make, task.shape, task.channels, self.participation.sites)
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
@@ -341,9 +363,9 @@ def _as_yaml(plan: str) -> str:
     return dump_yaml(json.loads(plan))
 
 
-def _described(output: Sequence[int] | None) -> str:
+def _described(output: Sequence[int]) -> str:
     """Return what a network finds in one case, in words."""
-    classes, *grid = output or (0,)
+    classes, *grid = output
     return (
         f"a map of {' × '.join(map(str, grid))} with {classes} classes" if grid else f"{classes} scores, one per class"
     )
@@ -360,6 +382,9 @@ def load_plan(
 
     allowed: the installed packages that may bring a method, task or network beside medsilo's; by default all.
     method: takes the place of the plan's where that is another.
+
+    >>> load_plan("jobs/fedavg/app/config/plan.yaml", ["training.rounds=3"]).rounds
+    3
     """
     path = Path(path)
     try:

@@ -196,8 +196,7 @@ TASKS = Registry(
     "medsilo.tasks.task:Task",
     {
         "image-folder": "medsilo.tasks.own.image_folder:ImageFolder",
-        "nifti-folder": "medsilo.tasks.own.nifti_folder:NiftiFolder",
-        "series-folder": "medsilo.tasks.own.series_folder:SeriesFolder",
+        "nifti-folder": "medsilo.tasks.own.volume_folder:NiftiFolder",
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
         "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",
@@ -224,7 +223,6 @@ PREDICTORS = PluginTable(
     "medsilo.deploy.predictor:Predictor",
     {
         "images": "medsilo.deploy.images:PREDICTOR",
-        "series": "medsilo.deploy.predict_series:PREDICTOR",
         "tables": "medsilo.deploy.predict_table:PREDICTOR",
     },
 )
@@ -234,16 +232,11 @@ EXPORTERS = PluginTable(
     "medsilo.deploy.exporter:Exporter",
     {
         "monai": "medsilo.deploy.bundle:EXPORTER",
-        "monai.series-folder": "medsilo.deploy.own_model:EXPORTER",
         "monai.table": "medsilo.deploy.own_model:EXPORTER",
     },
 )
 
-LOOKERS = PluginTable(
-    "medsilo.lookers",
-    "medsilo.start.looker:Looker",
-    {"images": "medsilo.start.advice:LOOKER", "series": "medsilo.start.time_series:LOOKER"},
-)
+LOOKERS = PluginTable("medsilo.lookers", "medsilo.start.looker:Looker", {"images": "medsilo.start.advice:LOOKER"})
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
@@ -295,3 +288,12 @@ def _check_same(package: str, own: Mapping[str, str], said: Any) -> None:
 
 def _version(facts: Any) -> str:
     return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "it"
+
+
+def network(name: str, **numbers: Any) -> Any:
+    """Return a network by its name in a plan, with numbers of its own: for the default of a task.
+
+    >>> network("unet", dimensions=3).name
+    'unet'
+    """
+    return NETWORKS[name](**numbers)

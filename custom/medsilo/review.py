@@ -1,4 +1,4 @@
-"""`medsilo evidence`: a folder that a hospital can review: what is installed, and what leaves under each job."""
+"""A folder that a hospital can review: what is installed, and what leaves under each job."""
 
 import hashlib
 import importlib.util
@@ -34,7 +34,7 @@ SBOM_LIMIT = 600  # seconds
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledPackage:
     """One installed package."""
 
     name: str
@@ -43,13 +43,13 @@ class Installed:
     hash: str  # SHA-256 over its RECORD, which has the SHA-256 of each of its files
 
 
-def installed() -> list[Installed]:
+def installed() -> list[InstalledPackage]:
     """Return all packages of this Python, in the order of their names; of two of a name the one that is imported."""
-    found: dict[str, Installed] = {}
+    found: dict[str, InstalledPackage] = {}
     for own in metadata.distributions():
         name = own.metadata["Name"]
         if name and name.lower() not in found:
-            found[name.lower()] = Installed(name, own.version, licence_of(own.metadata), _hash(own, name))
+            found[name.lower()] = InstalledPackage(name, own.version, licence_of(own.metadata), _hash(own, name))
     return [found[name] for name in sorted(found)]
 
 
@@ -69,7 +69,7 @@ def _hash(own: metadata.Distribution, name: str) -> str:
     return hashlib.sha256(record.encode()).hexdigest() if record else UNKNOWN
 
 
-def without_licence(packages: list[Installed]) -> Iterator[str]:
+def without_licence(packages: list[InstalledPackage]) -> Iterator[str]:
     """Yield the packages that state no licence."""
     yield from (own.name for own in packages if own.licence == UNKNOWN)
 

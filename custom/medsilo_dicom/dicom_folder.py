@@ -15,6 +15,7 @@ from medsilo.extend import (
     DataError,
     DataSource,
     Entry,
+    ImageUse,
     Listing,
     Problem,
     Scan,
@@ -53,8 +54,6 @@ class DicomFolder(VolumeFolder):
 
     title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"
 
-    predictor: ClassVar[str] = "dicom"
-
     name: Literal["dicom-folder"] = "dicom-folder"
 
     @model_validator(mode="after")
@@ -70,12 +69,13 @@ class DicomFolder(VolumeFolder):
         super().check_source(source)
         library()
 
-    def own_values(self, source: DataSource | None) -> dict[int, int]:
-        return {}
+    @property
+    def use(self) -> ImageUse:
+        return ImageUse(self.inputs_of, self.labels_of, self.in_monai(), predictor="dicom")
 
     def _numbers(self, source: DataSource) -> dict[int, int]:
         _structures(self, source)
-        return {number: number for number in range(self.classes)} if self.segments else {}
+        return {number: number for number in range(self.goal.classes)} if self.segments else {}
 
     def _reader(self, source: DataSource) -> CaseReader:
         return SeriesReader(_structures(self, source))
@@ -163,7 +163,7 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
     """Return the label of each structure's name in a site's files, in small letters."""
     if not task.segments:
         return {}
-    own = {name.lower(): number for number, name in enumerate(task.label_names)}
+    own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
     return own | {plain(str(name)).lower(): task._number(label) for name, label in source.label_map.items()}
 
 

@@ -12,6 +12,7 @@ from medsilo.extend import (
     PredictionRequest,
     Predictor,
     Scan,
+    Segmentation,
     __version__,
     files_below,
     predict_all,
@@ -71,7 +72,7 @@ def predict_series(asked: PredictionRequest) -> int:
     plan, data = asked.source.plan, asked.data
     found = [file for path in asked.given for file in (files_below(path)[0].values() if path.is_dir() else [path])]
     own = {name: parsed(code) for name, code in (data.codes if data else {}).items()}
-    structures = plan.task.label_names[1:] if plan.task.segments else ()
+    structures = plan.task.goal.label_names[1:] if isinstance(plan.task.goal, Segmentation) else ()
     codes = {name: own.get(name) or code_of(name) for name in structures}
     maker = MadeBy(f"{asked.source.facts['kind']} {plan.algorithm.name} {plan.task.name}"[:64], __version__, plan.hash)
     series = {

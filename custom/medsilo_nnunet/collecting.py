@@ -41,7 +41,7 @@ TOLD_CASES = 1_000_000  # values of spacings, sizes and shares in a message
 BYTES = 9  # of a packed number
 
 
-class MeasuringAsked(Message):
+class QuestionPart(Message):
     """The part of a question of the server to a hospital that all of them have."""
 
     question: Hash
@@ -50,7 +50,7 @@ class MeasuringAsked(Message):
     timeout: Annotated[float, Field(gt=0)] = 604_800
 
 
-class MeasuringRequest(MeasuringAsked):
+class MeasuringRequest(QuestionPart):
     """A question of the server to a hospital."""
 
     task: Literal["count", "measure"]
@@ -69,7 +69,7 @@ class MeasuringSite:
         told = self.counted() if asked.task == "count" else self.measured(asked, stop)
         return Parcel(facts=told.model_dump(mode="json"))
 
-    def check(self, asked: MeasuringAsked) -> None:
+    def check(self, asked: QuestionPart) -> None:
         """Raise Refused unless the server asks the job's question."""
         check_package(package_facts(), asked.package)
         if asked.question != self.question.hash:
@@ -79,7 +79,7 @@ class MeasuringSite:
         """Return what the hospital has."""
         return held(self._data(), self._least, memory_of(self.settings))
 
-    def measured(self, asked: MeasuringAsked, stop: Stop) -> MeasuredSite:
+    def measured(self, asked: QuestionPart, stop: Stop) -> MeasuredSite:
         """Measure what the hospital has."""
         if asked.cases is None:
             raise Refused("the server does not say how many cases all hospitals have")
@@ -100,7 +100,7 @@ class MeasuringSite:
         if self.settings.approval != "none":
             raise Refused(
                 f"this hospital approves what runs (approval in its {FILE_NAME}), and there is no plan yet; ask its "
-                "engineer for the file of medsilo nnunet-measure"
+                "engineer for the file of medsilo nnunet measure"
             )
         if self.settings.privacy is not None:
             raise Refused(
@@ -177,7 +177,8 @@ def collected(
     question: SegmentationQuestion, channel: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredSite]:
     """Return what each hospital measured, by the name of its file."""
-    return {f"{site}.json": own for site, own in collect(question, channel, sites, timeout).items()}
+    asked = question.sites or sites
+    return {f"{site}.json": own for site, own in collect(question, channel, asked, timeout).items()}
 
 
 INQUIRY = Inquiry(read_question, fingerprint_bounds, collected, MeasuringSite)

@@ -123,7 +123,7 @@ class ToldFingerprint(Message):
         return own
 
 
-class _Measured(Message):
+class _MeasuringAnswer(Message):
     question: Hash
     told: ToldFingerprint
 
@@ -133,7 +133,7 @@ class _Measured(Message):
         return self.told.fingerprint(cases, self.told.samples, len(question.channels))
 
 
-class MeasuredSite(_Measured):
+class MeasuredSite(_MeasuringAnswer):
     """The whole message of a hospital: what it holds for which question, and the fingerprint of it."""
 
     holding: HeldCases
@@ -147,7 +147,7 @@ class MeasuredSite(_Measured):
         return {name: self.holding}
 
 
-class MeasuredTogether(_Measured):
+class MeasuredTogether(_MeasuringAnswer):
     """The fingerprint of several hospitals that told sealed counts alone."""
 
     cases: Number

@@ -29,7 +29,7 @@ def write_nnunet_bundle(source: Source, out: Path) -> str:
     write_description(task, out / "models")
     write_json(out / "configs" / "inference.json", _inference(task))
     channels = task.question.channels
-    words = InMonai([], {}, channels=channels, classes=task.label_names)
+    words = InMonai([], {}, channels=channels, classes=task.goal.label_names)
     place = f"IMAGES as nnU-Net names them (case_0000.nii.gz for {channels[0]}, ...)"
     return finish_bundle(source, out, words, "nnunetv2", place)
 
@@ -59,7 +59,7 @@ def _inference(task: NnUNetFolder) -> dict[str, Any]:
             "arch_kwargs": own.arch_kwargs.model_dump(mode="json"),
             "arch_kwargs_req_import": list(own.imported),
             "input_channels": task.channels,
-            "output_channels": task.outputs,
+            "output_channels": task.goal.outputs,
             "deep_supervision": False,
         },
         "network": "$@network_def.to(@device)",

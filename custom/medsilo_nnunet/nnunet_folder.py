@@ -1,7 +1,6 @@
 """A hospital's own volumes in nnU-Net's layout, learned as nnU-Net learns them."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
@@ -18,10 +17,12 @@ from medsilo.extend import (
     Compute,
     DataError,
     DataSource,
+    DrawnCases,
     Entry,
     Facts,
     Found,
     HeldEntry,
+    ImageUse,
     Listing,
     Measures,
     MedsiloError,
@@ -35,8 +36,6 @@ from medsilo.extend import (
     generator_for,
     held_case,
     open_reader,
-    range_of,
-    ranges_of,
     seed_for,
 )
 from medsilo_nnunet.nnunet_files import RawData
@@ -57,7 +56,7 @@ MOST_TRIALS = 1024
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
-class NnUNetFolder(OwnFolder, Segmentation):
+class NnUNetFolder(OwnFolder):
     """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
 
     A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
@@ -67,15 +66,13 @@ class NnUNetFolder(OwnFolder, Segmentation):
 
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
     draws: ClassVar[bool] = True
-    crops: ClassVar[bool] = True
-    predictor: ClassVar[str] = "images"
     evaluation_batch: ClassVar[int] = 1
 
     name: Literal["nnunet"] = "nnunet"
     question: SegmentationQuestion = Field(
-        description="channels and labels, as in `medsilo nnunet-measure`, or that file"
+        description="channels and labels, as in `medsilo nnunet measure`, or that file"
     )
-    plans: NnUNetPlans = Field(description="what `medsilo nnunet-plan` writes, or that file")
+    plans: NnUNetPlans = Field(description="what `medsilo nnunet plan` writes, or that file")
     configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
     first_stage: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None,
@@ -111,7 +108,7 @@ class NnUNetFolder(OwnFolder, Segmentation):
             )
         if len(self._own.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them anew")
-        if self.postprocessings and self.postprocessings.number > MOST_TRIALS:
+        if self.postprocessing and self._all.number > MOST_TRIALS:
             raise ValueError(
                 f"postprocessing: regions share values so often that more than {MOST_TRIALS} would be tried"
             )
@@ -146,40 +143,21 @@ class NnUNetFolder(OwnFolder, Segmentation):
             return None
         parts = NnUNetParts(self.question, self.plans, FIRST)
         network = NnUNet(architecture=self.plans.numbers_of(FIRST).architecture)
-        return FirstStage(parts, network, self.outputs, self.first_stage, self.mirror, given, finished, compute)
-
-    @property
-    def unbounded(self) -> str:
-        return "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
+        return FirstStage(parts, network, self.goal.outputs, self.first_stage, self.mirror, given, finished, compute)
 
     # ------------------------------------------------------------------------------------------ what is learned
     @property
-    def channels(self) -> int:  # type: ignore[override]
+    def goal(self) -> "NnUNetGoal":
+        return NnUNetGoal(self)
+
+    @property
+    def use(self) -> "NnUNetUse":
+        return NnUNetUse(self)
+
+    @property
+    def channels(self) -> int:
         """The channels of the question; for a second stage also one for each label that the first may find."""
-        return len(self.question.channels) + (self.classes - 1 if self.refines else 0)
-
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        """The values in masks, background included."""
-        return len(self.question.names)
-
-    @property
-    def outputs(self) -> int:
-        """The labels; or the regions, each found by itself."""
-        return len(self.question.regions) if self.question.has_regions else self.classes
-
-    @property
-    def overlaps(self) -> bool:
-        return self.question.has_regions
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        return self.question.names
-
-    @property
-    def structures(self) -> dict[str, tuple[int, ...]]:  # type: ignore[override]
-        """The values of each structure."""
-        return self.question.regions
+        return len(self.question.channels) + (self.goal.classes - 1 if self.refines else 0)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -193,23 +171,92 @@ class NnUNetFolder(OwnFolder, Segmentation):
     def default_network(self) -> Network:
         return NnUNet(architecture=self.architecture)
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.parts.loss(output, target)
+    # ------------------------------------------------------------------------------------------ the postprocessing
+    @cached_property
+    def _all(self) -> LargestComponents:
+        return LargestComponents(self.question)
+
+    def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
+        if not self.postprocessing:
+            return super().with_postprocessing(choice)
+        copy = self.model_copy()
+        copy._choice = self._all.read(choice)
+        return copy
+
+    @property
+    def postprocessing_in_nnunet(self) -> dict[str, Any]:
+        """Return what was chosen as nnU-Net writes it into postprocessing.json."""
+        return self._all.in_nnunet(self._choice)
+
+    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+        return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
+
+    def pieces(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        return DrawnCases(cases, self._piece, seed, names)
+
+    def _piece(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        return self.parts.cut(case, seed, self.foreground)
+
+    def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
+            return network(inputs)
+        return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
+
+    # ------------------------------------------------------------------------------------------ from files
+    def _found(self, source: DataSource, folder: Path) -> Found:
+        data = RawData.of(folder, self.question, source)
+        if data.reader != self.plans.image_reader_writer:
+            raise DataError(
+                f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
+                "convert the files"
+            )
+        first = self._first_stage(source.first_stage, source.finished, source.compute or Compute())
+        return Found(data.listing, {}, partial(_made, self.parts, self.question, first), "")
+
+    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+        empty = [one.entry.name for one in every if not any(one.facts.values)]
+        listing.add("note", "masks are empty: no structure of the question is in them", empty)
+
+
+class NnUNetGoal(Segmentation):
+    """nnU-Net's loss, and its measures on the images' own grids."""
+
+    unbounded = "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
+
+    def __init__(self, task: NnUNetFolder) -> None:
+        question = task.question
+        regions = len(question.regions) if question.has_regions else None  # each found by itself
+        super().__init__(question.names, self._loss, question.regions, outputs=regions)
+        self.task, self.overlaps = task, question.has_regions
+        self.postprocessings = task._all if task.postprocessing else None
+
+    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.task.parts.loss(output, target)
 
     def found(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._counting(self.parts.found(output), target)
+        return self._counting(self.task.parts.found(output), target)
 
     def _counting(self, found: Tensor, target: Tensor) -> Tensor:
         """Return what was found at places that count."""
-        ignored = self.question.ignored
+        ignored = self.task.question.ignored
         return found if ignored is None else torch.where(target == ignored, 0, found)
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return what measures on the images' own grids, as nnU-Net does; surfaces in millimetres."""
 
         def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
-            found = self._counting(self._all.applied(self._choice, found), right)
+            found = self._counting(self.task._all.applied(self.task._choice, found), right)
             return self.compared(found[None], right[None], spacing)
+
+        return self._on_own_grids(cases, measure)
+
+    def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+        def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
+            scores = self.task._all.tried_on(found, right)
+            dice = dice_of(*(self.masks(one[None]) for one in (self._counting(found, right), right)))
+            return {self.metric: dice.mean(1)} | {
+                name: torch.tensor([one], dtype=torch.float64) for name, one in scores.items()
+            }
 
         return self._on_own_grids(cases, measure)
 
@@ -227,56 +274,21 @@ class NnUNetFolder(OwnFolder, Segmentation):
 
     def _on_own_grid(self, entry: Entry, output: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...]]:
         assert isinstance(entry.label, Path)
-        values, notes = self.parts.read(entry.images)
-        self.parts.on_its_grid(values, notes)  # which notes what it cuts off
-        right = self.parts.own_labels(entry.label)
-        return self.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
+        values, notes = self.task.parts.read(entry.images)
+        self.task.parts.on_its_grid(values, notes)  # which notes what it cuts off
+        right = self.task.parts.own_labels(entry.label)
+        return self.task.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
 
-    # ------------------------------------------------------------------------------------------ the postprocessing
-    @property
-    def postprocessings(self) -> LargestComponents | None:
-        return self._all if self.postprocessing else None
 
-    @cached_property
-    def _all(self) -> LargestComponents:
-        return LargestComponents(self.question)
+class NnUNetUse(ImageUse):
+    """New images as nnU-Net reads them, and what it finds on their own grids."""
 
-    def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
-        def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
-            scores = self._all.tried_on(found, right)
-            dice = dice_of(*(self.masks(one[None]) for one in (self._counting(found, right), right)))
-            return {self.metric: dice.mean(1)} | {
-                name: torch.tensor([one], dtype=torch.float64) for name, one in scores.items()
-            }
+    def __init__(self, task: NnUNetFolder) -> None:
+        super().__init__(self._inputs)
+        self.task = task
 
-        return self._on_own_grids(cases, measure)
-
-    def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
-        if not self.postprocessing:
-            return super().with_postprocessing(choice)
-        copy = self.model_copy()
-        copy._choice = self._all.read(choice)
-        return copy
-
-    @property
-    def postprocessing_in_nnunet(self) -> dict[str, Any]:
-        """Return what was chosen as nnU-Net writes it into postprocessing.json."""
-        return self._all.in_nnunet(self._choice)
-
-    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
-        return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
-
-    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        return self.parts.cut(case, seed, self.foreground)
-
-    def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
-            return network(inputs)
-        return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
-
-    # ------------------------------------------------------------------------------------------ in use
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
-        if len(self.question.channels) == 1:
+        if len(self.task.question.channels) == 1:
             return super().images_among(files)
         cases: dict[str, dict[int, Path]] = {}
         for file in files:
@@ -284,51 +296,30 @@ class NnUNetFolder(OwnFolder, Segmentation):
             if channel is None:
                 raise DataError("images of several channels are named as nnU-Net names them: case_0000.nii.gz, ...")
             cases.setdefault(str(file)[: -len(channel.group())], {})[int(channel.group(1))] = file
-        wanted = list(range(len(self.question.channels)))
+        wanted = list(range(len(self.task.question.channels)))
         if any(sorted(case) != wanted for case in cases.values()):
-            raise DataError(f"an image lacks a channel; the study has {', '.join(self.question.channels)}")
+            raise DataError(f"an image lacks a channel; the study has {', '.join(self.task.question.channels)}")
         return [tuple(case[number] for number in wanted) for case in cases.values()]
 
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
         """Return an image as nnU-Net reads it: not turned."""
         header, *_ = [open_reader(file) for file in image]  # which refuses headers that claim too much
-        values, notes = self.parts.read(image)
-        if len(values) != len(self.question.channels):
-            raise DataError(f"an image has {len(values)} channels; the study has {', '.join(self.question.channels)}")
+        values, notes = self.task.parts.read(image)
+        if len(values) != len(self.task.question.channels):
+            raise DataError(
+                f"an image has {len(values)} channels; the study has {', '.join(self.task.question.channels)}"
+            )
         spacing = tuple(float(along) for along in notes["spacing"][::-1])
         return Scan(values, np.diag([*spacing, 1.0]), spacing, header, AS_STORED, notes)
 
-    def inputs_of_scan(self, scan: Scan) -> Tensor:
-        if self.refines and self._first is None:
+    def _inputs(self, scan: Scan) -> Tensor:
+        if self.task.refines and self.task._first is None:
             raise MedsiloError(f"{SECOND} refines what another model found, and that is not at hand here")
-        found = self._first.in_image(scan.values, scan.source) if self._first else None
-        return self.parts.on_its_grid(scan.values, scan.source, found)[None]
+        found = self.task._first.in_image(scan.values, scan.source) if self.task._first else None
+        return self.task.parts.on_its_grid(scan.values, scan.source, found)[None]
 
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
-        return self._all.applied(self._choice, self.parts.labels_back(output[0], scan.source))
-
-    # ------------------------------------------------------------------------------------------ from files
-    def _found(self, source: DataSource, folder: Path) -> Found:
-        data = RawData.of(folder, self.question, source)
-        if data.reader != self.plans.image_reader_writer:
-            raise DataError(
-                f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
-                "convert the files"
-            )
-        first = self._first_stage(source.first_stage, source.finished, source.compute or Compute())
-        return Found(data.listing, {}, partial(_made, self.parts, self.question, first), "")
-
-    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
-        empty = [one.entry.name for one in every if not any(one.facts.values)]
-        listing.add("note", "masks are empty: no structure of the question is in them", empty)
-
-    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
-        values = Counter(value for one in every for value in one.facts.values)
-        return {
-            "label_values": {str(value): values[value] for value in sorted(values)},
-            "size": ranges_of(one.facts.size for one in every),
-            "intensity": range_of(value for one in every for value in one.facts.intensity),
-        }
+        return self.task._all.applied(self.task._choice, self.task.parts.labels_back(output[0], scan.source))
 
 
 class _Patches(Dataset):

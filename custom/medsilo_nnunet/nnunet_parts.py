@@ -186,12 +186,12 @@ class NnUNetParts:
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
         torch.backends.cudnn.benchmark = by_stopwatch  # which nnU-Net sets, and with which bits would depend on speed
-        module = network if isinstance(network, nn.Module) else _Called(network)
+        module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
         return predictor.predict_sliding_window_return_logits(self.inputs_of(image)).float()
 
 
-class _Called(nn.Module):
+class _FunctionModule(nn.Module):
     """A function as nnU-Net's predictor wants it."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -212,7 +212,7 @@ class _Labels:
         self.labels = labels
 
 
-class _Cut:
+class _PatchSource:
     """An array of which nnU-Net's loader cuts a patch; nothing else of it is read."""
 
     def __init__(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Tensor]) -> None:
@@ -231,14 +231,14 @@ class _OneCase:
         """channels: of the image; refined: whether the labels of a first stage lie behind them."""
         self.case, self.sought, self.channels, self.refined = case, sought, channels, refined
 
-    def load_case(self, identifier: str) -> tuple[_Cut, _Cut, _Cut | None, dict[str, Any]]:
+    def load_case(self, identifier: str) -> tuple[_PatchSource, _PatchSource, _PatchSource | None, dict[str, Any]]:
         """Return image, labels, those of the first stage if there is one, and where the structures are."""
         whole, labels, places, end = self.case[0], self.case[1], self.case[2].numpy(), self.channels
         grid = tuple(labels.shape)
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
-        image = _Cut((end, *grid), lambda cut: whole[(slice(end), *cut[1:])])
-        right = _Cut((1, *grid), lambda cut: labels[cut[1:]][None])
-        first = _Cut(grid, lambda cut: whole[(slice(end, end + 1), *cut)][0]) if self.refined else None
+        image = _PatchSource((end, *grid), lambda cut: whole[(slice(end), *cut[1:])])
+        right = _PatchSource((1, *grid), lambda cut: labels[cut[1:]][None])
+        first = _PatchSource(grid, lambda cut: whole[(slice(end, end + 1), *cut)][0]) if self.refined else None
         return image, right, first, {"class_locations": found}
 
 

@@ -1,4 +1,4 @@
-"""Commands that make nnU-Net's plans for data that lie in several hospitals."""
+"""Make nnU-Net's plans for data that lie in several hospitals: each measures, the lead collects and plans."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ QuestionFile = Annotated[
 PlannerName = Annotated[str, typer.Option(metavar="NAME", help=f"nnU-Net's planner: {', '.join(PLANNERS)}")]
 
 
-def nnunet_measure(
+def measure(
     screen: Screen,
     question: QuestionFile,
     *,
@@ -37,7 +37,7 @@ def nnunet_measure(
         Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the lead")
     ],
 ) -> int:
-    """Measure a hospital's data for nnU-Net's plans, and write what leaves into one file.
+    """At a hospital: measure its data for nnU-Net's plans, and write what leaves into one file.
 
     The file holds counts, and no case: docs/nnunet.md says what each of its numbers is.
     """
@@ -66,7 +66,7 @@ def nnunet_measure(
     return 0
 
 
-def nnunet_collect(
+def collect(
     screen: Screen,
     question: QuestionFile,
     *,
@@ -78,21 +78,23 @@ def nnunet_collect(
 ) -> int:
     """Have all connected hospitals measure for nnU-Net's plans by one job, and fetch the file of each.
 
-    The files are those of nnunet-measure, by each hospital's own settings. With --sealed there is one file of all.
+    The files are those of `nnunet measure`, by each hospital's own settings. With --sealed there is one file of all.
     """
     screen.note("reading nnU-Net")
-    from medsilo.extend import inquire
+    from medsilo.extend import MedsiloError, inquire
     from medsilo_nnunet.question import read_question
 
-    name = "nnunet-collect-sealed" if sealed else "nnunet-collect"
-    files = inquire(name, read_question(question).in_yaml(), kit, out, screen.say)
+    asked, name = read_question(question), "nnunet-collect-sealed" if sealed else "nnunet-collect"
+    if sealed and not asked.sites:
+        raise MedsiloError(f"{question.name}: --sealed needs the names of the hospitals; list them under sites")
+    files = inquire(name, asked.in_yaml(), kit, out, screen.say)
     for path in files:
         screen.say(f"measured: {path}")
     screen.answer(files=[str(path) for path in files])
     return 0
 
 
-def nnunet_plan(
+def plan(
     screen: Screen,
     question: QuestionFile,
     files: Annotated[
@@ -157,11 +159,12 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[dict[str, Means],
     except Refused as error:
         raise MedsiloError(f"{path.name}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"{path.name}: {why_unread(error, 'a file that medsilo nnunet-measure wrote')}") from error
+        raise MedsiloError(f"{path.name}: {why_unread(error, 'a file that medsilo nnunet measure wrote')}") from error
     except (ValueError, RecursionError) as error:
-        raise MedsiloError(f"{path.name} is not JSON; give a file that medsilo nnunet-measure wrote") from error
+        raise MedsiloError(f"{path.name} is not JSON; give a file that medsilo nnunet measure wrote") from error
 
 
-MEASURE = Command(nnunet_measure, "question.yaml --data DATA --cases 110 -o st-anna.json", "For a hospital's engineer")
-COLLECT = Command(nnunet_collect, "question.yaml --kit KIT -o measured", "For a consortium's lead")
-PLAN = Command(nnunet_plan, "question.yaml st-anna.json north.json -o plans.json", "For a consortium's lead")
+PEOPLE, OF = "For a consortium's lead", "nnunet"
+COLLECT = Command(collect, "question.yaml --kit KIT -o measured", PEOPLE, OF)
+MEASURE = Command(measure, "question.yaml --data DATA --cases 110 -o st-anna.json", PEOPLE, OF)
+PLAN = Command(plan, "question.yaml st-anna.json north.json -o plans.json", PEOPLE, OF)

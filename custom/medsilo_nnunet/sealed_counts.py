@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from medsilo.extend import SERVER, FixedPoint, Flat, Message, Refused, SealedBlock, Tensors
+from medsilo.extend import Message, Refused, Tensors
 from medsilo_nnunet.fingerprint import AXES, SAMPLES, Fingerprint
 from medsilo_nnunet.fingerprint_message import MOST_CASES, Spacing, check_order
 from medsilo_nnunet.float_bins import DIGITS, Counts, FloatHistogram, Values
@@ -26,6 +26,8 @@ ZERO = (HIGHEST - LOWEST + 1) * STEPS  # the place of 0; negative numbers are be
 INTENSITIES = 2 * ZERO + 1
 SHARES = 1 << 12
 LARGEST = (256, 1024, 4096, 16_384, 65_536)  # voxels along an axis: a hospital tells the first that is enough
+CASES_SHAPE: dict[str, tuple[int, ...]] = {"cases": ()}  # of the number of cases, summed by itself
+MOST = float(SAMPLES)  # no count is above it
 MOST_PLACES = 1 << 24  # of spacings and sizes
 EXTENTS, SHARE, CHANNEL = "extents-{}", "shares", "channel-{:02}"
 
@@ -95,16 +97,11 @@ class Grid(Message):
             channels.append(FloatHistogram.of_bins(numbers_at(places), whole[name][places]))
         return Fingerprint(samples, tuple(extents), shares, tuple(channels))
 
-    def block(self, channels: int, sites: int) -> SealedBlock:
-        """Return how the counts of so many hospitals are added."""
+    def shapes(self, channels: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the counts."""
         shapes = {EXTENTS.format(number): (len(own), self.sizes) for number, own in enumerate(self.spacings)}
         rows = {CHANNEL.format(number): (INTENSITIES,) for number in range(channels)}
-        return _block("fingerprint", {**shapes, SHARE: (SHARES,), **rows}, sites)
-
-
-def cases_block(sites: int) -> SealedBlock:
-    """Return how so many hospitals' numbers of cases are added."""
-    return _block("cases", {"cases": ()}, sites)
+        return {**shapes, SHARE: (SHARES,), **rows}
 
 
 def cases_told(cases: int) -> Tensors:
@@ -133,14 +130,6 @@ def numbers_at(places: NDArray[np.int64]) -> Values:
     exponent, above = np.divmod(rank - 1, STEPS)
     size = np.ldexp((above + STEPS).astype(np.float64), exponent + LOWEST - DIGITS)
     return np.where(rank == 0, 0.0, np.sign(places - ZERO) * size)
-
-
-def _block(name: str, shapes: dict[str, tuple[int, ...]], sites: int) -> SealedBlock:
-    like: dict[str, Tensor] = {
-        key: torch.empty(shape, dtype=torch.float64, device="meta") for key, shape in shapes.items()
-    }
-    # Counts are whole numbers far below 2^53, and their unit is a power of two: nothing is rounded.
-    return SealedBlock(name, Flat.of(like), FixedPoint(64, float(SAMPLES), sites), reader=SERVER)
 
 
 def _whole(sums: Tensor) -> Counts:

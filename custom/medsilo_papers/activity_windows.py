@@ -10,12 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import ActivityCnn, Cases, Classification, DataError, Network, SiteData, generator_for
+from medsilo.extend import Cases, Classification, DataError, Network, SiteData, Task, generator_for, network
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-class ActivityWindows(Classification):
+class ActivityWindows(Task):
     """Windows of sensor channels, [sensors, steps], from `<site>.npz` in the site's data folder.
 
     The file holds x_train [n, sensors, steps] (any floating type), y_train [n] (0, 1, ...), x_test and y_test. A site
@@ -36,17 +36,16 @@ class ActivityWindows(Classification):
         return True
 
     @property
-    def channels(self) -> int:  # type: ignore[override]
+    def channels(self) -> int:
         """The plan's number of sensors."""
         return self.sensors
 
     @property
-    def classes(self) -> int:  # type: ignore[override]
-        """The plan's number of activities."""
-        return self.activities
+    def goal(self) -> Classification:
+        return Classification(self.activities)
 
     def default_network(self) -> Network:
-        return ActivityCnn()
+        return network("activity-cnn")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         if folder is None:

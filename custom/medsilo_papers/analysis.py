@@ -1,9 +1,10 @@
-"""The input and the output of every analysis."""
+"""An analysis of some runs: its input, its output, and the folder that it is written into."""
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,11 @@ from medsilo.extend import (
     load_tensors,
     paths,
     read_for,
+    seed_for,
     site_folder,
+    write_json,
 )
+from medsilo_papers import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +47,7 @@ class Question:
     seed: int = 0
     cases: int | None = None  # of each site; by default the analysis's own number
     reach: float = 1.0  # how far a landscape goes
-    steps: int = 10  # of a landscape from its centre to its edge
+    steps: int | None = None  # of a landscape from its centre to its edge
     iterations: int = 300  # of an inversion
     network: str | None = None  # one of the method's networks, where it has several
 
@@ -56,6 +60,7 @@ class AnalysisResult:
     data: dict[str, Any]
     figures: "Mapping[str, Figure]"
     lines: Sequence[str] = ()
+    warns: bool = False  # of a broken claim, or a model that should not leave
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class FinishedRun:
         """Return the personal models in the run's super model by site, in evaluation mode; empty where it has none."""
         found = {}
         for path in sorted((self.folder / paths.SUPER_MODEL).glob(paths.EXPERT_FILES)):
-            model = self.plan.network.build(self.plan.task.channels, self.plan.task.outputs)
+            model = self.plan.network.build(self.plan.task.channels, self.plan.task.goal.outputs)
             model.load_state_dict(load_tensors(path)[0])
             found[path.stem] = model.to(device).eval()
         return found
@@ -152,9 +157,27 @@ def as_evaluated(
 def mean_loss(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute) -> float:
     """The model's loss on these cases in evaluation mode."""
     task, data = run.plan.task, as_evaluated(run, model, cases, compute)
-    return evaluate(model, data, task.loss, lambda output, target: {}, compute, infer=task.infer)[0]
+    return evaluate(model, data, task.goal.loss, lambda output, target: {}, compute, infer=task.infer)[0]
 
 
 def finite_or_none(value: float) -> float | None:
     """A number for JSON; None stands for one that could not be computed."""
     return value if math.isfinite(value) else None
+
+
+def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> tuple[list[Path], AnalysisResult]:
+    """Write <kind>.json and the figures; returns where they are, and what came out."""
+    from medsilo_papers.figures import save  # here, because matplotlib takes long
+
+    module, function = KINDS[kind]
+    runs = read_finished(folders)
+    for run in runs if asked.network else ():
+        run.check_network(str(asked.network))
+    work = getattr(import_module(f"medsilo_papers.{module}"), function)
+    with asked.settings.compute().reproducible(seed_for(asked.seed, kind)):
+        finding = work(runs, asked)
+    options = {key: value for key, value in asdict(asked).items() if key != "settings"}
+    data = {"kind": kind, "asked": options, "runs": [run.facts() for run in runs], **finding.data}
+    write_json(out / f"{kind}.json", data)
+    figures = [save(figure, out / f"{name}.png") for name, figure in finding.figures.items()]
+    return [*figures, out / f"{kind}.json"], finding

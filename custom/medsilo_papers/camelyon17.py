@@ -4,33 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from medsilo.extend import (
-    Case,
-    Classification,
-    DataError,
-    DenseNet121,
-    LazyCases,
-    Network,
-    Shares,
-    SiteData,
-    Split,
-    parts_by_draw,
-    resized_smoothly,
-    split_seed,
-)
-from medsilo_papers.public_files import bare_name, divided, read_picture, rows_of, scaled, site_folder
+from medsilo.extend import Case, Classification, DataError, LazyCases, Network, SiteData, network, splits
+from medsilo_papers.public_files import PictureTask, bare_name, divided, read_picture, rows_of, site_folder
 
 TABLE = "metadata.csv"
 COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
 LAYOUT = f"{TABLE} and patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png (WILDS' camelyon17_v1.0)"
 
 
-class Camelyon17(Classification):
+class Camelyon17(PictureTask):
     """RGB patches in 0 to 1, [3, size, size]; 1 where the middle holds tumour. Read when asked for, but for those
     that the site's cache keeps.
 
@@ -41,21 +26,16 @@ class Camelyon17(Classification):
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Camelyon17: tumour in lymph node patches of five hospitals"
     channels: ClassVar[int] = 3
-    classes: ClassVar[int] = 2
+    goal: ClassVar[Classification] = Classification(2)
     largest_input: ClassVar[float] = 1.0
-    predictor: ClassVar[str] = "images"
 
     name: Literal["camelyon17"] = "camelyon17"
     size: int = Field(default=96, ge=32, le=1024, description="patches are resized to this many pixels")
-    split: Split = Field(default="patient", description="paper: patches at random, as HarmoFL's paper")
-    shares: Shares = Field(default=(0.64, 0.16, 0.2), description="of train, validation and test")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.channels, self.size, self.size)
+    split: splits.Split = Field(default="patient", description="paper: patches at random, as HarmoFL's paper")
+    shares: splits.Shares = Field(default=(0.64, 0.16, 0.2), description="of train, validation and test")
 
     def default_network(self) -> Network:
-        return DenseNet121()
+        return network("densenet121")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         place = site_folder(self.name, site, sites, folder, lambda path: (path / TABLE).is_file(), LAYOUT)
@@ -75,11 +55,8 @@ class Camelyon17(Classification):
         items = [(place / _file(row), int(row["tumor"])) for row in own]
         if not items[0][0].is_file():
             raise DataError(f"{TABLE} names patches that are not there; expected {LAYOUT}", private=str(items[0][0]))
-        parts = parts_by_draw(groups, self.shares, split_seed(seed, site))
+        parts = splits.parts_by_draw(groups, self.shares, splits.split_seed(seed, site))
         return divided(items, patients, parts, self._read, LazyCases)
-
-    def inputs_of(self, values: np.ndarray) -> Tensor:
-        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def _read(self, item: tuple[Path, int]) -> Case:
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])

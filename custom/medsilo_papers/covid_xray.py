@@ -8,26 +8,18 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from medsilo.extend import Case, DataError, LazyCases, Network, SiteData, resized_smoothly
+from medsilo.extend import Case, Classification, DataError, LazyCases, Network, SiteData
 from medsilo_papers.alexnet import AlexNet
 from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import (
-    bare_name,
-    divided,
-    files_in,
-    read_picture,
-    scaled,
-    site_folder,
-)
+from medsilo_papers.public_files import PictureTask, bare_name, divided, files_in, read_picture, site_folder
 
 CLASSES = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ENDINGS = (".png", ".jpg", ".jpeg")
 PERSON = re.compile(r"person\d+", re.IGNORECASE)  # in the file names of one of the set's sources
 
 
-class CovidXray(PooledTask):
+class CovidXray(PooledTask, PictureTask):
     """Grey images in 0 to 1, [1, size, size], of four classes, in folders named after them. Read when
     asked for, but for those that the site's cache keeps.
 
@@ -37,16 +29,11 @@ class CovidXray(PooledTask):
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "COVID-19 chest X-rays of four classes, dealt to sites"
     channels: ClassVar[int] = 1
-    classes: ClassVar[int] = len(CLASSES)
+    goal: ClassVar[Classification] = Classification(len(CLASSES))
     largest_input: ClassVar[float] = 1.0
-    predictor: ClassVar[str] = "images"
 
     name: Literal["covid-xray"] = "covid-xray"
     size: int = Field(default=224, ge=63, le=1024, description="images are resized to this many pixels")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.channels, self.size, self.size)
 
     def default_network(self) -> Network:
         return AlexNet(size=self.size)
@@ -65,9 +52,6 @@ class CovidXray(PooledTask):
             raise DataError(f"a class has no picture; expected {layout}", private=str(place))
         patients = tuple(_patient(path, label) for path, label in items)
         return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self._read, LazyCases)
-
-    def inputs_of(self, values: np.ndarray) -> Tensor:
-        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def _read(self, item: tuple[Path, int]) -> Case:
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])

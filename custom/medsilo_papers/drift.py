@@ -4,9 +4,7 @@
 two methods may be compared where their losses are equal, not round by round.
 """
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,38 +13,34 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.extend import (
-    Coordinator,
-    Loop,
+    LeadingTrainer,
     MedsiloError,
     Modules,
     Participant,
     Phase,
     Plan,
-    Record,
     SiteSettings,
     Stop,
     Summary,
     Workbench,
+    inprocess,
     places_of,
-    site_folder,
     views,
 )
 from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question
 from medsilo_papers.figures import panels, style
 
 
-class WatchedParticipant(Participant):
+class WatchedTrainer(LeadingTrainer):
     """A site that measures ‖θ_{i,k} − θ^t‖² after each of its K steps of a round.
 
     θ are the trained weights of one network that travel in the round; batch norm's statistics are none.
     """
 
-    def __init__(self, plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings, folder: Path, network: str):
-        self.network = network
-        self.sent: list[tuple[Tensor, Tensor]] = []  # weights and what they were when they arrived; outside rounds none
-        self.squares: list[float] = []
-        self.rounds: dict[int, dict[str, Any]] = {}
-        super().__init__(plan, site, sites, settings, folder)
+    network = "model"
+    rounds: dict[int, dict[str, Any]]
+    squares: list[float]
+    sent: Sequence[tuple[Tensor, Tensor]] = ()  # weights and what they were when they arrived; outside rounds none
 
     def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
         bench = super().bench(purpose, number, stop)
@@ -54,10 +48,10 @@ class WatchedParticipant(Participant):
             self.hook = bench.optimizers[self.network].register_step_post_hook(self._measure)
         return bench
 
-    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
         weights = travelling_weights(phase, self.state.modules, self.network)
         self.sent, self.squares = [(weight, weight.detach().clone()) for weight in weights], []
-        loss = super()._train(number, phase, stop)
+        loss = super().work(number, phase, stop)
         if self.sent:
             self.hook.remove()
         self.sent = []
@@ -71,17 +65,28 @@ class WatchedParticipant(Participant):
         self.squares.append(sum(float((weight - before).square().sum()) for weight, before in self.sent))
 
 
+class WatchedParticipant(Participant):
+    """A site whose training is watched."""
+
+    trainer_kind = WatchedTrainer
+    trainer: WatchedTrainer
+
+    def __init__(self, network: str, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.trainer.network, self.trainer.rounds = network, {}
+
+
 def replay(
     plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str
 ) -> tuple[list[WatchedParticipant], Summary]:
     """Run the plan again in this process with watched sites; returns them and the summary."""
-    with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
-        root = Path(place) / "replay"
-        watched = [
-            WatchedParticipant(plan, site, sites, settings.of(site), site_folder(root, site), network) for site in sites
-        ]
-        transport = Loop({participant.site: participant for participant in watched})
-        return watched, Coordinator(plan, sites, transport, Record(root), "in-process", settings=settings).run()
+    watched: list[WatchedParticipant] = []
+
+    def site(*given: Any, **more: Any) -> WatchedParticipant:
+        watched.append(WatchedParticipant(network, *given, **more))
+        return watched[-1]
+
+    return watched, inprocess.run(plan, sites, settings=settings, kind=site).summary
 
 
 def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
@@ -98,12 +103,12 @@ def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
         rounds = [
             {
                 "round": number,
-                "gamma": sum(site.rounds[number]["gamma"] for site in trained) / len(trained),
-                "train_loss": sum(site.rounds[number]["train_loss"] for site in trained) / len(trained),
-                "sites": {site.site: site.rounds[number] for site in trained},
+                "gamma": sum(site.trainer.rounds[number]["gamma"] for site in trained) / len(trained),
+                "train_loss": sum(site.trainer.rounds[number]["train_loss"] for site in trained) / len(trained),
+                "sites": {site.place.site: site.trainer.rounds[number] for site in trained},
             }
             for number in range(1, run.plan.rounds + 1)
-            if (trained := [site for site in watched if number in site.rounds])
+            if (trained := [site for site in watched if number in site.trainer.rounds])
         ]
         if not rounds:
             raise MedsiloError(

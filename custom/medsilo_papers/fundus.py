@@ -10,28 +10,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.extend import (
-    Case,
-    DataError,
-    Network,
-    Segmentation,
-    Shares,
-    SiteData,
-    UNet,
-    parts_by_draw,
-    resized,
-    resized_smoothly,
-    resized_to_majority,
-    split_seed,
-)
+from medsilo.extend import Case, DataError, Network, Segmentation, SiteData, network, resized_to_majority, splits
 from medsilo_papers.public_files import (
+    PictureTask,
     bare_name,
     divided,
     files_in,
     read_labels,
     read_picture,
     rows_of,
-    scaled,
     site_folder,
 )
 
@@ -46,7 +33,19 @@ LABELS, REFUGE, RIGA = (0, 1, 2), (255, 128, 0), (0, 255, 128)
 Item = tuple[Path, tuple[Path, ...], tuple[int, ...]]  # a picture, its masks, the greys of background, rim and cup
 
 
-class Fundus(Segmentation):
+class DiscAndCup(Segmentation):
+    """The disc, which holds its cup, by soft Dice: the disc's probability is that of rim or cup."""
+
+    def __init__(self) -> None:
+        super().__init__(3, self._dice, {"disc": (1, 2), "cup": (2,)})
+
+    def _dice(self, output: Tensor, target: Tensor) -> Tensor:
+        chances = output.softmax(1)
+        found = torch.stack([chances[:, list(part)].sum(1) for part in self.structures.values()], 1)
+        return dice()(found, self.masks(target).float())
+
+
+class Fundus(PictureTask):
     """RGB pictures in 0 to 1, [3, size, size], and 1 in the disc's rim, 2 in its cup.
 
     The disc holds the cup: Dice and the loss are of the disc (both) and of the cup. A site takes the folder of its
@@ -56,39 +55,23 @@ class Fundus(Segmentation):
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Optic disc and cup in retinal pictures of six sources"
     channels: ClassVar[int] = 3
-    classes: ClassVar[int] = 3
+    goal: ClassVar[DiscAndCup] = DiscAndCup()
     largest_input: ClassVar[float] = 1.0
-    structures: ClassVar[dict[str, tuple[int, ...]]] = {"disc": (1, 2), "cup": (2,)}
-    predictor: ClassVar[str] = "images"
 
     name: Literal["fundus"] = "fundus"
     size: int = Field(default=256, ge=16, le=1024, multiple_of=16, description="pictures are resized to this")
-    shares: Shares = Field(default=(0.5, 0.25, 0.25), description="of train, validation and test, as the paper")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.channels, self.size, self.size)
+    shares: splits.Shares = Field(default=(0.5, 0.25, 0.25), description="of train, validation and test, as the paper")
 
     def default_network(self) -> Network:
-        return UNet()
+        return network("unet")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         place = site_folder(self.name, site, sites, folder, lambda path: bool(pictures_in(path, site)), LAYOUT)
         items = pictures_in(place, site)
         patients = [image.relative_to(place).with_suffix("").as_posix() for image, _, _ in items]
-        return divided(items, patients, parts_by_draw(patients, self.shares, split_seed(seed, site)), self._read)
-
-    def inputs_of(self, values: np.ndarray) -> Tensor:
-        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
-
-    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
-        return resized(output, grid).argmax(1)[0]
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Soft Dice of the structures: the disc's probability is that of rim or cup."""
-        chances = output.softmax(1)
-        found = torch.stack([chances[:, list(part)].sum(1) for part in self.structures.values()], 1)
-        return dice()(found, self.masks(target).float())
+        return divided(
+            items, patients, splits.parts_by_draw(patients, self.shares, splits.split_seed(seed, site)), self._read
+        )
 
     def _read(self, item: Item) -> Case:
         path, masks, greys = item

@@ -162,8 +162,8 @@ def _attacks(run: FinishedRun, site: str, asked: Question) -> list[dict[str, Any
             return reconstruct(mismatch, start, low, high, asked.iterations, SMOOTH)[0]
 
         targets = target[None].to(compute.device)
-        seen = gradients(model, run.plan.task.loss, truth[None], targets)
-        guesses = {"its gradient": solve(gradient_mismatch(model, run.plan.task.loss, targets, seen))}
+        seen = gradients(model, run.plan.task.goal.loss, truth[None], targets)
+        guesses = {"its gradient": solve(gradient_mismatch(model, run.plan.task.goal.loss, targets, seen))}
         if shared is not None:
             alone = amplitude(truth, shared.shape)
             guesses["its amplitude, no phase"] = without_phase(alone, truth.shape).clamp(low, high)

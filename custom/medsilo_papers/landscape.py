@@ -24,6 +24,7 @@ from medsilo_papers.figures import COLOURS, panels
 
 CASES = 128
 LINES = 10  # directions of FedSM's Fig. 4
+STEPS = 10
 LEVELS = 16
 SMALLEST = 1e-6  # loss that a figure tells from 0
 Direction = list[Tensor]
@@ -81,12 +82,13 @@ def surface(
 
 def landscapes(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """The loss of each run's model over the plane of two filter-normalised directions, on each site's cases."""
-    places, found, lines = ladder(asked.reach, asked.steps), [], []
+    steps = asked.steps or STEPS
+    places, found, lines = ladder(asked.reach, steps), [], []
     for run, site, model, loss in _each(runs, asked):
         directions = [filter_normalised(model, generator_for(asked.seed, "landscape", axis)) for axis in "xy"]
         losses = surface(model, directions, places, loss)
         right, up = divmod(int(losses.nan_to_num(torch.inf).argmin()), len(places))
-        centre, lowest = float(losses[asked.steps, asked.steps]), float(losses[right, up])
+        centre, lowest = float(losses[steps, steps]), float(losses[right, up])
         at = [places[right], places[up]]
         found.append(
             {
@@ -104,11 +106,12 @@ def landscapes(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 
 def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """The loss of each run's model along random directions of length 1, the same for all networks of one form."""
-    places, found, lines = ladder(asked.reach, asked.steps), [], []
+    steps = asked.steps or STEPS
+    places, found, lines = ladder(asked.reach, steps), [], []
     for run, site, model, loss in _each(runs, asked):
         directions = [unit(model, generator_for(asked.seed, "profile", which)) for which in range(LINES)]
         losses = torch.stack([surface(model, [direction], places, loss) for direction in directions])
-        centre = float(losses[0, asked.steps])
+        centre = float(losses[0, steps])
         rise = float(losses[:, [0, -1]].mean()) - centre
         found.append(
             {"run": run, "site": site, "centre": finite_or_none(centre), "mean_rise_at_edge": finite_or_none(rise)}

@@ -18,18 +18,14 @@ from medsilo.extend import (
     Network,
     Segmentation,
     SiteData,
-    Split,
-    UNet,
-    parts_by_draw,
+    network,
     read_scan,
-    resized,
-    resized_smoothly,
     resized_to_majority,
     seed_for,
-    split_seed,
+    splits,
 )
 from medsilo_papers.outlines import draw_outlines
-from medsilo_papers.public_files import files_in, read_labels, read_picture, scaled, site_folder
+from medsilo_papers.public_files import PictureTask, files_in, read_labels, read_picture, site_folder
 
 INDEX = "index.csv"
 BARCODE = 12  # letters of a TCGA name that are the patient's: TCGA-G9-6356
@@ -51,7 +47,7 @@ ORGANS = {
 }
 
 
-class Nuclei(Segmentation):
+class Nuclei(PictureTask):
     """RGB images in 0 to 1, [3, size, size], and which pixels are nuclei.
 
     Published sets: a site takes the folder of its name, or the only one; a site named <set>-breast, -kidney, -lung or
@@ -66,27 +62,21 @@ class Nuclei(Segmentation):
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"
     channels: ClassVar[int] = 3
-    classes: ClassVar[int] = 2
     largest_input: ClassVar[float] = 1.0
-    predictor: ClassVar[str] = "images"
 
     name: Literal["nuclei"] = "nuclei"
     size: int = Field(default=256, ge=16, le=2048, multiple_of=16, description="height and width of a case in pixels")
     fit: Literal["resize", "cut"] = Field(
         default="resize", description="how published images come to that size: squeezed as in HarmoFL's paper, or cut"
     )
-    split: Split = Field(
+    split: splits.Split = Field(
         default="patient",
         description="paper: the published test folders, and a fifth of the other images for validation; MoNuSAC's "
         "published test set has two patients of its training set. Where there is no test folder: images at random",
     )
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.channels, self.size, self.size)
-
     def default_network(self) -> Network:
-        return UNet()
+        return network("unet")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         if folder is None or not (folder / INDEX).is_file():
@@ -107,7 +97,7 @@ class Nuclei(Segmentation):
         if self.split == "patient":
             parts = [_part(PUBLISHED_SPLIT, _published_patient(image)) for image in images]
         else:
-            parts = _parts_in_paper(images, place, split_seed(seed, site))
+            parts = _parts_in_paper(images, place, splits.split_seed(seed, site))
         if set(parts) != {0, 1, 2}:
             raise DataError(f"the site's {len(images)} images leave a part empty; expected whole sets: {LAYOUT}")
         divided = [[image for image, own in zip(images, parts, strict=True) if own == part] for part in range(3)]
@@ -135,14 +125,9 @@ class Nuclei(Segmentation):
         windows = [(slice(y, y + self.size), slice(x, x + self.size)) for y in starts[0] for x in starts[1]]
         return [(image[:, *window], mask[window]) for window in windows]
 
-    def inputs_of(self, values: np.ndarray) -> Tensor:
-        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
-
-    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
-        return resized(output, grid).argmax(1)[0]
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return soft_dice()(output, target[:, None])
+    @property
+    def goal(self) -> Segmentation:
+        return Segmentation(2, soft_dice)
 
     def _read(self, folder: Path, names: np.ndarray) -> Cases:
         size = (self.size, self.size)
@@ -245,7 +230,7 @@ def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
     """Test where a folder says so, a fifth of the rest validation; without such a folder, images at random."""
     tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
     if not tests.any():
-        return parts_by_draw([str(image) for image in images], PAPER_SHARES, seed).tolist()
+        return splits.parts_by_draw([str(image) for image in images], PAPER_SHARES, seed).tolist()
     rest = np.random.default_rng(seed).permutation(np.flatnonzero(~tests))
     parts = np.where(tests, 2, 0)
     parts[rest[: round(0.2 * len(rest))]] = 1
@@ -263,9 +248,13 @@ def _published_patient(image: Path) -> str:
     return image.name[:BARCODE] if image.name.startswith("TCGA-") else image.parent.name
 
 
+def soft_dice(output: Tensor, target: Tensor) -> Tensor:
+    """Return MONAI's Dice loss over both classes and the whole batch, as HarmoFL's released code has it."""
+    return _dice()(output, target[:, None])
+
+
 @cache
-def soft_dice() -> nn.Module:
-    """MONAI's Dice loss over both classes and the whole batch, as HarmoFL's released code has it."""
+def _dice() -> nn.Module:
     from monai.losses import DiceLoss
 
     return DiceLoss(to_onehot_y=True, softmax=True, batch=True)

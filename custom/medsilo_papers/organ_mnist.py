@@ -8,12 +8,11 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from medsilo.extend import Cases, DataError, Network, SiteData, resized_smoothly
+from medsilo.extend import Cases, Classification, DataError, Network, SiteData
 from medsilo_papers.lenet5 import LeNet5
 from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import scaled, site_folder
+from medsilo_papers.public_files import PictureTask, site_folder
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
@@ -24,7 +23,7 @@ RELEASES = {
 }
 
 
-class OrganMnist(PooledTask):
+class OrganMnist(PooledTask, PictureTask):
     """Grey images in 0 to 1, [1, size, size], of 11 organs.
 
     The file is organamnist.npz, organcmnist.npz or organsmnist.npz (with _64, _128 or _224 for those sizes), or
@@ -35,18 +34,13 @@ class OrganMnist(PooledTask):
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "OrganA/C/SMNIST: eleven organs in CT slices, dealt to sites"
     channels: ClassVar[int] = 1
-    classes: ClassVar[int] = 11
+    goal: ClassVar[Classification] = Classification(11)
     largest_input: ClassVar[float] = 1.0
-    predictor: ClassVar[str] = "images"
 
     name: Literal["organ-mnist"] = "organ-mnist"
     view: Literal["axial", "coronal", "sagittal"] = Field("axial", description="the direction of the slices")
     size: Literal[28, 64, 128, 224] = Field(28, description="height and width of the images in the file")
     release: Literal["v2", "v3"] | None = Field(None, description="refuse a file of another release; `null` takes any")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.channels, self.size, self.size)
 
     def default_network(self) -> Network:
         return LeNet5(size=self.size)
@@ -63,9 +57,6 @@ class OrganMnist(PooledTask):
         parts = self.dealt(labels, published, site, sites, seed)
         chosen = [np.flatnonzero(parts == part) for part in range(3)]
         return SiteData(*(self._cases(images[own], labels[own], own) for own in chosen))
-
-    def inputs_of(self, values: np.ndarray) -> Tensor:
-        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def _files(self) -> list[str]:
         size = "" if self.size == 28 else f"_{self.size}"
@@ -92,8 +83,8 @@ class OrganMnist(PooledTask):
             if pictures.dtype != np.uint8 or pictures.shape != (len(organs), self.size, self.size):
                 expected = f"uint8 [{len(organs)}, {self.size}, {self.size}]"
                 raise DataError(f"{path.name} has images of {pictures.dtype} {list(pictures.shape)}, not {expected}")
-            if len(organs) and not 0 <= organs.min() <= organs.max() < self.classes:
-                raise DataError(f"{path.name} has labels outside 0 to {self.classes - 1}; is it an OrganMNIST?")
+            if len(organs) and not 0 <= organs.min() <= organs.max() < self.goal.classes:
+                raise DataError(f"{path.name} has labels outside 0 to {self.goal.classes - 1}; is it an OrganMNIST?")
         sizes = tuple(map(len, labels))
         if self.release not in (None, release_of(self.view, sizes)):
             raise DataError(

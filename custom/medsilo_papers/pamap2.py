@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from medsilo.extend import ActivityCnn, Cases, DataError, Network, SiteData
+from medsilo.extend import Cases, Classification, DataError, Network, SiteData, network
 from medsilo_papers.pooled import PooledTask
 from medsilo_papers.public_files import files_in, site_folder
 
@@ -30,7 +30,7 @@ class Pamap2(PooledTask):
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "PAMAP2: ten activities from three motion sensors, dealt to sites"
     channels: ClassVar[int] = len(CHANNELS)
-    classes: ClassVar[int] = len(ACTIVITIES)
+    goal: ClassVar[Classification] = Classification(len(ACTIVITIES))
 
     name: Literal["pamap2"] = "pamap2"
     steps: int = Field(default=200, ge=4, le=10_000, description="of a window; 200 follows from the paper's network")
@@ -41,7 +41,7 @@ class Pamap2(PooledTask):
         return (self.channels, self.steps)
 
     def default_network(self) -> Network:
-        return ActivityCnn()
+        return network("activity-cnn")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         place = site_folder(self.name, site, sites, folder, lambda path: bool(_recordings(path)), LAYOUT)

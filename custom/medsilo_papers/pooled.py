@@ -6,10 +6,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import Classification, DataError, Shares, Split, dirichlet, iid, parts_by_draw, split_seed
+from medsilo.extend import DataError, Task, dirichlet, iid, splits
 
 
-class PooledTask(Classification):
+class PooledTask(Task):
     """The dealing of a pool: by Dirichlet, evenly, or not at all where the folder is the site's own.
 
     Sites take turns in sorted order, and all hold the same folder and the same plan, so that nobody has to tell
@@ -20,13 +20,19 @@ class PooledTask(Classification):
     partition: Literal["dirichlet", "iid", "own"] = Field(default="dirichlet", description="who has which cases")
     alpha: float = Field(default=0.1, gt=0, description="of the Dirichlet: the smaller, the more the sites differ")
     minimum: int = Field(default=40, ge=4, description="cases that every site gets at least")
-    split: Split = Field(
+    split: splits.Split = Field(
         default="patient", description="paper: half of a site's cases train, the other half tests, whoever they are of"
     )
-    shares: Shares = Field(default=(0.5, 0.2, 0.3), description="train, validation and test; without effect on 'paper'")
+    shares: splits.Shares = Field(
+        default=(0.5, 0.2, 0.3), description="train, validation and test; without effect on 'paper'"
+    )
     validation: float = Field(
         default=0.1, gt=0, lt=1, description="of the training half; the AdaFed paper has no validation part"
     )
+
+    @property
+    def mixes_patients(self) -> bool:
+        return self.split == "paper"
 
     def dealt(
         self, labels: np.ndarray, patients: tuple[str, ...] | np.ndarray, site: str, sites: Sequence[str], seed: int
@@ -38,13 +44,13 @@ class PooledTask(Classification):
         own = self._own(labels, site, sites, seed)
         parts = np.full(len(labels), -1)
         if self.split == "paper":
-            order = np.random.default_rng(split_seed(seed, site)).permutation(own)
+            order = np.random.default_rng(splits.split_seed(seed, site)).permutation(own)
             half = len(own) // 2
             kept = max(1, round(self.validation * half))
             parts[order[:half]], parts[order[:kept]], parts[order[half:]] = 0, 1, 2
         else:
             if not isinstance(patients, np.ndarray):
-                patients = parts_by_draw(patients, self.shares, split_seed(seed))
+                patients = splits.parts_by_draw(patients, self.shares, splits.split_seed(seed))
             parts[own] = patients[own]
         sizes = np.bincount(parts[own], minlength=3)
         if not sizes.all():

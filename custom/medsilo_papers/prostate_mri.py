@@ -14,16 +14,17 @@ from torch.utils.data import Dataset
 from medsilo.extend import (
     Case,
     DataError,
+    DrawnCases,
+    ImageUse,
     Network,
     Segmentation,
-    Shares,
     SiteData,
-    Split,
-    parts_by_draw,
+    Task,
+    labels_of_slices,
     read_pair,
     resized,
     slices_of,
-    split_seed,
+    splits,
 )
 from medsilo_papers.basic_unet import BasicUNet
 from medsilo_papers.public_files import files_in, site_folder
@@ -36,7 +37,7 @@ LAYOUT = (
 BRIGHTEST = 2048  # FedSM's range of intensities
 
 
-class Prostate(Segmentation):
+class Prostate(Task):
     """Slices [slices, size, size] and where in the middle one the prostate is. Slices without it are no cases.
 
     A site takes the folder of its name. slices 3: neighbours are channels, and a volume's two end slices are no cases
@@ -46,9 +47,6 @@ class Prostate(Segmentation):
 
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Prostate in MRI of six hospitals, slice by slice"
-    classes: ClassVar[int] = 2
-    structures: ClassVar[dict[str, tuple[int, ...]]] = {"prostate": (1,)}
-    predictor: ClassVar[str] = "images"
 
     name: Literal["prostate"] = "prostate"
     slices: Literal[1, 3] = Field(3, description="slices that make one input: the slice alone, or with its neighbours")
@@ -59,21 +57,32 @@ class Prostate(Segmentation):
     objective: Literal["dice-ce", "dice"] = Field(
         default="dice-ce", description="half of cross entropy and Dice, as HarmoFL; or Dice alone, as FedSM"
     )
-    split: Split = Field(default="patient", description="paper: slices at random, as HarmoFL's released indices")
-    shares: Shares = Field(default=(0.64, 0.16, 0.2), description="of train, validation and test")
+    split: splits.Split = Field(default="patient", description="paper: slices at random, as HarmoFL's released indices")
+    shares: splits.Shares = Field(default=(0.64, 0.16, 0.2), description="of train, validation and test")
 
     @property
-    def channels(self) -> int:  # type: ignore[override]
+    def goal(self) -> Segmentation:
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            return losses()[self.objective](output, target[:, None])
+
+        share = 0.5 if self.objective == "dice-ce" else 0.0
+        return Segmentation(2, loss, {"prostate": (1,)}, cross_entropy=share)
+
+    @property
+    def use(self) -> ImageUse:
+        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of_slices)
+
+    @property
+    def mixes_patients(self) -> bool:
+        return self.split == "paper"
+
+    @property
+    def channels(self) -> int:
         """The slices that the network sees."""
         return self.slices
 
     @property
-    def augments(self) -> bool:  # type: ignore[override]
-        """As the plan says."""
-        return self.augment
-
-    @property
-    def largest_input(self) -> float:  # type: ignore[override]
+    def largest_input(self) -> float:
         """Return what the brightest voxel becomes."""
         return self.brightest
 
@@ -107,7 +116,7 @@ class Prostate(Segmentation):
         if not cases:
             raise DataError("no mask of the site's volumes holds anything; expected the prostate with values above 0")
         groups = patients if self.split == "patient" else [f"{case:06}" for case in range(len(cases))]
-        parts = parts_by_draw(groups, self.shares, split_seed(seed, site))
+        parts = splits.parts_by_draw(groups, self.shares, splits.split_seed(seed, site))
         chosen = [np.flatnonzero(parts == part) for part in range(3)]
         return SiteData(
             *(Slices(volumes, masks, [cases[i] for i in part], [patients[i] for i in part], reach) for part in chosen),
@@ -115,7 +124,7 @@ class Prostate(Segmentation):
         )
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        """At a volume's ends the missing neighbour is the end slice itself."""
+        """Return a volume's slices with their neighbours; at its ends the missing one is the end slice itself."""
         if values.ndim != 4:
             raise DataError("a flat image, where the task reads volumes")
         if len(values) != 1:
@@ -125,15 +134,8 @@ class Prostate(Segmentation):
         near = torch.arange(len(single))[:, None] + torch.arange(-reach, reach + 1)
         return single[near.clamp(0, len(single) - 1)]
 
-    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
-        return resized(output, grid[1:]).argmax(1)
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return losses()[self.objective](output, target[:, None])
-
-    @property
-    def cross_entropy(self) -> float:
-        return 0.5 if self.objective == "dice-ce" else 0.0
+    def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        return DrawnCases(cases, self.augmented, seed, names) if self.augment else cases
 
     def augmented(self, case: Case, seed: int) -> Case:
         """Each of four turns and of two flips equally likely, drawn from the seed alone."""

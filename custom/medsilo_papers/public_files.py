@@ -3,13 +3,14 @@
 import csv
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, Cases, DataError, SiteData, check_size
+from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, check_size, resized, resized_smoothly
 
 LARGEST_VALUE = 8  # bytes, as int64
 
@@ -18,6 +19,34 @@ def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable
     """Read all items at once, into memory."""
     pairs = [read(item) for item in items]
     return Cases(torch.stack([inputs for inputs, _ in pairs]), torch.stack([target for _, target in pairs]), patients)
+
+
+class PictureTask(Task):
+    """Pictures that become squares of `size` pixels; a task with a key `split` may mix patients as a paper did."""
+
+    if TYPE_CHECKING:
+        size: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.size, self.size)
+
+    @property
+    def mixes_patients(self) -> bool:
+        return getattr(self, "split", None) == "paper"
+
+    @property
+    def use(self) -> ImageUse:
+        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of)
+
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        """Return what the network reads of a picture, one case."""
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
+
+
+def labels_of(output: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The label of each place of a picture [H, W], from a network's output for it."""
+    return resized(output, grid).argmax(1)[0]
 
 
 # ---------------------------------------------------------------------- where the data lie

@@ -8,7 +8,7 @@ while one in twenty others is taken for one (Clopper and Pearson's interval).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
 from medsilo.extend import Compute, SiteSettings, batches
-from medsilo_papers.analysis import FinishedRun, drawn
+from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question, drawn
 
 CASES = 400  # of each kind, at most
 FALSE = 0.05  # of the others, which may be taken for members
@@ -111,7 +111,7 @@ def _losses(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute
     task, found = run.plan.task, []
     for inputs, targets in batches(cases, task.evaluation_batch, compute):
         output = task.infer(model, inputs).float()
-        found += [float(task.loss(output[n : n + 1], targets[n : n + 1])) for n in range(len(output))]
+        found += [float(task.goal.loss(output[n : n + 1], targets[n : n + 1])) for n in range(len(output))]
     return np.nan_to_num(np.array(found), nan=0.0, posinf=1e9)
 
 
@@ -120,3 +120,16 @@ def _differ(models: Sequence[nn.Module]) -> bool:
         return False
     first = models[0].state_dict()
     return any(not tensor.equal(first[name]) for other in models[1:] for name, tensor in other.state_dict().items())
+
+
+def audits(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
+    """Attack each run: do its models tell who was in the training set?"""
+    data, lines, warns = [], [], False
+    for run in runs:
+        found = check_release(run, asked.settings, asked.seed)
+        lines += [f"{run.label}: {name}: {one.verdict}" for name, one in found.items()]
+        warns |= any(one.advises_against for one in found.values())
+        data.append(
+            {"run": run.label, "models": {n: {**asdict(one), "verdict": one.verdict} for n, one in found.items()}}
+        )
+    return AnalysisResult({"audits": data}, {}, lines, warns)

@@ -20,9 +20,9 @@ from medsilo.core.files import load_facts, load_tensors
 from medsilo.runs.messages import MOST_ROUNDS, Request
 from medsilo.site.ledger import Ledger
 from medsilo.site.policy import read_policy
-from medsilo.tasks.own.recordings import arrays_in
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import read_mask
+from medsilo_series.recordings import arrays_in
 from tests.histories import DATA
 from tests.unit.test_ledger import filled
 

@@ -1,13 +1,19 @@
 """An update that goes further than any honest one costs its sender the round, in whatever order answers come."""
 
+from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 import torch
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import ParticipationError, Refused
 from medsilo.federation.directions import RoundDirections
-from tests.conftest import SITES
+from medsilo.federation.seams import Missing
+from medsilo.runs.messages import Parcel
+from medsilo.runs.schema import Round
+from tests.conftest import SITES, make_plan
+from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal
 
 GIVEN = {"w": torch.ones(100)}
 
@@ -52,3 +58,70 @@ def test_later_rounds_are_held_to_the_last_one() -> None:
     assert answered(still, dict.fromkeys(SITES, 0.0)) == SITES
     third = RoundDirections({"model": GIVEN}, {"w"}, 1, still)  # nobody moved, so there is nothing to compare with
     assert answered(third, dict.fromkeys(SITES, 1.0)) == SITES
+
+
+# ---------------------------------------------------------------------------------------------------- whole studies
+A, B, C = SITES
+Times = Callable[[str, int], float]
+
+
+def lying(group: str, times: Times) -> Callable[[str, Parcel, Callable[[], Parcel]], Answers]:
+    """Sites whose trained weights are so many times as large, within the bound; refusals travel as refusals."""
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        try:
+            reply = work()
+        except Refused as error:
+            return Missing.refused(error)
+        for name, tensor in reply.groups.get(group, {}).items():
+            if tensor.is_floating_point():
+                reply.groups[group][name] = tensor * times(site, asked.facts["round"])
+        return [(site, reply)]
+
+    return script
+
+
+def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> tuple[Study, list[Round]]:
+    plan = make_plan(method, *SMALL, *GO_ON, "training.rounds=4", *changes)
+    study = Study(plan, folder, lying(group, times))
+    return study, study.run() and study.rounds
+
+
+@pytest.mark.parametrize(
+    ("method", "group", "changes"),
+    [
+        ("fedavg", "model", []),
+        ("fedsm", "global", ["algorithm.selector_sync=server-adam"]),
+        ("fedsm", "selector", ["algorithm.selector_sync=adam-moments", "algorithm.selector_learning_rate=1"]),
+    ],
+)
+def test_a_round_after_which_all_diverge_is_taken_back(
+    method: str, group: str, changes: list[str], tmp_path: Path
+) -> None:
+    study, rounds = led(tmp_path, method, group, lambda site, n: 1000 if (site, n) == (C, 2) else 1, *changes)
+    assert [line.round for line in rounds] == [1, 2, 3, 4]
+    assert [line.answered for line in rounds] == [SITES, [A, B], SITES, SITES]
+    assert "round 2 was taken back and repeated without this site: all others diverged" in rounds[1].refused[C]
+    assert study.summary.sites[C].contributed == 3 and list(study.summary.sites[C].missed) == [2]
+
+
+def test_what_follows_is_the_study_without_that_site(tmp_path: Path) -> None:
+    """As if its answer had been lost: nothing of the round that was undone is left at the server or the others."""
+    taken, _ = led(tmp_path / "taken", "fedavg", "model", lambda site, n: 1000 if (site, n) == (C, 2) else 1)
+
+    def lost(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        reply = work()
+        gone = (site, asked.facts["task"], asked.facts["round"]) == (C, "round", 2)
+        return Missing("lost", "") if gone else [(site, reply)]
+
+    other = Study(taken.plan, tmp_path / "lost", lost)
+    other.run()
+    assert_equal(taken.model("global/last"), other.model("global/last"))
+
+
+def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before(tmp_path: Path) -> None:
+    study, rounds = led(tmp_path / "lie", "fedavg", "model", lambda site, n: 1000 if site == C else 1)
+    assert [line.answered for line in rounds] == [[A, B]] * 4 and study.summary.finished
+    assert "it is asked no more" in rounds[3].refused[C]
+    with pytest.raises(ParticipationError, match="training diverged"):
+        led(tmp_path / "rate", "fedavg", "model", lambda site, n: 1, "training.learning_rate=1000")

@@ -3,21 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import pytest
 import torch
 from torch import Tensor
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
-from medsilo.federation import coordinator
 from medsilo.federation.asking import Missing
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.what import SealedGroup
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Joined, Parcel
 from medsilo.runs.record import Record
 from medsilo.sealing.fixed_point import as_words
 from medsilo.sealing.masks import own_mask
@@ -26,6 +24,7 @@ from medsilo.sealing.streams import add_streams
 from medsilo.site.settings import SiteSettings
 from tests import sealed
 from tests.conftest import make_plan
+from tests.sites import site_of
 from tests.unit.test_coordinator import LOST, SMALL, Answers, Scripted, honest
 
 HOSPITALS = ["a", "b", "c", "d"]
@@ -42,9 +41,9 @@ class Liar(SealedServer):
     stops_after = 0  # the round behind whose sum it ends, so that it can repeat it
     opened: list[tuple[tuple[str, ...], Model, int]]
 
-    def agree(self, sites: Sequence[str], heaviest: int) -> None:
+    def agree(self, joined: Mapping[str, Joined]) -> None:
         self.store.agreement += self.skips
-        super().agree(sites, heaviest)
+        super().agree(joined)
 
     def _repeated(self, number: int) -> tuple[str, ...]:
         return ()  # whatever the hospitals tell it of sums that they have opened
@@ -63,9 +62,15 @@ class Liar(SealedServer):
 class Hospitals(Scripted):
     """Real hospitals. The test keeps what each of them trained, to compare it with what the server found out."""
 
-    def __init__(self, plan: Plan, folder: Path, lie: Callable[[str, Parcel], Parcel | Missing] | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        lie: Callable[[str, Parcel], Parcel | Missing] | None = None,
+        settings: Mapping[str, SiteSettings] = MappingProxyType({}),
+    ) -> None:
         sites = plan.participation.sites
-        members = {site: Participant(plan, site, sites, CPU, folder / "sites" / site) for site in sites}
+        members = {site: site_of(plan, site, sites, settings.get(site, CPU), folder / "sites" / site) for site in sites}
         super().__init__(members, self._told)
         self.lie = lie
         self.trained: dict[tuple[str, int], Model] = {}
@@ -81,7 +86,7 @@ class Hospitals(Scripted):
             self.said.setdefault(site, str(error))
             return Missing.refused(error)
         if asked.facts["task"] == "round":
-            state = self.participants[site].state.modules["model"].state_dict()
+            state = self.participants[site].participant.state.modules["model"].state_dict()
             self.trained[site, asked.facts["round"]] = {name: tensor.clone() for name, tensor in state.items()}
         return answers
 
@@ -90,13 +95,6 @@ def lead(plan: Plan, folder: Path, hospitals: Hospitals, resume: bool = False) -
     server = Coordinator(plan, plan.participation.sites, hospitals, Record(folder), "scripted", settings=CPU)
     server.run(resume)
     return server
-
-
-@pytest.fixture
-def liar(monkeypatch: pytest.MonkeyPatch) -> type[Liar]:
-    kind: Any = type("Liar", (Liar,), {"opened": []})
-    monkeypatch.setattr(coordinator, "SealedServer", kind)
-    return kind  # type: ignore[no-any-return]
 
 
 def without_d(site: str, asked: Parcel) -> Parcel | Missing:
@@ -146,6 +144,80 @@ def test_an_honest_server_repeats_a_round_after_a_dropout(liar: type[Liar], tmp_
     liar.stops_after, liar._repeated = 0, SealedServer._repeated  # type: ignore[method-assign]
     server = lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"), resume=True)
     assert [line.answered for line in server.rounds] == [HOSPITALS, ["a", "b", "c"], HOSPITALS]
+
+
+# -------------------------------------------------------------------------------------- numbers of the key agreement
+def numbers_of(folder: Path) -> dict[str, list[int]]:
+    """Return the agreements that each hospital has keys of."""
+    found = {site: (folder / "sites" / site).glob("sealing-*.json") for site in HOSPITALS}
+    return {site: sorted(int(path.stem.split("-")[1]) for path in paths) for site, paths in found.items()}
+
+
+def test_an_honest_servers_numbers_are_not_always_the_last_and_one(tmp_path: Path) -> None:
+    """d's line is cut while keys are agreed on, and it comes back when the study goes on: it has missed number 2."""
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON, sites=HOSPITALS)
+
+    def cut(site: str, asked: Parcel) -> Parcel | Missing:
+        letters = asked.facts.get("sealing", {})
+        if asked.facts["task"] == "round" and asked.facts["round"] == 2:
+            raise Aborted("the server was stopped")
+        return LOST if site == "d" and ("assembly" in letters or asked.facts["task"] != "agree") else asked
+
+    with pytest.raises(Aborted):
+        lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run", joined(cut)))
+    lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"), resume=True)
+    assert numbers_of(tmp_path / "run") == {"a": [1, 2, 3], "b": [1, 2, 3], "c": [1, 2, 3], "d": [1, 3]}
+
+
+def joined(lie: Callable[[str, Parcel], Parcel | Missing]) -> Callable[[str, Parcel], Parcel | Missing]:
+    return lambda site, asked: asked if asked.facts["task"] == "join" else lie(site, asked)
+
+
+def test_a_server_that_stopped_before_it_wrote_the_number(tmp_path: Path) -> None:
+    """It comes with number 1 again, is told that 1 was the last, and goes on with 2: no number has two agreements."""
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", sites=HOSPITALS)
+
+    def stop(site: str, asked: Parcel) -> Parcel:
+        if asked.facts["task"] == "round":
+            raise Aborted("the server was stopped")
+        return asked
+
+    with pytest.raises(Aborted):
+        lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run", stop))
+    before = {path: path.read_bytes() for path in tmp_path.glob("run/sites/*/sealing-1.json")}
+    lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"), resume=True)
+    assert numbers_of(tmp_path / "run") == {site: [1, 2] for site in HOSPITALS}
+    assert len(before) == 4 and all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize("last, often", [(999_000, False), (900, True)])
+def test_a_hospital_that_makes_numbers_up_costs_nobody_else_anything(last: int, often: bool, tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON, sites=HOSPITALS)
+    hospitals = Hospitals(plan, tmp_path / "run")
+    honest_answer = hospitals.script
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        found = honest_answer(site, asked, work)
+        letters = asked.facts.get("sealing", {})
+        if site == "d" and asked.facts["task"] == "agree" and not isinstance(found, Missing):
+            number = letters["agreement"]["number"] + last if often else last
+            found[0][1].facts["sealing"] = {"last": {"agreement": number}}
+        return found
+
+    hospitals.script = script
+    server = lead(plan, tmp_path / "run", hospitals)
+    assert [line.answered for line in server.rounds] == [["a", "b", "c"]] * plan.rounds
+
+
+def test_a_server_that_goes_back_to_keys_of_an_earlier_agreement(tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", sites=HOSPITALS)
+    first, second = (Hospitals(plan, tmp_path / "run") for _ in range(2))
+    lead(plan, tmp_path / "run", first)
+    lead(plan, tmp_path / "run", second, resume=True)
+    for site, asked in first.sent:
+        if asked.facts["task"] in ("offer", "confirm", "unmask"):
+            with pytest.raises(MedsiloError, match="the server: it goes back to agreement 1; the last is 2"):
+                second.participants[site].answer(asked)
 
 
 # -------------------------------------------------------------------------------------- other models to other hospitals

@@ -29,7 +29,7 @@ FAULTY = """
 import time
 import torch
 from medsilo.flare.executor import MedsiloExecutor
-from medsilo.federation import participant
+from medsilo.federation import trainer
 
 
 class Faulty(MedsiloExecutor):
@@ -45,7 +45,7 @@ class Faulty(MedsiloExecutor):
 
     def _break(self):
         fault, when = self.fault, self.round_number
-        train = participant.Participant._train
+        train = trainer.Trainer.work
 
         def broken(self, number, phase, stop):
             loss = train(self, number, phase, stop)
@@ -60,7 +60,7 @@ class Faulty(MedsiloExecutor):
                         time.sleep(0.05)
             return loss
 
-        participant.Participant._train = broken
+        trainer.Trainer.work = broken
 """
 
 # Another program that comes between NVFlare's look for a free port and the site's process, which would listen there.

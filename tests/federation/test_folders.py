@@ -165,13 +165,13 @@ def test_every_kind_is_trained_tested_and_predicted(kind: str, clinic: Path, tmp
     run = inprocess.run(plan, folder=tmp_path / "run", settings=make_settings(settings, "x"))
     assert run.summary.status == "finished"
     for site in run.summary.sites.values():
-        assert 0 <= site.test[plan.task.metric] <= 1
+        assert 0 <= site.test[plan.task.goal.metric] <= 1
     known = json.loads((tmp_path / "run/sites/a/data.json").read_text())
     assert sum(part["patients"] for part in known["parts"].values()) == 10
     assert main(["predict", str(tmp_path / "run"), str(clinic / image), "-o", str(tmp_path / "out")]) == 0
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
     assert row["error"] is None and row[found] >= 0
-    if plan.task.segments:
+    if plan.task.goal.metric == "dice":
         size, *others = (
             SimpleITK.ReadImage(str(path)).GetSize() for path in (clinic / image, tmp_path / "out" / row["mask"])
         )

@@ -410,7 +410,8 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
         left = [len(thing.buffer) for thing in gc.get_objects() if isinstance(thing, TxTask)]
     finally:
         gc.enable()
-    assert (sum(left) < 3 * MOST_LEFT) == frees  # the hospital's own, in the same process, are larger
+    # Once the most that may be left, or three times on a busy machine; ten times where nothing is freed.
+    assert (sum(left) < 5 * MOST_LEFT) == frees  # the hospital's own, in the same process, are larger
     assert BUFFER in left  # the server's
 
 

@@ -11,6 +11,7 @@ from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.seams import Place
 from medsilo.flare import simulator
 from medsilo.privacy.agreed import Demands
 from medsilo.runs.paths import site_folder
@@ -41,7 +42,7 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
     plan = promised("ditto", *SAMPLED)
     inprocess.run(plan, folder=tmp_path / "loop", settings=CPU)
     root = tmp_path / "isolated"
-    sites = {site: IsolatedParticipant(plan, site, SITES, CPU, site_folder(root, site)) for site in SITES}
+    sites = {site: IsolatedParticipant(Place(plan, site, SITES, CPU, site_folder(root, site))) for site in SITES}
     try:
         loop = Loop(sites)  # type: ignore[arg-type]
         Coordinator(plan, SITES, loop, Record(root), "in-process").run()

@@ -1,0 +1,23 @@
+"""Features as somebody outside of medsilo writes them, and how a test installs their files as a package."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from medsilo.core import distribution
+
+
+@contextmanager
+def installed_as(name: str, entries: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the files of this folder be a package, inside. entries: its entry points; place: an empty folder."""
+    info = place / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entries)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(place)
+    distribution.facts_of.cache_clear()
+    yield
+    distribution.facts_of.cache_clear()

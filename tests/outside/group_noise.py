@@ -1,13 +1,14 @@
 """A layer of another package: Gaussian noise on one group of what a hospital sends, charged to its ledger."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import nn
 
-from medsilo.extend import Charge, Gaussian, Layer, Modules, NoiseSource, Parcel, Place, Plan, Site, Stop
+from medsilo.extend import Charge, Gaussian, Layer, NoiseSource, Parcel, Place, Plan, Site
 
 
 class GroupNoise(Layer):
@@ -18,7 +19,7 @@ class GroupNoise(Layer):
     noise: float = Field(ge=0.1, description="standard deviation of the noise over the bound (σ)")
     bound: float = Field(gt=0, description="length to which the group is cut (C)")
 
-    def conflicts(self, plan: Plan, networks: Modules) -> Iterable[str]:
+    def conflicts(self, plan: Plan, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         if self.group not in {group.name for phase in plan.course.phases for group in phase.sent}:
             yield f"layers: {plan.algorithm.name} sends no group {self.group}; name one that it sends"
 
@@ -37,7 +38,7 @@ class NoisySite:
     def __init__(self, layer: GroupNoise, inner: Site) -> None:
         self.layer, self.inner = layer, inner
 
-    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+    def answer(self, parcel: Parcel, stop: Callable[[], None]) -> Parcel:
         reply, name = self.inner.answer(parcel, stop), self.layer.group
         numbers = {key: own for key, own in reply.groups.get(name, {}).items() if own.is_floating_point()}
         if not numbers:

@@ -3,11 +3,11 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from medsilo.extend import Channel, Layer, Missing, Outgoing, Parcel, Plan, Receive
+from medsilo.extend import Channel, Layer, Parcel, Plan
 
 
 class HourlyBytes(Layer):
@@ -25,7 +25,13 @@ class CountingChannel:
     def pause(self, seconds: float) -> None:
         self.inner.pause(seconds)
 
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+    def ask(
+        self,
+        sites: Sequence[str],
+        outgoing: Callable[[str], Parcel],
+        receive: Callable[[str, Parcel], None],
+        timeout: float,
+    ) -> Mapping[str, Any]:
         def going(site: str) -> Parcel:
             return self._count(outgoing(site))
 

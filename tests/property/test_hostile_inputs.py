@@ -32,7 +32,6 @@ from medsilo.course.group import views
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance
-from medsilo.federation.participant import Participant
 from medsilo.plan import load_plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
@@ -41,6 +40,7 @@ from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, read_mask, write_volume
 from medsilo_papers.public_files import read_labels
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 from tests.unit.test_predict import make_super_model
 
 INPUTS = int(os.environ.get("HOSTILE_INPUTS", "2000"))
@@ -248,7 +248,7 @@ PLAN = make_plan("fedavg", "training.rounds=1")
 
 @pytest.fixture(scope="module")
 def spoken(place: Path) -> Spoken:
-    site = Participant(PLAN, SITES[0], SITES, SiteSettings(device="cpu"), place / "study/sites" / SITES[0])
+    site = site_of(PLAN, SITES[0], SITES, SiteSettings(device="cpu"), place / "study/sites" / SITES[0])
     given = views(PLAN.course.phases[0].given, PLAN.build_networks())
     asked = [
         Request(task=task, round=number, study="study", plan=PLAN.hash, sites=tuple(SITES), package=PLAN.code)

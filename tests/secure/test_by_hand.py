@@ -69,8 +69,8 @@ def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consorti
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan)
     transfer = consortium.kit(LEAD) / "transfer"
-    assert cli.main(["pack", str(tmp_path / "job"), "-o", str(transfer / "by-console")]) == 0
-    assert cli.main(["pack", str(tmp_path / "job"), "-o", str(tmp_path / "by-command")]) == 0
+    assert cli.main(["submit", str(tmp_path / "job"), "-o", str(transfer / "by-console")]) == 0
+    assert cli.main(["submit", str(tmp_path / "job"), "-o", str(tmp_path / "by-command")]) == 0
 
     write_job(transfer / "endless", make_plan("fedavg", "training.rounds=500", sites=[SITES[0]]))
 

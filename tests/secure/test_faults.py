@@ -68,7 +68,7 @@ def test_a_killed_and_a_hanging_trainer_cost_their_rounds(consortium: Consortium
     wait_until(lambda: len(record.rounds()) >= killed + 2, 60, "two rounds more")
     second = trainer(consortium, B)
     hung = stop_in_a_round(second, record)
-    assert cli.main(["watch", job, "--kit", str(consortium.kit(LEAD))]) == 0
+    assert cli.main(["status", job, "--watch", "--kit", str(consortium.kit(LEAD))]) == 0
 
     summary = record.summary()
     assert summary.status == "finished" and summary.rounds == RoundCount(planned=24, done=24)
@@ -150,7 +150,7 @@ def test_a_line_that_is_cut_for_twenty_seconds(pair: Consortium, tmp_path: Path)
             time.sleep(20)
             assert len(record.rounds()) < 40
             relay.mend()
-            assert cli.main(["watch", job, "--kit", str(pair.kit(LEAD))]) == 0
+            assert cli.main(["status", job, "--watch", "--kit", str(pair.kit(LEAD))]) == 0
         finally:
             shutil.copytree(tmp_path / "startup", startup, dirs_exist_ok=True)
             pair.restart(B)

@@ -45,9 +45,9 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     job = out[0]
     assert (code, out, err) == (0, [job], [f"medsilo: submitted as {job}; waits until the hospitals have joined"])
     code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
-    assert code == 1 and len(err) == 1 and "medsilo watch" in err[0]
+    assert code == 1 and len(err) == 1 and "--watch" in err[0]
 
-    code, out, err = medsilo(capsys, "watch", job, "--kit", kit)
+    code, out, err = medsilo(capsys, "status", job, "--watch", "--kit", kit)
     assert (code, err) == (0, [])
     rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/15 " in line]  # no word of waiting
     assert rounds == [["round", f"{number}/15", site] for number in range(1, 16) for site in SITES[:2]]
@@ -81,7 +81,7 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     settings.write_text(before + "share_personal_model: false\n")
     try:
         code, out, _ = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
-        assert code == 0 and medsilo(capsys, "watch", out[0], "--kit", kit)[0] == 0
+        assert code == 0 and medsilo(capsys, "status", out[0], "--watch", "--kit", kit)[0] == 0
     finally:
         settings.write_text(before)
     assert medsilo(capsys, "fetch", out[0], "--kit", kit, "--out", tmp_path / "runs")[0] == 0
@@ -101,7 +101,7 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: p
         (("submit", tmp_path / "job", "--kit", member), "not authorized"),
         (("submit", tmp_path / "job", "--kit", tmp_path), "no kit of a person"),
         (("submit", tmp_path / "job", "--kit", kit, "--set", "training.rounds=x"), "training.rounds"),
-        (("watch", "no-such-job", "--kit", kit), "medsilo status"),
+        (("status", "no-such-job", "--watch", "--kit", kit), "medsilo status"),
         (("abort", "no-such-job", "--kit", kit), "no-such-job"),
         (("fetch", "no-such-job", "--kit", kit), "no-such-job"),
     ]:

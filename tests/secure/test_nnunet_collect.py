@@ -1,4 +1,4 @@
-"""nnunet-collect over mutual TLS: one command of the lead brings what hospitals measured."""
+"""nnunet collect over mutual TLS: one command of the lead brings what hospitals measured."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_one_command_brings_what_hospitals_measured(
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     question, measured = tmp_path / "question.yaml", tmp_path / "measured"
     question.write_text(QUESTION.in_yaml())
-    command = ["nnunet-collect", str(question), "--kit", str(pair.kit(LEAD)), "-o", str(measured)]
+    command = ["nnunet", "collect", str(question), "--kit", str(pair.kit(LEAD)), "-o", str(measured)]
     files = {site: pair.kit(site) / "local/medsilo.yaml" for site in pair.hospitals}
     policy = pair.kit(pair.hospitals[1]) / "local/resources.json"
     before = {file: file.read_text() for file in (policy, *files.values())}
@@ -46,7 +46,7 @@ def test_one_command_brings_what_hospitals_measured(
         assert set(told) == set(files)
         assert all(own.holding.cases == LEAST for own in told.values())
         plans = tmp_path / "plans.json"
-        assert main(["nnunet-plan", str(question), *map(str, measured.glob("*.json")), "-o", str(plans)]) == 0
+        assert main(["nnunet", "plan", str(question), *map(str, measured.glob("*.json")), "-o", str(plans)]) == 0
         assert json.loads(plans.read_text())["dataset_name"] == QUESTION.name
 
         strict = next(iter(files))
@@ -63,7 +63,7 @@ def test_one_command_brings_what_hospitals_measured(
 def test_the_server_gets_the_sum_of_what_three_hospitals_measured(consortium: Consortium, tmp_path: Path) -> None:
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     question, measured = tmp_path / "question.yaml", tmp_path / "measured"
-    question.write_text(QUESTION.in_yaml())
+    question.write_text(QUESTION.model_copy(update={"sites": tuple(consortium.hospitals)}).in_yaml())
     files = {site: consortium.kit(site) / "local/medsilo.yaml" for site in consortium.hospitals}
     policy, groups = (
         consortium.kit(consortium.hospitals[1]) / f"local/{name}.json" for name in ("resources", "privacy")
@@ -78,11 +78,11 @@ def test_the_server_gets_the_sum_of_what_three_hospitals_measured(consortium: Co
             own = {"device": "cpu", "data": str(tmp_path / site), "smallest_metric": LEAST}
             file.write_text(yaml.safe_dump(own))
         kit = str(consortium.kit(LEAD))
-        assert main(["nnunet-collect", str(question), "--kit", kit, "--sealed", "-o", str(measured)]) == 0
+        assert main(["nnunet", "collect", str(question), "--kit", kit, "--sealed", "-o", str(measured)]) == 0
         (told,) = measured.glob("*.json")
         together = MeasuredTogether.read(json.loads(told.read_text()))
         assert together.holdings.keys() == files.keys() and together.cases == LEAST * len(files)
-        assert main(["nnunet-plan", str(question), str(told), "-o", str(tmp_path / "plans.json")]) == 0
+        assert main(["nnunet", "plan", str(question), str(told), "-o", str(tmp_path / "plans.json")]) == 0
     finally:
         for file, text in before.items():
             file.write_text(text)

@@ -87,8 +87,8 @@ def test_killed_servers_and_sites_cost_no_finished_round(
     assert cli.main(["status", second, "--kit", str(kit)]) == 0
     assert f"RUNNING  fedbn  {LEAD}" in (line := capsys.readouterr().out)
     assert f"(lost when the server died: medsilo resume {second})" in line
-    for command, words in (("abort", "is not running"), ("watch", "was lost when the server died")):
-        assert cli.main([command, second, "--kit", str(kit)]) == 1
+    for command, words in ((["abort"], "is not running"), (["status", "--watch"], "was lost when the server died")):
+        assert cli.main([*command, second, "--kit", str(kit)]) == 1
         assert words in capsys.readouterr().err
     # ... and with the component that ends what the server forgot.
     pair.kill(SERVER)
@@ -105,7 +105,7 @@ def test_killed_servers_and_sites_cost_no_finished_round(
     assert ended(kit, third) == "FINISHED:EXECUTION_EXCEPTION"
     summary = record.summary()
     assert summary.status == "failed" and f"{TWO[1]} lost:" in summary.reason
-    assert cli.main(["watch", third, "--kit", str(kit)]) == 1
+    assert cli.main(["status", third, "--watch", "--kit", str(kit)]) == 1
     watched = capsys.readouterr().out
     assert f"to go on from the last finished round: medsilo resume {third}" in watched and summary.reason in watched
     fourth = resume(lead.fetch(third, kit, tmp_path / "runs"))  # what was fetched knows its job

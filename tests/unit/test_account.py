@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
-from medsilo.check.spending import price_list, privacy_findings
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
 from medsilo.federation import inprocess
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.around import TrainingSite, training_site
 from medsilo.federation.seams import Place
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon_of
@@ -138,12 +138,14 @@ def test_a_tampered_ledger_lets_nothing_leave(photos: Path, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------------------------- answer by answer
 def site(root: Path, data: Path, plan: dict = PRIVATE, **demands: Any) -> TrainingSite:
     folder = site_folder(root / "study", "a")
-    return TrainingSite(Place(parse_plan(plan), "a", ["a"], settings_of(data, **demands), folder))
+    return training_site(Place(parse_plan(plan), "a", ["a"], settings_of(data, **demands), folder))
 
 
 def weights(site: TrainingSite) -> Groups:
     return {
-        "model": {name: t.clone() for name, t in site.participant.plan.build_networks()["model"].state_dict().items()}
+        "model": {
+            name: t.clone() for name, t in site.participant.place.plan.build_networks()["model"].state_dict().items()
+        }
     }
 
 
@@ -158,12 +160,14 @@ def same(one: Parcel, other: Parcel) -> bool:
 
 def test_the_same_request_gets_the_same_answer_from_the_disk_and_costs_nothing(photos: Path, tmp_path: Path) -> None:
     first = site(tmp_path, photos)
-    request = ask(first.participant.plan, weights(first), 1)
+    request = ask(first.participant.place.plan, weights(first), 1)
     answer = first.answer(request)
     spent = standing(tmp_path).epsilon(1e-3)
     again = site(tmp_path, photos).answer(request)
-    assert same(answer, again) and answer.facts == again.facts and standing(tmp_path).epsilon(1e-3) == spent
-    other = ask(first.participant.plan, {"model": {name: t + 0.01 for name, t in request.groups["model"].items()}}, 1)
+    assert same(answer, again) and standing(tmp_path).epsilon(1e-3) == spent
+    assert {**answer.facts, "ledger": 0} == {**again.facts, "ledger": 0}  # whose head has gone on
+    moved = {name: tensor + 0.01 for name, tensor in request.groups["model"].items()}
+    other = ask(first.participant.place.plan, {"model": moved}, 1)
     assert not same(site(tmp_path, photos).answer(other), answer)
     assert standing(tmp_path).epsilon(1e-3) > spent
 
@@ -172,13 +176,13 @@ def test_noise_is_new_in_every_attempt(photos: Path, tmp_path: Path) -> None:
     answers = []
     for number in range(2):
         one = site(tmp_path / str(number), photos)
-        answers.append(one.answer(ask(one.participant.plan, weights(one), 1)))
+        answers.append(one.answer(ask(one.participant.place.plan, weights(one), 1)))
     assert not same(*answers)
 
 
 def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
     first = site(tmp_path, photos)
-    request = ask(first.participant.plan, weights(first), 1)
+    request = ask(first.participant.place.plan, weights(first), 1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Ledger, "charge", interrupt)
         first.answer(request)
@@ -228,7 +232,7 @@ def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp
     with pytest.raises(Refused, match=r"privacy\.epsilon"):
         for number in range(50):
             shifted = {name: tensor + number * 1e-3 for name, tensor in model["model"].items()}
-            one.answer(ask(one.participant.plan, {"model": shifted}, 1))
+            one.answer(ask(one.participant.place.plan, {"model": shifted}, 1))
     assert number >= 2 and standing(tmp_path).epsilon(1e-3) <= 2.2
 
 
@@ -273,15 +277,12 @@ def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_run_is_audited_and_its_models_are_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_models_of_a_run_are_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = parse_plan({**PRIVATE, "task": {"name": "synthetic-histology", "patients": 12, "patches": 4}})
     inprocess.run(plan, folder=tmp_path / "run")
-    assert main(["audit-privacy", str(tmp_path / "run"), "--trainings", "60", "--device", "cpu"]) == 0
+    assert main(["analyse", "privacy", str(tmp_path / "run"), "-o", str(tmp_path / "audit"), "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "trainings of 5 private steps: nothing speaks against the claim" in shown
-        and "model of a: nothing found" in shown
-    )
+    assert "model of a: nothing found" in shown
 
 
 def test_each_expert_of_a_super_model_is_tested_by_itself(tmp_path: Path) -> None:
@@ -301,3 +302,12 @@ def test_each_expert_of_a_super_model_is_tested_by_itself(tmp_path: Path) -> Non
 
 def test_another_folder_of_data_has_another_ledger(photos: Path) -> None:
     assert data_set(photos, "image-folder") != data_set(photos / "images", "image-folder")
+
+
+def test_a_hospital_that_only_sees_the_outcome_pays_for_its_numbers_alone(photos: Path, tmp_path: Path) -> None:
+    plan = parse_plan(PRIVATE, ['participation.sites=["b"]', 'participation.unseen=["a"]'])
+    folder = site_folder(tmp_path / "study", "a")
+    unseen = training_site(Place(plan, "a", ["a", "b"], settings_of(photos), folder))
+    joined = Request(task="join", round=0, study="study", plan=plan.hash, sites=("a", "b"))
+    assert unseen.answer(joined.parcel({})).facts["task"] == "join"
+    assert standing(tmp_path).epsilon(1e-3) == 0

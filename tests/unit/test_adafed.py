@@ -17,8 +17,8 @@ from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.server_side import ServerSide
 from medsilo.federation import inprocess
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.layers import batch_norm_names
 from medsilo.methods.adafed import AdaFed
@@ -30,6 +30,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests.conftest import SITES, make_plan, slow_but
+from tests.sites import site_of
 from tests.unit.test_algorithms import initial, load_data, merge_by_hand, plan_sgd, train_by_hand, with_state
 
 CPU = SiteSettings(device="cpu")
@@ -208,7 +209,7 @@ def test_with_other_rows_it_becomes_fedavg_and_fedbn(kind: type[AdaFed], changes
 class Carrier(inprocess.Loop):
     """The loop that remembers what it carried, and loses or changes answers as told."""
 
-    def __init__(self, participants: dict[str, Participant]) -> None:
+    def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)
         self.carried: list[tuple[str, int, str, Parcel, Parcel]] = []
         self.lost: Callable[[str, int], bool] = lambda site, number: False
@@ -238,9 +239,9 @@ class Study:
         self.transport = Carrier(self.participants())
         self.coordinator = self.new_coordinator()
 
-    def participants(self) -> dict[str, Participant]:
+    def participants(self) -> dict[str, TrainingSite]:
         names = self.plan.participation.sites
-        return {s: Participant(self.plan, s, names, CPU, self.folder / "sites" / s, self.data.get(s)) for s in names}
+        return {s: site_of(self.plan, s, names, CPU, self.folder / "sites" / s, self.data.get(s)) for s in names}
 
     def new_coordinator(self) -> Coordinator:
         names = self.plan.participation.sites
@@ -304,11 +305,11 @@ def test_a_refresh_changes_the_weights(tmp_path: Path) -> None:
 def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path) -> None:
     study = Study(quick("adafed", f"algorithm.bn_share={share}", "tracking.select=last"), tmp_path / "run")
     study.coordinator.run()
-    norms = set(batch_norm_names(study.transport.participants[SITES[0]].state.model))
+    norms = set(batch_norm_names(study.transport.participants[SITES[0]].participant.state.model))
     reply = next(r for t, n, *_, r in study.transport.carried if (t, n) == ("round", 2))
     assert bool(norms & set(reply.groups["model"])) == (share == "weighted")
     assert set(reply.groups) == ({"model", "batch-norm"} if share == "mean" else {"model"})
-    ends = [participant.state.model.state_dict() for participant in study.transport.participants.values()]
+    ends = [participant.participant.state.model.state_dict() for participant in study.transport.participants.values()]
     alike = all(torch.equal(ends[0][name], ends[1][name]) for name in norms)
     assert alike == (share == "mean")
     assert not torch.equal(ends[0]["6.weight"], ends[1]["6.weight"])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.federation import inprocess
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
@@ -20,6 +20,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
 from tests.conftest import FEDSM, METHODS, SITES, make_plan
+from tests.sites import site_of
 
 CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
@@ -228,7 +229,7 @@ def test_averaging_leaves_all_sites_with_the_same_model_and_the_others_do_not() 
 class Listening(inprocess.Loop):
     """The loop, with a copy of all that it carries."""
 
-    def __init__(self, participants: dict[str, Participant]) -> None:
+    def __init__(self, participants: dict[str, TrainingSite]) -> None:
         super().__init__(participants)
         self.sent: list[tuple[str, Parcel]] = []
         self.received: list[tuple[str, Parcel]] = []
@@ -247,11 +248,9 @@ class Listening(inprocess.Loop):
 
 
 def listen(
-    plan: Plan, folder: Path, participants: dict[str, Participant] | None = None
+    plan: Plan, folder: Path, participants: dict[str, TrainingSite] | None = None
 ) -> tuple[Listening, Coordinator]:
-    participants = participants or {
-        site: Participant(plan, site, SITES, CPU, folder / "sites" / site) for site in SITES
-    }
+    participants = participants or {site: site_of(plan, site, SITES, CPU, folder / "sites" / site) for site in SITES}
     transport = Listening(participants)
     coordinator = Coordinator(plan, SITES, transport, Record(folder), "in-process")
     coordinator.run()
@@ -319,9 +318,9 @@ def test_twins_average_to_what_each_would_have_alone(tmp_path: Path) -> None:
             continue  # its sites learn who they are, or take turns
         data = plan.task.load("hospital-a", SITES, plan.seed, None)
         folder = tmp_path / method
-        twins = {site: Participant(plan, "twin", SITES, CPU, folder / "sites" / site, data) for site in SITES}
+        twins = {site: site_of(plan, "twin", SITES, CPU, folder / "sites" / site, data) for site in SITES}
         listen(plan, folder, twins)
-        states = [twin.state.model.state_dict() for twin in twins.values()]
+        states = [twin.participant.state.model.state_dict() for twin in twins.values()]
         assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in states[0])
         ends[method] = Record(folder).summary().sites["hospital-c"], states[0]
     for method in ("fedavg", "fedbn", "fedper"):

@@ -19,8 +19,9 @@ from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.group import views
 from medsilo.deploy import SuperModel
 from medsilo.federation import inprocess
-from medsilo.federation.participant import Participant
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.pool import POOL
+from medsilo.federation.seams import Place
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Request
@@ -31,6 +32,7 @@ from medsilo_papers import KINDS, drift, inversion, landscape
 from medsilo_papers.analysis import FinishedRun, Question, drawn, mean_loss, read_finished
 from medsilo_papers.features import embed, features, maps
 from tests.conftest import make_plan, slow_but
+from tests.sites import site_of
 
 CPU = SiteSettings(device="cpu")
 SITES = ["hospital-a", "hospital-b"]
@@ -169,21 +171,21 @@ def test_gamma_is_equation_9(tmp_path: Path) -> None:
                 ((after.numpy().astype(np.float64) - before) ** 2).sum()
                 for after, before in zip(step, start, strict=True)
             )
-            for step in parted[participant.site]
+            for step in parted[participant.place.site]
         ]
-        assert participant.rounds[1]["steps"] == len(squares) > 1
-        assert participant.rounds[1]["gamma"] == pytest.approx(np.mean(squares), rel=1e-5)
-        assert set(participant.rounds) == {1, 2}
+        assert participant.trainer.rounds[1]["steps"] == len(squares) > 1
+        assert participant.trainer.rounds[1]["gamma"] == pytest.approx(np.mean(squares), rel=1e-5)
+        assert set(participant.trainer.rounds) == {1, 2}
 
 
 def weights_after_each_step(plan: Plan, site: str, folder: Path) -> list[list[Tensor]]:
     """Round 1 of plain SGD, written out."""
-    participant = Participant(plan, site, SITES, CPU, folder / site)
+    participant = site_of(plan, site, SITES, CPU, folder / site)
     model, found = plan.build_networks()["model"], []
     order = drift_order(plan, site)
-    with participant.compute.reproducible(0):
+    with participant.participant.state.compute.reproducible(0):
         for chosen in order:
-            cases = [participant.data.train[place] for place in chosen]
+            cases = [participant.participant.data.train[place] for place in chosen]
             inputs, targets = torch.stack([x for x, _ in cases]), torch.stack([y for _, y in cases])
             gradients = torch.autograd.grad(
                 functional.cross_entropy(model.train()(inputs), targets), [*model.parameters()]
@@ -223,15 +225,15 @@ def first_round(plan: Plan) -> Request:
 
 def test_batch_norm_that_stays_is_no_drift(tmp_path: Path) -> None:
     plan = image_plan("fedbn")
-    site = drift.WatchedParticipant(plan, SITES[0], SITES, CPU, tmp_path, "model")
+    site = TrainingSite(drift.WatchedParticipant("model", Place(plan, SITES[0], SITES, CPU, tmp_path)))
     groups = views(plan.course.phase_of(1).sent, plan.build_networks())
-    before = {name: tensor.clone() for name, tensor in site.state.modules["model"].state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in site.participant.state.modules["model"].state_dict().items()}
     site.answer(first_round(plan).parcel(groups))
-    after = site.state.modules["model"].state_dict()
-    sent = [name for name, _ in site.state.modules["model"].named_parameters() if name in groups["model"]]
+    after = site.participant.state.modules["model"].state_dict()
+    sent = [name for name, _ in site.participant.state.modules["model"].named_parameters() if name in groups["model"]]
     last = sum(float((after[name] - before[name]).double().square().sum()) for name in sent)
-    assert site.squares[-1] == pytest.approx(last, rel=1e-5)
-    assert len(sent) < len(list(site.state.modules["model"].parameters()))
+    assert site.participant.trainer.squares[-1] == pytest.approx(last, rel=1e-5)
+    assert len(sent) < len(list(site.participant.state.modules["model"].parameters()))
 
 
 @pytest.mark.parametrize(
@@ -358,11 +360,11 @@ def test_what_an_amplitude_tells_by_itself() -> None:
 @pytest.mark.parametrize("changes", [[], ["algorithm.amplitude.band=0.0", "training.local_epochs=2"]])
 def test_the_amplitude_under_attack_is_the_one_that_leaves(changes: list[str], tmp_path: Path) -> None:
     plan = image_plan("harmofl", *changes)
-    site = Participant(plan, SITES[1], SITES, CPU, tmp_path)
+    site = site_of(plan, SITES[1], SITES, CPU, tmp_path)
     groups = views(plan.course.phase_of(1).given, plan.build_networks())
     left = site.answer(first_round(plan).parcel(groups)).groups["amplitude"]
     run = FinishedRun(tmp_path, "HarmoFL", plan, {"agreed": {"sites": SITES}})
-    attacked = inversion.site_amplitude(run, SITES[1], site.data.train, Question(CPU))
+    attacked = inversion.site_amplitude(run, SITES[1], site.participant.data.train, Question(CPU))
     assert torch.equal(attacked, left["amplitude"])
 
 
@@ -422,6 +424,7 @@ FIGURES = {
     "tsne": ["tsne"],
     "inversion": ["inversion", "inversion-images"],
     "convergence": ["convergence"],
+    "privacy": [],
 }
 
 

@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medsilo.check.approving import KitAtHome, difference
+from medsilo.check.approving import difference
+from medsilo.check.at_home import KitAtHome
 from medsilo.cli import main
 from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import Aborted, MedsiloError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation import permission
-from medsilo.federation.around import TrainingSite
-from medsilo.federation.participant import Participant
-from medsilo.federation.permission import Permission, approvals_of
-from medsilo.federation.sealed.identity import KitFiles
+from medsilo.federation.around import training_site
+from medsilo.federation.disclosure import DisclosingSite
+from medsilo.federation.permission import Permission
+from medsilo.federation.sealed.identity import KitFiles, approvals_of
 from medsilo.federation.seams import Place
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
@@ -50,7 +51,7 @@ def make_kit(folder: Path, site: str) -> KitFiles:
         (startup / name).write_bytes(pem(content))
     names = {"ssl_cert": "client.crt", "ssl_private_key": "client.key", "ssl_root_cert": "rootCA.pem"}
     client = {"fqsn": site, **names}
-    described = {"client": client, "servers": [{"service": {"target": "localhost:8002"}}]}
+    described = {"client": client, "servers": [{"identity": "localhost", "service": {"target": "localhost:8002"}}]}
     (startup / "fed_client.json").write_text(json.dumps(described))
     return KitFiles(*(str(startup / name) for name in files))
 
@@ -75,7 +76,7 @@ class Home:
         """The hospital's site as the executor has it."""
         permission = self.permission()
         permission.check()
-        permission.inner = TrainingSite(permission.place)
+        permission.inner = training_site(permission.place)
         return permission
 
 
@@ -139,14 +140,14 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
 def test_what_is_withdrawn_at_the_last_moment_does_not_leave(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     home.approve()
     site, server = home.site(), Server(home.plan)
-    made = Participant._answer
+    made = DisclosingSite.answer
 
-    def made_then_withdrawn(self: Participant, *given: Any) -> Parcel:
+    def made_then_withdrawn(self: DisclosingSite, *given: Any) -> Parcel:
         reply = made(self, *given)
         home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
         return reply
 
-    monkeypatch.setattr(Participant, "_answer", made_then_withdrawn)
+    monkeypatch.setattr(DisclosingSite, "answer", made_then_withdrawn)
     with pytest.raises(Refused, match="has withdrawn"):
         site.answer(server.ask("join", 0))
 
@@ -444,7 +445,7 @@ def test_what_is_remembered_of_settings_is_signed_by_the_kit(home: Home, tmp_pat
 def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path) -> None:
     kit = ["--kit", str(home.folder)]
     refused(home, "has not approved")
-    assert main(["approvals", *kit]) == 0
+    assert main(["approve", *kit]) == 0
     assert f"{home.plan.hash}  waits for a decision  study study, submitted by lead@" in capsys.readouterr().out
     limits = ["--expires", "2d", "--rounds", "3", "--sites", ",".join(SITES), "--method", "fedavg", "--by", "Dr. A"]
     assert main(["approve", home.plan.hash[:8], *kit, *limits, "--json"]) == 0
@@ -454,18 +455,19 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     home.permission().check()
     path = home.approvals.folder / "asked" / f"{home.plan.hash}.json"
     path.write_text(path.read_text().replace('"rounds":4', '"rounds":9'))  # withdrawing needs no plan that can be read
-    assert main(["decline", home.plan.hash, *kit]) == 0
+    assert main(["approve", home.plan.hash, "--decline", *kit]) == 0
     refused(home, "has withdrawn")
     job = ["--job", str(root / "jobs/fedavg"), "--set", "training.rounds=2"]
-    assert main(["decline", *job, *kit]) == 0
+    assert main(["approve", "--decline", *job, *kit]) == 0
     assert main(["approve", *job, *kit]) == 0
     assert "rounds: 2; passes over" in capsys.readouterr().out
-    assert main(["approvals", *kit, "--json"]) == 0
+    assert main(["approve", *kit, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined", "approved"]
     for wrong, words in (
         (["approve", "12345678"], "no plan that asked here begins with"),
-        (["approve"], "which plan?"),
+        (["approve", home.plan.hash, "--decline", "--rounds", "3"], "has no limits"),
+        (["approve", "--by", "me", "--set", "seed=1"], "belong to --job"),
         (["approve", home.plan.hash, *job], "which plan?"),
         (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
     ):

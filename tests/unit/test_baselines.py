@@ -16,7 +16,7 @@ from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.federation import inprocess
-from medsilo.federation.participant import Participant
+from medsilo.federation.around import TrainingSite
 from medsilo.learning.contrast import contrast, with_features, with_projection
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute, train_epoch
@@ -27,6 +27,7 @@ from medsilo.plan import Plan
 from medsilo.registry import METHODS, NETWORKS
 from medsilo.runs.messages import Parcel
 from tests.conftest import SITES, STEPPING, make_plan, slow_but
+from tests.sites import site_of
 from tests.unit.test_algorithms import CPU, SMALL, State, assert_close, initial, listen, load_data, with_state
 from tests.unit.test_harmofl import HALVES, assert_resumes, assert_same_models
 
@@ -182,7 +183,7 @@ def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_p
     plan = make_plan("fednova", *SMALL, *changes)
     runs = []
     for name, spoil in (("lies", True), ("away", False)):
-        participants = {site: Participant(plan, site, SITES, CPU, tmp_path / name / "sites" / site) for site in SITES}
+        participants = {site: site_of(plan, site, SITES, CPU, tmp_path / name / "sites" / site) for site in SITES}
         if spoil:
             lie(participants["hospital-a"])
         else:
@@ -194,7 +195,7 @@ def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_p
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def lie(participant: Participant) -> None:
+def lie(participant: TrainingSite) -> None:
     answer = participant.answer
 
     def too_far(parcel: Parcel, *more: Any) -> Parcel:
@@ -293,17 +294,17 @@ def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
     """c is the mean of all sites' own control variates, also of the one that missed a round."""
     changes = ["training.rounds=4", "participation.minimum=2", "participation.when_missing=continue"]
     plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "tracking.select=last", *changes)
-    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     away(participants["hospital-b"], 2)
     _, coordinator = listen(plan, tmp_path / "run", participants)
     assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3, 3]
     control = coordinator.state.mixers["control"].current(SITES[0])
-    own = [participant.state.modules["own-control"].state_dict() for participant in participants.values()]
+    own = [participant.participant.state.modules["own-control"].state_dict() for participant in participants.values()]
     for name, tensor in control.items():
         torch.testing.assert_close(tensor, sum(one[name] for one in own) / 3, rtol=0, atol=1e-6)
 
 
-def away(participant: Participant, number: int) -> None:
+def away(participant: TrainingSite, number: int) -> None:
     answer = participant.answer
 
     def sometimes(parcel: Parcel, *more: Any) -> Parcel:
@@ -318,11 +319,11 @@ def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) ->
     """h = mean of all sites' g_k, whoever was away: then w + h/α is the mean of those that answered."""
     changes = ["training.rounds=3", "participation.minimum=2", "participation.when_missing=continue"]
     plan = make_plan("feddyn", *SMALL, *PLAIN_SGD, "tracking.select=last", "algorithm.alpha=0.1", *changes)
-    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     away(participants["hospital-b"], 2)
     transport, coordinator = listen(plan, tmp_path / "run", participants)
     assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3]
-    own = [list(one.state.modules["gradient"].parameters()) for one in participants.values()]
+    own = [list(one.participant.state.modules["gradient"].parameters()) for one in participants.values()]
     last = [p.groups["model"] for _, p in transport.received if p.facts["round"] == 3 and "model" in p.groups]
     final = coordinator.state.mixers["model"].current(SITES[0])
     for place, (name, tensor) in enumerate(final.items()):
@@ -470,10 +471,12 @@ def test_stragglers_do_a_part_of_their_steps(tmp_path: Path) -> None:
     changes = ["training.rounds=4", "training.local_epochs=3", "algorithm.partial=0.5", *PLAIN_SGD]
     plan = make_plan("fedprox", *SMALL, *changes)
     steps: dict[str, list[int]] = {site: [] for site in SITES}
-    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     for site, participant in participants.items():
         counted = steps[site]
-        participant.state.optimizers["model"].register_step_post_hook(lambda *_, counted=counted: counted.append(1))
+        participant.participant.state.optimizers["model"].register_step_post_hook(
+            lambda *_, counted=counted: counted.append(1)
+        )
     listen(plan, tmp_path / "run", participants)
     sizes = {site: len(data.train) for site, data in load_data(plan).items()}
     every = {site: 3 * (size // 16 + (size % 16 > 1)) for site, size in sizes.items()}

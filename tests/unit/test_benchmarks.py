@@ -3,6 +3,7 @@
 Times say nothing here; where a benchmark compares two ways of one computation, both must give the same.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import over_tls
+from benchmarks import history, over_tls
+from benchmarks.timing import RATIOS, note
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.known import SMALLEST
@@ -22,6 +24,7 @@ from medsilo.registry import NETWORKS
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan, slow_but
+from tests.sites import site_of
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
 Bench = Callable[[str], ModuleType]
@@ -194,7 +197,7 @@ def idle_study(bench: Bench, tmp_path: Path) -> Coordinator:
     small = ["task.size=32", "task.patients=4", "network.name=unet", "network.features=[2, 4]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small, "tracking.select=last")
     kind, settings = bench("idle_site").IdleParticipant, SiteSettings(device="cpu")
-    idle = {site: kind(plan, site, SITES, settings, tmp_path / "run" / "sites" / site) for site in SITES}
+    idle = {site: site_of(plan, site, SITES, settings, tmp_path / "run" / "sites" / site, kind=kind) for site in SITES}
     return Coordinator(plan, SITES, Loop(idle), Record(tmp_path / "run"), "in-process")
 
 
@@ -256,3 +259,24 @@ def test_the_middle_of_the_plateau_costs_less_than_its_upper_edge(gain: float, d
     studies, (upper, lower, middle) = bench("gamma").regrets(gain, darker, 300)
     assert studies > 100 and min(upper, lower, middle) > -0.01
     assert middle < 0.9 * upper and middle < lower + 0.05
+
+
+def test_a_regression_since_the_last_release_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above a tenth is worse; a benchmark that is new, or was not run, is no regression."""
+    noted, released = tmp_path / "ratios.jsonl", tmp_path / "released.json"
+    monkeypatch.setattr(history, "NOTED", noted)
+    monkeypatch.setattr(history, "RELEASED", released)
+    monkeypatch.setenv(RATIOS, str(noted))
+    for name, ratio in (("a", 1.0), ("b", 0.5), ("gone", 2.0)):
+        note(name, ratio)
+    assert history.main(["--keep"]) == 0 and len(json.loads(released.read_text())["commit"]) == 40
+    noted.unlink()
+    for name, ratio in (("a", 1.09), ("b", 9.0), ("b", 0.4), ("new", 3.0)):
+        note(name, ratio)
+    assert history.main([]) == 0
+    assert "WORSE" not in capsys.readouterr().out
+    note("b", 0.56)
+    assert history.main([]) == 1
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("WORSE")] == ["b"]

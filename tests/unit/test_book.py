@@ -142,13 +142,13 @@ DYING = """
 import os, sys
 from pathlib import Path
 from medsilo.federation import inprocess
-from medsilo.federation.participant import Participant
 from medsilo.plan import parse_plan
+from medsilo.runs.messages import Trained
 from medsilo.site.settings import make_settings
 from tests.unit.test_protection import STUDY
-def give(self, phase):
+def parcel(self, groups):
     os.kill(os.getpid(), 9)  # after the note, before the answer
-Participant._give = give
+Trained.parcel = parcel
 settings = make_settings({"device": "cpu", "data": sys.argv[2]}, "x")
 inprocess.run(parse_plan(STUDY), folder=Path(sys.argv[1]), settings=settings)
 """

@@ -158,8 +158,8 @@ def test_onnx_finds_what_predict_finds(network: list[str], tmp_path: Path) -> No
     for number in range(len(GRIDS)):
         (path,) = (tmp_path / "images").glob(f"scan{number}.*")
         scan = read_scan(path)
-        (scores,) = session.run(["scores"], {"image": task.inputs_of_scan(scan).numpy()})
-        labels = task.labels_of(torch.from_numpy(scores), scan.values.shape[1:]).numpy().astype(np.uint8)
+        (scores,) = session.run(["scores"], {"image": task.use.inputs_of(scan).numpy()})
+        labels = task.use.labels_on(scan, torch.from_numpy(scores)).numpy().astype(np.uint8)
         own = read_scan(*ours.glob(f"scan{number}_mask.*")).values[0]
         assert own.shape == labels.shape and (own != labels).mean() < 1e-3  # scores differ in their last digits
 

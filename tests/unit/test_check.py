@@ -35,7 +35,6 @@ from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
-from medsilo.federation.participant import Participant
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
 from medsilo.site.policy import EXECUTOR, HARMLESS
@@ -46,6 +45,7 @@ from medsilo.tasks.survey import PartFacts, Survey
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import METHODS, SITES, make_plan
 from tests.hospital import affine_of, ball, write_balls, write_table
+from tests.sites import site_of
 from tests.unit.test_nuclei import draw
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 from tests.unit.test_provision import kits_of
@@ -244,7 +244,7 @@ def test_the_version_that_the_job_states(stated: dict, severity: str) -> None:
 
 def test_a_packed_job_states_its_version(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
     job = job_of(tmp_path / "job")
-    assert cli.main(["pack", str(job), "--with-code", "-o", str(tmp_path / "packed")]) == 0
+    assert cli.main(["submit", str(job), "--with-code", "-o", str(tmp_path / "packed")]) == 0
     arguments = ["check", "--job", str(tmp_path / "packed"), "--site", SITES[0], "--site-config", str(local)]
     assert cli.main(arguments) == 0
     assert "as the job states" in capsys.readouterr().out
@@ -379,7 +379,10 @@ def kit_of(folder: Path, name: str = SITES[0], port: int = 1, root: Root = ROOT,
         (folder / "startup" / file).write_bytes(text)
     (folder / "startup/client.key").chmod(0o600)
     client = {"ssl_private_key": "client.key", "ssl_cert": "client.crt", "ssl_root_cert": "rootCA.pem", "fqsn": name}
-    start = {"servers": [{"service": {"target": f"127.0.0.1:{port}", "scheme": "tcp"}}], "client": client}
+    start = {
+        "servers": [{"identity": "localhost", "service": {"target": f"127.0.0.1:{port}", "scheme": "tcp"}}],
+        "client": client,
+    }
     (folder / "startup/fed_client.json").write_text(json.dumps(start))
     return folder
 
@@ -734,7 +737,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     assert "asks for 11 answers with scores, one lead may have 12; a lead who had 10 already would" in note.what
     rows = {table.title: table for table in after.tables}["Answers with scores that left this site"].rows
     assert rows == [["train", 9, 2000, 9, 9], ["validation", 11, 12, 10, 10], ["test", 1, 100, 1, 1]]
-    data = Participant(plan, "a", ["a"], settings, kit / "medsilo/study/sites/a").cases
+    data = site_of(plan, "a", ["a"], settings, kit / "medsilo/study/sites/a").participant.disclosure.cases
     (cases,) = [table for table in after.tables if table.title == "Cases"]
     assert {row[0]: row[1] for row in cases.rows} == data  # the split that it looked at is the study's
     tight = replace(visit(site="a", local=kit / "local"), plan=plan.with_changes(["training.learning_rate=1e-7"]))

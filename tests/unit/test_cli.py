@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from medsilo.cli import all_commands, main, parsed
+from medsilo.cli import NOW, all_commands, main, parsed
 from medsilo.cli.live import board
 from medsilo.cli.options import complete_job, complete_methods, complete_task
 from medsilo.registry import TASKS
@@ -39,7 +39,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("comapre", "did you mean compare?"),
         ("Run jobs/fedavg", "did you mean run?"),
         ("nonsense", "'nonsense' is no command ("),
-        ("withdraw", "'withdraw' is no longer a command: 'medsilo decline' withdraws an approval, too ("),
+        ("withdraw", "'medsilo withdraw' is now 'medsilo approve PLAN --decline' ("),
         ("--versoin", "did you mean --version?"),
         ("run", "JOB is missing: a job's folder"),
         ("run jobs/fedavg --devcie cpu", "no option --devcie; did you mean --device?"),
@@ -55,15 +55,33 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("demo --seeds x", "--seeds: 'x' is not a list of different numbers"),
         ("analyse landscap run -o out", "KIND: 'landscap' is not known; did you mean landscape?"),
         ("analyse landscape run", "--out is missing"),
-        ("submit jobs/fedavg", "--kit is missing: your own kit"),
+        ("fetch ID", "--kit is missing: your own kit"),
+        ("nnunet plann", "nnunet: 'plann' is no command; did you mean plan?"),
+        ("nnunet plan question.yaml --outt x", "nnunet plan: there is no option --outt; did you mean --out?"),
         ("check --json check.json", "to keep the JSON in a file, write --json > FILE"),
     ],
 )
 def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: pytest.CaptureFixture) -> None:
     told = one_line(capsys, 2, *shlex.split(line))
     assert words in told
-    name = line.partition(" ")[0]
-    assert told.endswith(f"('medsilo {name} --help' explains)" if name in NAMES else "('medsilo --help' explains)")
+    words = line.split()
+    known = (" ".join(words[:2]), *words[:1])
+    where = next((f"medsilo {name}" for name in known if name in {*NAMES, "nnunet"}), "medsilo")
+    assert told.endswith(f"('{where} --help' explains)")
+
+
+def test_an_old_command_answers_with_the_new_one(capsys: pytest.CaptureFixture) -> None:
+    """Once, from one table, with an exit code that stops a script; the new one is there."""
+    for old, new in NOW.items():
+        assert f"'medsilo {old}' is now '{new}'" in one_line(capsys, 2, old, "--kit", "KIT")
+        assert old not in NAMES
+        if new.startswith("medsilo "):
+            words = new.split()
+            assert {words[1], " ".join(words[1:3])} & set(NAMES), old
+            options = [word for word in words if word.startswith("--")]
+            assert main([*next(name for name in NAMES if new.startswith(f"medsilo {name}")).split(), "--help"]) == 0
+            text = capsys.readouterr().out
+            assert all(option in text for option in options), old
 
 
 @pytest.mark.parametrize(
@@ -75,7 +93,7 @@ def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: py
         ("demo --out", "file"),
         ("demo --out", "/proc/x"),
         ("fetch ID --kit KIT --out", "file/x"),
-        ("pack jobs/fedavg --out", "file/x/y"),
+        ("submit jobs/fedavg --out", "file/x/y"),
         ("provision consortium.yaml --out", "file"),
         ("report run --out", "file/x.html"),
         ("report run --out", "folder"),
@@ -105,6 +123,11 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
     ("line", "words"),
     [
         ("leak-report jobs/fedvag", "did you mean jobs/fedavg?"),
+        ("leak-report", "which job? give one, or --out"),
+        ("leak-report jobs/fedavg --out out --local kit", "--data and --local belong to a report that is printed"),
+        ("submit jobs/fedavg", "where to? give --kit to submit the job, or --out"),
+        ("submit jobs/fedavg --kit kit --out out", "where to?"),
+        ("status --watch --kit kit", "which job?"),
         ("leak-report fedavgg", "did you mean jobs/fedavg?"),
         ("leak-report jobs/central", "medsilo compare --methods central"),
         ("predict run image -o out --device cuda:99", "--device cuda:99: this machine does not have it; give --device"),
@@ -125,7 +148,7 @@ def test_what_is_not_there_is_one_line(
 def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixture) -> None:
     writing = []
     for name in NAMES:
-        assert main([name, "--help"]) == 0
+        assert main([*name.split(), "--help"]) == 0
         text = capsys.readouterr().out
         assert "--json" in text, name
         assert ("--out" in text) == ("-o, --out" in text), name
@@ -136,7 +159,9 @@ def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixt
 def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for name in NAMES:
+    first = {name.partition(" ")[0] for name in NAMES}
+    assert len(first) == 23  # three of plug-ins
+    for name in first:
         assert re.search(rf"^  {name}  ", text, re.MULTILINE), name
     assert "..." not in text.replace("[ARGS]...", "")
 
@@ -145,7 +170,7 @@ def test_examples_of_help_are_right(root: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     for commands in all_commands().values():
         for one in commands:
-            assert parsed([one.name, *shlex.split(one.example)])[0] == one.name
+            assert parsed([*one.name.split(), *shlex.split(one.example)])[0] == one.name
 
 
 def spent_by_children() -> float:
@@ -204,10 +229,9 @@ def test_a_run_as_json_lines_and_its_page(
         (f"cross {tmp_path}/one --device cpu", "scores"),
         (f"report {tmp_path} -o {tmp_path}/all.html", "report"),
         ("leak-report jobs/fedavg --set training.rounds=2", "groups"),
-        (f"pack jobs/fedavg -o {tmp_path}/job", "job"),
+        (f"submit jobs/fedavg -o {tmp_path}/job", "job"),
         (f"export {tmp_path}/one -o {tmp_path}/bundle", "error"),
-        ("methods", "methods"),
-        ("tasks", "tasks"),
+        ("list", "tasks"),
     ):
         code = main([*line.split(), "--json"])
         assert code == (key == "error"), line

@@ -100,10 +100,10 @@ def test_every_sites_models_are_scored_together_and_alone(runs: list[Path]) -> N
 
 
 def test_the_command_prints_the_scores(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["committee", *map(str, runs[:2]), "--device", "cpu", "--json"]) == 0
+    assert cli.main(["cross", *map(str, runs[:2]), "--device", "cpu", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["together"], told["alone"]) == committee_scores(runs[:2])
-    assert cli.main(["committee", *map(str, runs[:2]), "--device", "cpu"]) == 0
+    assert cli.main(["cross", *map(str, runs[:2]), "--device", "cpu"]) == 0
     last = capsys.readouterr().out.splitlines()[-1].split()
     assert last[:2] == ["all", "together"] and [f"{score:.3f}" for score in told["together"].values()] == last[2:-1]
 
@@ -147,7 +147,7 @@ def test_runs_over_ones_own_tables_are_tested_on_the_same_patients(
     runs = [str(tmp_path / method) for method in ("fedavg", "fedper")]
     assert cli.main(["cross", runs[1], *data]) == 0
     capsys.readouterr()
-    assert cli.main(["committee", *runs, *data, "--json"]) == 0
+    assert cli.main(["cross", *runs, *data, "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)["alone"]
     summary = Record(tmp_path / "fedper").summary()
     assert alone["fedper"] == {site: pytest.approx(summary.sites[site].test["accuracy"]) for site in SITES}

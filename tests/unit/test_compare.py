@@ -19,7 +19,7 @@ from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import CellResult, Round
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Row, cells_of, parse_sweep, run_cell
-from medsilo.study.compare import asked, shown
+from medsilo.study.compare import asked, command_line
 from medsilo.study.tables import rounds_to
 from tests.conftest import make_plan, wanted
 
@@ -98,10 +98,13 @@ def test_rounds_until_a_level_is_reached() -> None:
 
 def test_the_page_shows_a_command_for_everybody() -> None:
     given = ["compare", "--row", "a b: seed=1", "--data", "/home/me/data", "--out", "x", "--title", "n", "--seeds", "0"]
-    assert shown(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
+    assert command_line(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
     given = ["compare", "--data=/home/me/data", "--title=n", "--site-config", "/home/me", "--set=seed=1"]
-    assert shown(given) == "medsilo compare --data DATA --site-config LOCAL --set seed=1"
-    assert shown(["compare", "-o", "/home/me", "-o/home/me", "--json", "--seeds", "0"]) == "medsilo compare --seeds 0"
+    assert command_line(given) == "medsilo compare --data DATA --site-config LOCAL --set seed=1"
+    assert (
+        command_line(["compare", "-o", "/home/me", "-o/home/me", "--json", "--seeds", "0"])
+        == "medsilo compare --seeds 0"
+    )
 
 
 def test_a_comparison_is_filled_once_and_says_what_failed(

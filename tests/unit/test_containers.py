@@ -89,8 +89,8 @@ def test_the_entry_point_starts_a_kit_and_medsilo(containers: Path, kits: Path, 
     fake = tmp_path / "medsilo"
     fake.write_text('#!/bin/sh\necho "medsilo $*"\n')
     fake.chmod(0o755)
-    done = run(containers / "entrypoint.sh", "methods", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert (done.returncode, done.stdout) == (0, "medsilo methods\n")
+    done = run(containers / "entrypoint.sh", "list", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (done.returncode, done.stdout) == (0, "medsilo list\n")
 
 
 @pytest.mark.parametrize("runtime", ["k8s", pytest.param("docker", marks=pytest.mark.slow)])

@@ -22,9 +22,9 @@ from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refus
 from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.asking import RETRY_PAUSE
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
@@ -35,6 +35,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
 from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, make_plan, slow_but
+from tests.sites import site_of
 
 A, B, C = SITES
 CPU = SiteSettings(device="cpu")
@@ -56,7 +57,7 @@ class Scripted:
 
     def __init__(
         self,
-        participants: dict[str, Participant],
+        participants: dict[str, TrainingSite],
         script: Script = honest,
         order: Callable[[Sequence[str]], Sequence[str]] = sorted,
         pause: Callable[[], None] = lambda: None,
@@ -97,7 +98,7 @@ class Study:
         self.plan, self.folder = plan, folder
         data = options.pop("data", {})
         self.participants = {
-            site: Participant(plan, site, SITES, CPU, folder / "sites" / site, data.get(site)) for site in SITES
+            site: site_of(plan, site, SITES, CPU, folder / "sites" / site, data.get(site)) for site in SITES
         }
         self.transport = Scripted(self.participants, script, **options)
         self.record = Record(folder)
@@ -512,7 +513,7 @@ def test_too_few_sites_end_the_study_before_anything_is_asked(there: list[str], 
 
 def test_sites_that_the_plan_does_not_name_are_not_asked(tmp_path: Path) -> None:
     plan = make_plan("local", *SMALL, sites=[A, B])
-    transport = Scripted({site: Participant(plan, site, [A, B], CPU, tmp_path / site) for site in (A, B)})
+    transport = Scripted({site: site_of(plan, site, [A, B], CPU, tmp_path / site) for site in (A, B)})
     summary = Coordinator(plan, SITES, transport, Record(tmp_path / "run"), "scripted").run()
     assert summary.agreed.sites == [A, B]
     assert {site for site, _ in transport.sent} == {A, B}
@@ -535,7 +536,7 @@ def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
         if site == C and task_and_round(asked) == ("round", 2):
             return LOST
         if site != A and task_and_round(asked) == ("round", 3):
-            study.participants[site] = Participant(study.plan, site, SITES, CPU, folder)
+            study.participants[site] = site_of(study.plan, site, SITES, CPU, folder)
         if site == B and task_and_round(asked) == ("round", 3):
             for path in folder.glob("state-*"):
                 path.unlink()
@@ -615,7 +616,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
-        modules = study.participants[site].state.modules
+        modules = study.participants[site].participant.state.modules
         networks = {name: modules[name].state_dict() for name in ("model", "local", *apart) if name in modules}
         travels = {name for group in ("model", "body", "buffers", "personal") for name in reply.groups.get(group, {})}
         public = [tensor for group in asked.groups.values() for tensor in group.values()]
@@ -652,7 +653,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
     study = Study(plan, tmp_path / "run", script)
     study.run()
     private = {name for name, _ in kept[A]}
-    all_of_it = len(study.participants[A].state.model.state_dict())
+    all_of_it = len(study.participants[A].participant.state.model.state_dict())
     expected = {
         "fedavg": 0,
         "fedprox": 0,
@@ -662,7 +663,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "harmofl": 0,
         **dict.fromkeys(["fedrdn", *WEIGHED], 0),
         **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon", "cyclic"), 0),
-        **dict.fromkeys(("scaffold", "feddyn"), len(list(study.participants[A].state.model.parameters()))),
+        **dict.fromkeys(("scaffold", "feddyn"), len(list(study.participants[A].participant.state.model.parameters()))),
         **dict.fromkeys(FEDSM, 0),
         "local": all_of_it,
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
@@ -815,7 +816,7 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
     for site in SITES:
         facts = summary.sites[site]
         assert facts.bytes_up == facts.bytes_down == 2 * size
-        assert facts.cases == study.participants[site].cases
+        assert facts.cases == study.participants[site].participant.disclosure.cases
         assert len(facts.validation) == 3
     assert summary.mean_test == pytest.approx(sum(test["accuracy"] for test in tests) / 3)
     cases = [test["cases"] for test in tests]

@@ -12,10 +12,10 @@ from sklearn.metrics import brier_score_loss, recall_score, roc_curve
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError, Refused
 from medsilo.federation.accepting import check_counts, check_threshold
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.disclosure import CLASS
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.participant import Participant
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.scoring import read_measures
 from medsilo.plan import Plan, parse_plan
@@ -39,6 +39,7 @@ from medsilo.tasks.decisions import (
 )
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, added, chances, coarse_chances
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 
 A, B, C = SITES
 
@@ -174,24 +175,29 @@ def histology(*changes: str) -> Plan:
     )
 
 
-def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, Participant]]:
+def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, TrainingSite]]:
     """A study in which the second hospital has settings of its own."""
     own = {A: SiteSettings(device="cpu"), B: SiteSettings(device="cpu", **settings)}
     sites = {
-        site: Participant(plan, site, SITES[:2], given, root / "sites" / site, plan.task.load(site, SITES[:2], 0, None))
+        site: site_of(plan, site, SITES[:2], given, root / "sites" / site, plan.task.load(site, SITES[:2], 0, None))
         for site, given in own.items()
     }
     return Coordinator(plan, SITES[:2], Loop(sites), Record(root), "in-process").run(), sites
 
 
-def of_validation(root: Path, site: Participant) -> tuple[np.ndarray, np.ndarray]:
+def of_validation(root: Path, site: TrainingSite) -> tuple[np.ndarray, np.ndarray]:
     """Classes and probabilities of the tested model on a hospital's validation cases."""
-    measures = site.evaluate(site.data.validation, lambda: None, site.state.model, site.plan.task.measuring)[2]
+    measures = site.participant.evaluation.evaluate(
+        site.participant.data.validation,
+        lambda: None,
+        site.participant.state.model,
+        site.participant.place.plan.task.goal.measuring,
+    )[2]
     return measures["label"].numpy(), measures["p1"].numpy()
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary, dict[str, Participant]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary, dict[str, TrainingSite]]:
     root = tmp_path_factory.mktemp("study") / "run"
     return root, *study(root, histology(), calibration=False)
 
@@ -237,10 +243,13 @@ def test_of_patients_only_places_of_a_tenth_are_told(tmp_path: Path, monkeypatch
     decisions = summary.sites[A].decisions
     assert decisions.threshold * BROAD == pytest.approx(round(decisions.threshold * BROAD))
     assert all(count % 5 == 0 for count in decisions.decided) and sum(decisions.decided) == 60
-    assert sites[A].data.validation.targets.bincount().tolist() == [CLASS * 5] * 2
+    assert sites[A].participant.data.validation.targets.bincount().tolist() == [CLASS * 5] * 2
     other = summary.sites[B].decisions
     assert other.threshold is None and other.reliability and "sensitivity" not in summary.sites[B].figures
-    books = {site: own.protection.book.used(own.protection.asker.data)[""] for site, own in sites.items()}
+    books = {
+        site: own.participant.trainer.protection.book.used(own.participant.trainer.protection.asker.data)[""]
+        for site, own in sites.items()
+    }
     assert books[A]["validation"] == planned_answers(plan)["validation"] == books[B]["validation"] + 1
 
 

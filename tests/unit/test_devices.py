@@ -13,14 +13,16 @@ import torch
 from torch import distributed
 
 from medsilo.core.errors import Died, MedsiloError, Refused
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.crew import why_alone
-from medsilo.federation.participant import Participant
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.seams import Place
 from medsilo.federation.trainer import SHUFFLE
 from medsilo.learning.team import ProcessTeam, Team
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings, make_settings
 from tests.conftest import SITES, make_plan, slow_but
+from tests.sites import site_of
 from tests.unit.test_participant import Server
 
 A = SITES[0]
@@ -51,15 +53,15 @@ def planned(method: str, *changes: str) -> Plan:
     return make_plan(method, *SMALL, *changes)
 
 
-def trained(plan: Plan, folder: Path, teams: list[Team]) -> tuple[list[Participant], list[float]]:
+def trained(plan: Plan, folder: Path, teams: list[Team]) -> tuple[list[TrainingSite], list[float]]:
     """One site as often as the team has members, after two rounds of training without a server."""
     settings = SiteSettings(device="cpu")
-    sites = [Participant(plan, A, SITES, settings, folder / str(rank)) for rank in range(len(teams))]
+    sites = [site_of(plan, A, SITES, settings, folder / str(rank)) for rank in range(len(teams))]
 
-    def work(site: Participant, team: Team) -> float:
-        site.team = team
+    def work(site: TrainingSite, team: Team) -> float:
+        site.participant.trainer.team = team
         losses = [
-            plan.course.phase_of(number).work(site.bench(SHUFFLE, number, lambda: None))
+            plan.course.phase_of(number).work(site.participant.trainer.bench(SHUFFLE, number, lambda: None))
             for number in (1, 2)
             if plan.course.phase_of(number).trains
         ]
@@ -89,10 +91,10 @@ def test_shares_of_batches_make_the_same_weights(method: str, changes: list[str]
     """Of 18 cases three members take 3, 3 and 2 of a batch; of the last one, which has two cases, all take both."""
     plan = planned(method, *changes)
     (alone,), (loss,) = trained(plan, tmp_path / "alone", [Team()])
-    assert why_alone(plan, alone.state.modules, False) is None
+    assert why_alone(plan, alone.participant.state.modules, False) is None
     sites, losses = trained(plan, tmp_path / "team", teams_of(3))
-    expected, first, *others = (site.state.tensors() for site in (alone, *sites))
-    begun = Participant(plan, A, SITES, SiteSettings(device="cpu"), tmp_path / "new").state.tensors()
+    expected, first, *others = (site.participant.state.tensors() for site in (alone, *sites))
+    begun = site_of(plan, A, SITES, SiteSettings(device="cpu"), tmp_path / "new").participant.state.tensors()
     assert any(
         not torch.allclose(begun[name], tensor, atol=10 * NEAR) for name, tensor in expected.items() if name in begun
     )
@@ -130,8 +132,8 @@ def test_settings_of_devices() -> None:
 @pytest.mark.slow
 def test_two_processes_answer_as_one_and_one_that_dies_is_named(tmp_path: Path) -> None:
     plan = planned("fedavg", "training.rounds=3")
-    alone = Participant(plan, A, SITES, SiteSettings(device="cpu"), tmp_path / "alone")
-    site = IsolatedParticipant(plan, A, SITES, SiteSettings(device="cpu", devices=2), tmp_path / "sites" / A)
+    alone = site_of(plan, A, SITES, SiteSettings(device="cpu"), tmp_path / "alone")
+    site = IsolatedParticipant(Place(plan, A, SITES, SiteSettings(device="cpu", devices=2), tmp_path / "sites" / A))
     server = Server(plan)
     try:
         asked = server.ask("round", 1)
@@ -155,8 +157,8 @@ def test_two_processes_answer_as_one_and_one_that_dies_is_named(tmp_path: Path) 
 
 
 def _first_word(plan: Plan, folder: Path) -> Any:
-    site = Participant(plan, A, SITES, SiteSettings(device="cpu", devices=2), folder)
-    return site.share_out()
+    site = site_of(plan, A, SITES, SiteSettings(device="cpu", devices=2), folder)
+    return site.participant.trainer.share_out()
 
 
 def _assert_near(groups: dict, expected: dict) -> None:

@@ -11,6 +11,8 @@ from medsilo.study.evidence import (
     compare,
     holm,
     in_words,
+    interval,
+    interval_of_concordance,
     luck_of,
     pooled_luck,
     seeds_of,
@@ -308,3 +310,59 @@ def test_the_worst_site_is_each_methods_own() -> None:
     theirs = [{"a": scores([0.2, 0.4]), "b": scores([0.8, 0.8])}] * 2
     assert compare(mine, theirs, endpoint="worst-site").mean == pytest.approx(0.6 - 0.3)
     assert seeds_of(mine, endpoint="worst-site").tolist() == pytest.approx([0.6, 0.6])
+
+
+# ---------------------------------------------------------------------------------------------------- one model's score
+def cases_of(patients: int, right: float, akin: float, kind: str, random: np.random.Generator) -> Scores:
+    """One to twelve cases of each patient, right with this probability, or with a Dice around it. akin: correlation of
+    a patient's cases."""
+    owners = np.repeat(np.arange(patients), random.integers(1, 13, patients))
+    if kind == "dice":
+        alike, alone = random.normal(size=patients)[owners], random.normal(size=len(owners))
+        logits = np.log(right / (1 - right)) + np.sqrt(akin) * alike + np.sqrt(1 - akin) * alone
+        return Scores(1 / (1 + np.exp(-logits)), owners)
+    chances = random.beta(right * (1 / akin - 1), (1 - right) * (1 / akin - 1), patients) if akin else right
+    return Scores((random.random(len(owners)) < np.broadcast_to(chances, patients)[owners]).astype(float), owners)
+
+
+@pytest.mark.parametrize("patients", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("kind", ["accuracy", "dice"])
+def test_intervals_of_a_score_cover_what_other_patients_give(kind: str, patients: int) -> None:
+    random, draws = np.random.default_rng(7), 600
+    for right in (0.6, 0.85):
+        everybody = cases_of(40_000, right, 0.0, kind, random)
+        truth = float(everybody.values.mean())
+        for akin in (0.0, 0.3):
+            found = [interval(cases_of(patients, right, akin, kind, random)) for _ in range(draws)]
+            covers = np.mean([own is not None and own[0] <= truth <= own[1] for own in found])
+            assert covers >= 0.93, (right, akin)
+
+
+@pytest.mark.parametrize("patients", [2, 3, 4, 8, 16])
+def test_intervals_of_concordance_cover_what_other_patients_give(patients: int) -> None:
+    random = np.random.default_rng(8)
+
+    def drawn(number: int, seen: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        risk = random.normal(size=number)
+        time, end = random.exponential(np.exp(-risk)), random.exponential(1 / seen, number)
+        return np.minimum(time, end), (time <= end).astype(int), risk
+
+    for seen in (0.1, 1.0):
+        time, event, risk = drawn(2_000, seen)
+        later = (time[:, None] < time) & (event[:, None] == 1)
+        truth = float((later & (risk[:, None] > risk)).sum() / later.sum())
+        found = [own for own in (interval_of_concordance(*drawn(patients, seen)) for _ in range(600)) if own]
+        assert len(found) > 200 and np.mean([low <= truth <= high for low, high in found]) >= 0.93
+
+
+def test_the_interval_of_cases_that_are_a_patient_each_is_wilson_s_with_few_degrees() -> None:
+    values = np.array([1.0] * 27 + [0.0] * 5)
+    low, high = interval(scores(values)) or (0, 0)
+    wilson = stats.binomtest(27, 32).proportion_ci(method="wilson")
+    assert low < wilson.low + 0.02 and high > wilson.high - 0.02 and high - low < 1.15 * (wilson.high - wilson.low)
+    of_four = interval(Scores(values, np.arange(32) % 4)) or (0, 0)
+    assert of_four[1] - of_four[0] > 2 * (wilson.high - wilson.low)  # four patients tell less than 32 cases
+
+
+def test_one_patient_gives_no_interval() -> None:
+    assert interval(Scores(np.array([1.0, 0.0, 1.0]), np.zeros(3, dtype=int))) is None

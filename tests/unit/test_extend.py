@@ -30,7 +30,6 @@ from medsilo.core.package import package_facts
 from medsilo.federation.accepting import check_packages
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Outgoing, Receive
 from medsilo.flare import simulator
 from medsilo.flare.executor import MedsiloExecutor
@@ -42,6 +41,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 
 PAGE = Path(__file__).parents[2] / "docs/extend.md"
 NAME = "acme-gait"
@@ -55,7 +55,7 @@ def files_of_page() -> dict[str, str]:
 
 
 def commands_of_page() -> list[list[str]]:
-    return [line.split() for line in re.findall(r"^medsilo (?:run|tasks).*$", PAGE.read_text("utf-8"), re.M)]
+    return [line.split() for line in re.findall(r"^medsilo (?:run|list).*$", PAGE.read_text("utf-8"), re.M)]
 
 
 def build(folder: Path, place: Path, **changed: str) -> Path:
@@ -170,7 +170,7 @@ def round_by_hand(plan: Plan, model: nn.Module, site: str, cases: Dataset, numbe
 def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: Path, tmp_path: Path) -> None:
     plan = make_plan("lg-fedavg", *GAIT, "training.momentum=0")
     settings = SiteSettings(device="cpu", data=data, packages=[NAME])  # type: ignore[arg-type]
-    sites = {site: Participant(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES}
+    sites = {site: site_of(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES}
     travelled: set[str] = set()
 
     class Listening(Loop):
@@ -187,7 +187,7 @@ def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: P
     models = {site: plan.build_networks()["model"] for site in SITES}
     for number in (1, 2):
         for site, model in models.items():
-            round_by_hand(plan, model, site, sites[site].data.train, number)
+            round_by_hand(plan, model, site, sites[site].participant.data.train, number)
         states = [model.state_dict() for model in models.values()]
         for name in head:  # all have as many cases: the mean is plain
             mean = sum(state[name] for state in states) / len(states)

@@ -19,7 +19,6 @@ from medsilo.core.files import load_tensors
 from medsilo.deploy import THRESHOLDS, SuperModel
 from medsilo.deploy.tuning import tune
 from medsilo.federation import inprocess
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
 from medsilo.learning.layers import head_names
@@ -36,6 +35,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import INSIDE_FEDSM, SITES, make_plan, slow_but
+from tests.sites import site_of, with_settings
 from tests.unit.test_algorithms import CPU, listen
 from tests.unit.test_coordinator import Answers, Study, assert_equal
 from tests.unit.test_report import Page
@@ -464,7 +464,9 @@ def test_every_hospital_s_best_file_has_the_score_that_was_recorded(tmp_path: Pa
 
 def refusing(study: Study, *sites: str) -> Study:
     for site in sites:
-        study.participants[site].settings = SiteSettings(device="cpu", share_personal_model=False)
+        study.participants[site].participant.disclosure.settings = SiteSettings(
+            device="cpu", share_personal_model=False
+        )
     return study
 
 
@@ -504,7 +506,7 @@ def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypat
     answers = [study.participants[A].answer(joined).facts["shares"]]
     monkeypatch.setattr(type(plan.task), "synthetic", False)
     answers.append(study.participants[A].answer(joined).facts["shares"])
-    study.participants[A].settings = SiteSettings(device="cpu", share_personal_model=True)
+    with_settings(study.participants[A], share_personal_model=True)
     answers.append(study.participants[A].answer(joined).facts["shares"])
     assert answers == [True, False, True]
 
@@ -538,7 +540,7 @@ def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_p
 def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
     for participant in study.participants.values():
-        participant.disclosure.settings = SiteSettings(device="cpu", smallest_metric=999)
+        with_settings(participant, smallest_metric=999)
     found = study.run().details.super_model
     assert (found.threshold, found.curve) == (0, [])
     assert "it was not tuned" in (study.folder / "sites" / A / "supermodel/card.md").read_text()
@@ -546,19 +548,19 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
 
 def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:
     plan = planned("training.rounds=1")
-    cases = Participant(plan, A, SITES, CPU, tmp_path / "a").cases["train"]
+    cases = site_of(plan, A, SITES, CPU, tmp_path / "a").participant.disclosure.cases["train"]
     few = SiteSettings(device="cpu", smallest_average=cases + 1)
     with pytest.raises(
         Refused, match=f"averages {cases} images of this site's {cases} patients, and no average of fewer"
     ):
-        Participant(plan, A, SITES, few, tmp_path / "b")
+        site_of(plan, A, SITES, few, tmp_path / "b")
 
 
 def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
-    study.participants[C].disclosure.settings = SiteSettings(device="cpu", smallest_metric=999)
+    with_settings(study.participants[C], smallest_metric=999)
     found = study.run().details.super_model
-    cases = sum(len(study.participants[site].data.validation) for site in (A, B))
+    cases = sum(len(study.participants[site].participant.data.validation) for site in (A, B))
     assert {point[1] for point in found.curve} == {cases} and found.validated[C] == {}
 
 
@@ -571,7 +573,7 @@ def test_a_super_model_knows_the_spacing_of_enough_training_images_and_warns_of_
     plan = make_plan("fedsm", *small, steps, "network.name=unet", "network.features=[2,4]")
     study = Study(plan, tmp_path / "run")
     for site, least in ((A, 3), (B, 6), (C, 4)):
-        study.participants[site].settings = SiteSettings(device="cpu", smallest_average=least)
+        with_settings(study.participants[site], smallest_average=least)
     study.run()
     expected = [(0.5, 0.6), (0.5, 0.6), (3.0, 3.6)]
     write_volume(tmp_path / "scan.nii", Volume(np.ones((3, 32, 32), np.float32), np.diag([0.32, 0.6, 3.0, 1.0])))
@@ -592,16 +594,16 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
     study = Study(plan, tmp_path / "run")
     if method == "harmofl":
         for participant in study.participants.values():
-            participant.settings = SiteSettings(device="cpu", smallest_average=1)
+            with_settings(participant, smallest_average=1)
     summary = study.run()
     asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
     assert asked == {"join", "deliver", "test"}
     assert list(summary.sites) == [A, B] and list(summary.unseen) == [C]
     test = summary.unseen[C].test
-    assert test["cases"] == study.participants[C].cases["test"]
+    assert test["cases"] == study.participants[C].participant.disclosure.cases["test"]
     scores = [summary.sites[site].test[summary.metric] for site in (A, B)]
     assert summary.mean_test == pytest.approx(sum(scores) / 2)
-    part = study.participants[C].data.test.tensors
+    part = study.participants[C].participant.data.test.tensors
     if method == "fedavg":
         model = plan.build_networks()["model"]
         model.load_state_dict(study.model("global/best"))
@@ -609,7 +611,9 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
     if method == "fedsm":
         found = summary.details.super_model
         assert found.sites == [A, B]
-        assert found.curve[0][1] == sum(study.participants[site].cases["validation"] for site in (A, B))
+        assert found.curve[0][1] == sum(
+            study.participants[site].participant.disclosure.cases["validation"] for site in (A, B)
+        )
         assert sum(found.tested[C].values()) == test["cases"]
         assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
         for name, tensor in study.coordinator.state.mixers["global"].current(A).items():  # no one's personal model
@@ -637,8 +641,8 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
     empty = Cases(data.validation.inputs[:0], data.validation.targets[:0], ())
     study = Study(plan, tmp_path / "run", data={C: replace(data, validation=empty)})
     study.run()
-    assert study.participants[C].cases["validation"] == 0
-    own, shared = (study.participants[C].state.modules[name].parameters() for name in ("model", "global"))
+    assert study.participants[C].participant.disclosure.cases["validation"] == 0
+    own, shared = (study.participants[C].participant.state.modules[name].parameters() for name in ("model", "global"))
     assert not any(map(torch.equal, own, shared))  # every tensor was tuned
 
 
@@ -806,7 +810,7 @@ def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str]
             kept = torch.linspace(0, len(data.train) - 1, max(2, len(data.train) // 10)).long()
             train = Cases(data.train.inputs[kept], data.train.targets[kept], [data.train.patients[i] for i in kept])
             data = replace(data, train=train)
-        participants[site] = Participant(plan, site, sites, few, folder / "sites" / site, data)
+        participants[site] = site_of(plan, site, sites, few, folder / "sites" / site, data)
     listen(plan, folder, participants)
     return plan
 

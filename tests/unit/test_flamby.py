@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.flamby_better import Candidate, Trials, chosen, first_alone, held_out
-from benchmarks.results.patients import write_patients
-from medsilo.cli import main
-from medsilo.core.errors import MedsiloError
-from medsilo.plan import load_plan
-from medsilo.site.settings import make_settings
-from medsilo.tasks.own.nifti_folder import NiftiFolder
-from medsilo.tasks.own.patient_table import PatientTable
-from medsilo_papers import flamby, flamby_volumes
-from medsilo_papers.flamby import (
+from benchmarks import flamby
+from benchmarks.flamby import (
     BENCHMARKS,
     BRCA,
     HEART,
@@ -30,7 +22,16 @@ from medsilo_papers.flamby import (
     read_heart,
     write_tables,
 )
-from medsilo_papers.flamby_volumes import on_the_grid, read_ixi, soft_dice
+from benchmarks.flamby import volumes as flamby_volumes
+from benchmarks.flamby.__main__ import main
+from benchmarks.flamby.volumes import on_the_grid, read_ixi, soft_dice
+from benchmarks.flamby_better import Candidate, Trials, chosen, first_alone, held_out
+from benchmarks.results.patients import write_patients
+from medsilo.core.errors import MedsiloError
+from medsilo.plan import load_plan
+from medsilo.site.settings import make_settings
+from medsilo.tasks.own.patient_table import PatientTable
+from medsilo.tasks.own.volume_folder import NiftiFolder
 from tests.patients import write_hearts, write_ixi
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -74,7 +75,7 @@ def test_lines_without_a_value_are_left_out_and_two_columns_become_dummies(heart
 
 
 def test_it_says_which_files_to_put_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "flamby", "--data", str(tmp_path)]) == 1
+    assert main(["--data", str(tmp_path)]) == 1
     told = capsys.readouterr()
     assert "processed.cleveland.data" in told.out and "brca.csv, train_test_split.csv" in told.out
     assert "put IXI_sample, metadata_tiny.csv (IXI_sample of the archive IXI Tiny" in told.out
@@ -160,7 +161,7 @@ def test_overlap_and_loss_count_the_background() -> None:
     target = torch.tensor([1, 0, 0, 0])[None, :, None, None]
     brain, background = 2 * 0.5 / (1 + 1), 2 * 2.5 / (3 + 3)
     assert soft_dice(output, target).tolist() == pytest.approx([(brain + background) / 2])
-    loss = NiftiFolder(criterion="dice-background", labels=("brain",)).loss
+    loss = NiftiFolder(criterion="dice-background", labels=("brain",)).goal.loss
     assert float(loss(output, target)) == pytest.approx(1 - (brain + background) / 2, abs=1e-5)
 
 
@@ -177,7 +178,7 @@ def test_the_command_runs_what_is_there(
         task={**IXI.task, "size": list(TINY)},
     )
     monkeypatch.setattr(flamby, "BENCHMARKS", (HEART, short))
-    assert main(["reproduce", "flamby", "--data", str(brains), "--seeds", "42"]) == 1
+    assert main(["--data", str(brains), "--seeds", "42"]) == 1
     told = capsys.readouterr().out
     assert "Fed-Heart-Disease: put" in told and "Fed-IXI: put" not in told
     rows = [line.split("  ") for line in told.splitlines() if line.startswith("Fed-IXI")]

@@ -939,7 +939,7 @@ def test_every_key_of_the_plan_and_of_the_data_section_is_explained(root: Path) 
 def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:
     """Else the server would refuse the tests of real hospitals."""
     task = volumes()
-    ranges = {name: task.range_of(name) for name, numbers in task.layout.items() if numbers == 2}
+    ranges = {name: task.goal.range_of(name) for name, numbers in task.goal.layout.items() if numbers == 2}
     distances = {name for name in ranges if name.startswith("hd95")}
     assert distances and all(ranges[name] == (0.0, FURTHEST) for name in distances)
     assert all(ranges[name] == (0.0, 1.0) for name in ranges.keys() - distances)

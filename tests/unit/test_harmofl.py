@@ -17,8 +17,8 @@ from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.course.group import views
 from medsilo.federation import inprocess
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedper import FedPer
 from medsilo.plan import Plan
@@ -28,6 +28,7 @@ from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from tests.conftest import FEDSM, METHODS, SITES, make_plan, slow_but
+from tests.sites import site_of
 from tests.unit.test_algorithms import (
     CPU,
     SMALL,
@@ -196,8 +197,8 @@ def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
         assert [number for number, names in groups.items() if "amplitude" in names] == [first + 1]
         down = [p.facts["round"] for who, p in transport.sent if who == site and "amplitude" in p.groups]
         assert down == [first + 2]
-    assert all(one.state.modules["amplitude"].frozen for one in transport.participants.values())
-    both = transport.participants["hospital-b"].state.model.model.state_dict()
+    assert all(one.participant.state.modules["amplitude"].frozen for one in transport.participants.values())
+    both = transport.participants["hospital-b"].participant.state.model.model.state_dict()
     for fewer in [[], *([half] for half in allowed if len(allowed) == 2)]:
         model = inprocess.run(plan.with_changes(fewer)).models["hospital-b"]
         assert not torch.equal(both["4.weight"], getattr(model, "model", model).state_dict()["4.weight"])
@@ -286,7 +287,7 @@ def test_one_round_still_ends_with_the_mean_amplitude(tmp_path: Path) -> None:
 
 def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Path) -> None:
     plan = harmofl("training.rounds=4", "participation.minimum=2", "participation.when_missing=continue")
-    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     absent = participants["hospital-c"]
     answer = absent.answer
 
@@ -301,13 +302,14 @@ def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Pa
     assert down == [2, 3]
     assert [sorted(line.sites) for line in coordinator.rounds] == [SITES[:2], SITES[:2], SITES, SITES]
     assert torch.equal(
-        absent.state.modules["amplitude"].amplitude, participants["hospital-a"].state.modules["amplitude"].amplitude
+        absent.participant.state.modules["amplitude"].amplitude,
+        participants["hospital-a"].participant.state.modules["amplitude"].amplitude,
     )
 
 
 def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_path: Path) -> None:
     plan = harmofl("training.rounds=4", "participation.minimum=2", "participation.when_missing=continue")
-    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     loser = participants["hospital-c"]
     answer = loser.answer
 
@@ -315,7 +317,7 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
         if parcel.facts["task"] == "round" and parcel.facts["round"] == 3:
             for path in loser.folder.glob("state-*"):
                 path.unlink()
-            loser.state.done = -1
+            loser.participant.state.done = -1
         return answer(parcel, *more)
 
     loser.answer = after_a_fire  # type: ignore[method-assign]
@@ -385,10 +387,10 @@ def test_a_network_that_judges_by_its_batch_is_always_given_the_same_mixed_batch
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
-def participant(plan: Plan, folder: Path, settings: SiteSettings = CPU, **parts: Any) -> Participant:
+def participant(plan: Plan, folder: Path, settings: SiteSettings = CPU, **parts: Any) -> TrainingSite:
     data = plan.task.load("hospital-a", SITES, plan.seed, None)
     changed = {name: change(getattr(data, name)) for name, change in parts.items()}
-    return Participant(plan, "hospital-a", SITES, settings, folder, replace(data, **changed))
+    return site_of(plan, "hospital-a", SITES, settings, folder, replace(data, **changed))
 
 
 def first_round(plan: Plan, **asked: Any) -> Request:
@@ -435,9 +437,9 @@ def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
 
     any_average = SiteSettings(device="cpu", smallest_average=1)
     site = participant(harmofl("training.batch_size=1"), tmp_path, any_average, train=Mixed)
-    groups = views(site.plan.course.phase_of(1).given, site.state.modules)
+    groups = views(site.participant.place.plan.course.phase_of(1).given, site.participant.state.modules)
     with pytest.raises(DataError, match=r"\[9, 30\].*\[9, 32\].*task.size"):
-        site.answer(first_round(site.plan).parcel(groups))
+        site.answer(first_round(site.participant.place.plan).parcel(groups))
 
 
 def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:
@@ -506,18 +508,18 @@ def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
     assert {line.sites[site].samples for line in coordinator.rounds for site in SITES} == {smallest}
     sizes = {facts.cases["train"] for facts in Record(tmp_path / "run").summary().sites.values()}
     assert len(sizes) == 3  # what they have is still told
-    cut = next(p for p in transport.participants.values() if p.cases["train"] > smallest)
-    chosen = list(cut.train.indices)
-    cut._truncate(None)
-    assert cut.train is cut.data.train
-    cut._truncate(smallest)
-    assert list(cut.train.indices) == chosen == sorted(set(chosen))
+    cut = next(p for p in transport.participants.values() if p.participant.disclosure.cases["train"] > smallest)
+    chosen = list(cut.participant.trainer.train.indices)
+    cut.participant.trainer.truncate(None)
+    assert cut.participant.trainer.train is cut.participant.data.train
+    cut.participant.trainer.truncate(smallest)
+    assert list(cut.participant.trainer.train.indices) == chosen == sorted(set(chosen))
 
 
 def test_truncation_is_refused_when_too_few_images_are_left(tmp_path: Path) -> None:
     site = participant(harmofl("training.truncate=true"), tmp_path)
     with pytest.raises(Refused, match="averages 4 images"):
-        site.answer(first_round(site.plan, train_cases=4).parcel({}))
+        site.answer(first_round(site.participant.place.plan, train_cases=4).parcel({}))
 
 
 def test_the_server_knows_no_word_of_it() -> None:
@@ -538,9 +540,9 @@ def test_running_statistics_are_not_stepped_beyond_their_mean(method: str) -> No
 
 def test_outputs_that_are_nan_are_never_scored(tmp_path: Path) -> None:
     plan = make_plan("fedavg", "task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1")
-    site = Participant(plan, SITES[0], SITES, SiteSettings(device="cpu"), tmp_path)
-    for tensor in site.state.model.state_dict().values():
+    site = site_of(plan, SITES[0], SITES, SiteSettings(device="cpu"), tmp_path)
+    for tensor in site.participant.state.model.state_dict().values():
         if tensor.is_floating_point():
             tensor.fill_(math.nan)
     with pytest.raises(Refused, match="the model's output is NaN, so it is not scored"):
-        site.evaluate(site.data.test, lambda: None, site.state.model)
+        site.participant.evaluation.evaluate(site.participant.data.test, lambda: None, site.participant.state.model)

@@ -8,20 +8,21 @@ import pytest
 from medsilo.core.errors import Refused
 from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance
-from medsilo.federation.participant import Participant
+from medsilo.federation.around import TrainingSite
 from medsilo.report import holdings, page
 from medsilo.report.read import read_all
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 from tests.unit.test_report import save, summary_of
 
 SMALL = ["task.persons=6", "task.windows=12", "task.steps=32", "training.batch_size=8", "training.rounds=1"]
 PARTS = ("train", "validation", "test")
 
 
-def of_site(plan, site: str, folder: Path, **settings) -> Participant:
-    return Participant(plan, site, SITES, SiteSettings(device="cpu", **settings), folder)
+def of_site(plan, site: str, folder: Path, **settings) -> TrainingSite:
+    return site_of(plan, site, SITES, SiteSettings(device="cpu", **settings), folder)
 
 
 def test_a_synthetic_site_tells_its_classes(tmp_path: Path) -> None:
@@ -30,24 +31,24 @@ def test_a_synthetic_site_tells_its_classes(tmp_path: Path) -> None:
         data = plan.task.load(site, SITES, plan.seed, None)
         labels = {part: getattr(data, part).targets.tolist() for part in PARTS}
         expected = {part: [mine.count(label) for label in range(6)] for part, mine in labels.items()}
-        assert of_site(plan, site, tmp_path / site).disclosure.classes() == expected
+        assert of_site(plan, site, tmp_path / site).participant.disclosure.classes() == expected
 
 
 def test_a_class_with_few_cases_hides_its_part(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
-    open_ = of_site(plan, SITES[1], tmp_path).disclosure.classes()
-    strict = of_site(plan, SITES[1], tmp_path, smallest_metric=2).disclosure.classes()
+    open_ = of_site(plan, SITES[1], tmp_path).participant.disclosure.classes()
+    strict = of_site(plan, SITES[1], tmp_path, smallest_metric=2).participant.disclosure.classes()
     for part in PARTS:
         rare = min(count for count in open_[part] if count)
         assert strict[part] == (open_[part] if rare >= 2 else None)
     assert None in strict.values() and of_site(
         plan, SITES[1], tmp_path, smallest_metric=99
-    ).disclosure.classes() == dict.fromkeys(PARTS)
+    ).participant.disclosure.classes() == dict.fromkeys(PARTS)
 
 
 def test_masks_have_no_classes(tmp_path: Path) -> None:
     plan = make_plan("fedavg", "task={name: synthetic-prostate}")
-    assert of_site(plan, SITES[0], tmp_path).disclosure.classes() == dict.fromkeys(PARTS)
+    assert of_site(plan, SITES[0], tmp_path).participant.disclosure.classes() == dict.fromkeys(PARTS)
 
 
 def test_the_summary_has_them_at_the_sites_and_when_pooled(tmp_path: Path) -> None:

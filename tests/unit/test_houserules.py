@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import json
 import os
 import re
@@ -21,6 +22,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, PLUGINS
 from medsilo.core.text import is_safe_name
 from medsilo.registry import METHODS
+from medsilo.tasks.goal import Goal
+from medsilo.tasks.task import Task
+from medsilo.tasks.use import ImageUse, Use
 from tests.rooms import DOCUMENT, ROOMS, WINGS, document
 from tests.rooms import PLUGINS as DESCRIBED
 
@@ -34,7 +38,7 @@ LOADERS = {
     "registry": "one of its own table, or an installed package's entry point",
     "federation.process.worker": "the participant's class, by the process that started this one",
     "extend": "one of those that it lists",
-    "medsilo_papers.write": "an analysis of its own",
+    "medsilo_papers.analysis": "an analysis of its own",
     "flare.jobs": "the classes that a job names",
     "flare.forks": "its own lists",
     "check.machine": "installed packages",
@@ -165,7 +169,7 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_INNER = 51, 138  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
+MOST_NAMES, MOST_INNER = 44, 143  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
 
 
 def modules_named_in(path: Path) -> Iterator[tuple[str, int]]:
@@ -229,6 +233,19 @@ def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
     assert done.stdout == "False\n"
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         extend.Nothing  # noqa: B018
+
+
+def test_a_task_is_three_things_and_overrides_none() -> None:
+    """Source, goal and use: none of them grows into the others, and no subclass breaks what its base says."""
+
+    def members(kind: type) -> set[str]:
+        own = {*vars(kind), *inspect.get_annotations(kind)}
+        return {name for name in own if not name.startswith(("_", "model_"))}
+
+    assert [len(members(part)) for part in (Task, Goal, Use)] == [33, 27, 1]
+    assert not members(Task) & (members(Goal) | members(ImageUse))
+    paths = [*plugin_sources(), *(path for path in sources() if part_of(path) == "tasks")]
+    assert not [path for path in paths if "ignore[override]" in path.read_text("utf-8")]
 
 
 def test_the_rules_have_no_circle() -> None:
@@ -466,10 +483,24 @@ def test_help_answers_at_once(root: Path, arguments: list[str]) -> None:
 
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
     """`medsilo status` and its like talk to a server: a fifth of the processor time without torch."""
-    for command in (["status"], ["watch", "job"], ["abort", "job"], ["fetch", "job"]):
+    for command in (["status"], ["status", "job", "--watch"], ["abort", "job"], ["fetch", "job"]):
         loaded = modules_after(root, *command, "--kit", str(root), code=1)
         assert "medsilo.consortium.lead" in loaded
         assert loaded & {"torch", "monai", "numpy", "scipy", "medsilo.plan", "medsilo.flare.controller"} == set()
+
+
+def test_what_reads_a_hospital_s_files_loads_nothing_that_trains(root: Path, tmp_path: Path) -> None:
+    """A command that waits for no server answers within half a second of the processor."""
+    kit = ["--kit", str(tmp_path)]
+    for command in (["approve", *kit], ["ledger", "--records", str(tmp_path)], ["clean", str(tmp_path / "none")]):
+        loaded = modules_after(root, *command, code=1)
+        assert loaded & {"torch", "monai", "scipy", "nvflare", "medsilo.plan"} == set(), command
+
+
+def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
+    """It costs a second, and MONAI three."""
+    loaded = modules_after(root, "leak-report", str(root / "jobs/fedavg"))
+    assert "medsilo.plan" in loaded and loaded & {"torch._dynamo", "sympy", "monai", "scipy.stats", "nvflare"} == set()
 
 
 # ---------------------------------------------------------------------------------------------------- documented

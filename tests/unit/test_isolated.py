@@ -16,16 +16,19 @@ import torch
 from medsilo.core.errors import Aborted, Died, ParticipationError, Refused
 from medsilo.course.phase import Phase
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.process import isolated
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.seams import Place
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 from tests.unit.test_participant import SMALL, Server, assert_same_run
 from tests.unit.trainers import Fragile, Hungry, Troubled
 
@@ -42,7 +45,7 @@ def isolated_site(tmp_path: Path) -> Iterator[Sites]:
 
     def make(plan: Plan, site: str = A, settings: SiteSettings = CPU, **options: Any) -> IsolatedParticipant:
         folder = options.pop("folder", tmp_path / "run") / "sites" / site
-        made.append(IsolatedParticipant(plan, site, plan.participation.sites, settings, folder, **options))
+        made.append(IsolatedParticipant(Place(plan, site, plan.participation.sites, settings, folder), **options))
         return made[-1]
 
     yield make
@@ -54,12 +57,17 @@ def lead(plan: Plan, folder: Path, participants: dict[str, Any]) -> Summary:
     return Coordinator(plan, plan.participation.sites, Loop(participants), Record(folder), "in-process").run()
 
 
-class Refusing(Participant):
+def of(trainer: type[LeadingTrainer]) -> type[Participant]:
+    """Return participants that train so."""
+    return type(trainer.__name__, (Participant,), {"trainer_kind": trainer})
+
+
+class Refusing(LeadingTrainer):
     """A trainer that dies, without any process: the round is lost before anything of it is saved."""
 
-    def _train(self, number: int, phase: Phase, stop: Any) -> float:
-        loss = super()._train(number, phase, stop)
-        if number == 2 and self.site == B:
+    def work(self, number: int, phase: Phase, stop: Any) -> float:
+        loss = super().work(number, phase, stop)
+        if number == 2 and self.place.site == B:
             self.state.begin()
             raise Refused("killed")
         return loss
@@ -77,7 +85,8 @@ def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path:
     assert list(missed) == [2] and "the training process died (SIGKILL)" in missed[2]
     assert "memory" in missed[2] and "a new one goes on from the site's saved state" in missed[2]
 
-    plain = {s: Refusing(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s) for s in (A, B)}
+    kind = of(Refusing)
+    plain = {s: site_of(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s, kind=kind) for s in (A, B)}
     lead(plan, tmp_path / "plain", plain)
     for run in (folder, tmp_path / "plain"):  # the reason is all that differs
         for name in ("summary.json", "rounds.jsonl"):
@@ -97,22 +106,23 @@ def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: 
     summary = lead(plan, tmp_path / "run", sites)
     assert (tmp_path / f"{B}-was-killed").exists()
     assert summary.status == "finished" and summary.sites[B].missed == {}
-    lead(plan, tmp_path / "plain", {s: Participant(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s) for s in (A, B)})
+    lead(plan, tmp_path / "plain", {s: site_of(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s) for s in (A, B)})
     for log in (tmp_path / "run").glob("sites/*/worker.log"):
         log.unlink()
     assert_same_run(tmp_path / "run", tmp_path / "plain")
 
 
-class Dying(Participant):
+class Dying(LeadingTrainer):
     """A site whose process cannot live."""
 
-    def _train(self, number: int, phase: Phase, stop: Any) -> float:
+    def work(self, number: int, phase: Phase, stop: Any) -> float:
         raise Died("killed")
 
 
 def test_under_stop_a_trainer_that_dies_twice_ends_the_study(tmp_path: Path) -> None:
     plan = make_plan("fedbn", *SMALL, "training.rounds=3", sites=[A, B])
-    sites = {s: kind(plan, s, [A, B], CPU, tmp_path / "run/sites" / s) for s, kind in ((A, Participant), (B, Dying))}
+    kinds = {A: Participant, B: of(Dying)}
+    sites = {s: site_of(plan, s, [A, B], CPU, tmp_path / "run/sites" / s, kind=kind) for s, kind in kinds.items()}
     asked: list[str] = []
     answer = sites[B].answer
     sites[B].answer = lambda *given: (asked.append(given[0].facts["task"]), answer(*given))[1]  # type: ignore[method-assign]
@@ -185,10 +195,10 @@ ORPHAN = """
 import sys, time
 from pathlib import Path
 from tests.conftest import make_plan
-from tests.unit.test_isolated import CPU, SMALL, IsolatedParticipant, Server
+from tests.unit.test_isolated import CPU, SMALL, IsolatedParticipant, Place, Server
 
 plan = make_plan("fedavg", *SMALL)
-site = IsolatedParticipant(plan, "hospital-a", plan.participation.sites, CPU, Path(sys.argv[1]))
+site = IsolatedParticipant(Place(plan, "hospital-a", plan.participation.sites, CPU, Path(sys.argv[1])))
 site.answer(Server(plan).ask("join", 0))
 print(site.process.pid, flush=True)
 time.sleep(600)

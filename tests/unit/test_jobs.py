@@ -133,12 +133,12 @@ def test_what_a_job_asks_of_hospitals_stays_when_it_is_packed(tmp_path: Path) ->
 def test_another_plan_goes_into_the_job_that_is_packed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     plan = JOBS / "fedavg/plans/nifti-folder.yaml"
     arguments = ["--plan", str(plan), "--set", "training.rounds=3"]
-    assert cli.main(["pack", str(JOBS / "fedavg"), *arguments, "-o", str(tmp_path / "job")]) == 0
+    assert cli.main(["submit", str(JOBS / "fedavg"), *arguments, "-o", str(tmp_path / "job")]) == 0
     assert plan_of(tmp_path / "job") == load_plan(plan, ["training.rounds=3"])
     assert cli.main(["leak-report", str(JOBS / "fedavg"), *arguments]) == 0
     told = capsys.readouterr().out
     assert "task nifti-folder" in told and "1 to 3" in told
-    assert cli.main(["pack", str(plan)]) == 1
+    assert cli.main(["submit", str(plan), "-o", str(tmp_path / "other")]) == 1
     assert "--plan" in capsys.readouterr().err
 
 

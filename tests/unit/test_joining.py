@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import ParticipationError
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 
 CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8", "training.rounds=1"]
@@ -22,7 +23,7 @@ GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
 class LossyLoop(Loop):
     """Loses these sites' answers the first time that they are asked: when they are to join."""
 
-    def __init__(self, participants: dict[str, Participant], gone: list[str]) -> None:
+    def __init__(self, participants: dict[str, TrainingSite], gone: list[str]) -> None:
         super().__init__(participants)
         self.gone = gone
 
@@ -36,7 +37,7 @@ class LossyLoop(Loop):
 @pytest.mark.parametrize("gone", [SITES[1:2], SITES])
 def test_a_study_that_nobody_joined_has_not_begun(gone: list[str], tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, *GO_ON)
-    sites = {site: Participant(plan, site, SITES, CPU, tmp_path / "sites" / site) for site in SITES}
+    sites = {site: site_of(plan, site, SITES, CPU, tmp_path / "sites" / site) for site in SITES}
     coordinator = Coordinator(plan, SITES, LossyLoop(sites, gone), Record(tmp_path / "run"), "inprocess")
     assert coordinator.absent is None
     if gone == SITES:

@@ -14,9 +14,9 @@ from nvflare.private.privacy_manager import Scope
 from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.kept_answer import digest_of
 from medsilo.federation.known import SMALLEST, KnownTensors, ReceivedTensors, mark_of
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing
 from medsilo.flare.executor import _changes_answers
 from medsilo.flare.filters import OnlyTheseGroups
@@ -36,9 +36,9 @@ LARGE = {*FROZEN, "4.weight"}  # that may be named
 class KeepingSite:
     """A site behind a line, as the executor makes one."""
 
-    def __init__(self, participant: Participant) -> None:
-        sealed = participant.plan.transport.sealed
-        self.received = ReceivedTensors(participant, participant.folder, lambda: not sealed)
+    def __init__(self, site: TrainingSite) -> None:
+        sealed = site.participant.place.plan.transport.sealed
+        self.received = ReceivedTensors(site, site.folder, lambda: not sealed)
 
     def answer(self, order: Parcel) -> Parcel:
         return self.received.answer(order, lambda: None)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from medsilo.federation.account import Accounting, PrivacyAccount
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.around import TrainingSite, training_site
 from medsilo.federation.kept_answer import digest_of
 from medsilo.federation.known import KnownTensors, ReceivedTensors, mark_of
+from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive
 from medsilo.federation.turns import TurnKeeper
 from medsilo.plan import parse_plan
@@ -32,16 +33,16 @@ def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
     def place(name: str) -> Place:
         return Place(plan, "a", ["a"], settings_of(photos), site_folder(tmp_path / name / "study", "a"))
 
-    right = TrainingSite(place("right"))
+    right = training_site(place("right"))
     request = ask(plan, weights(right), 1)
     first, spent = right.answer(request), standing(tmp_path / "right").epsilon(1e-3)
     assert same(first, right.answer(request)) and standing(tmp_path / "right").epsilon(1e-3) == spent
 
-    inner = TrainingSite(place("wrong"))
+    inner = TrainingSite(Participant(place("wrong")))
     account = PrivacyAccount.of(place("wrong"))
     assert account
     [layer] = plan.layers
-    wrong = layer.site(Accounting(inner.participant, account, inner.participant, lambda task, number: []), NOBODY)
+    wrong = layer.site(Accounting(inner.site, account, inner.participant, lambda task, number: []), NOBODY)
     first, spent = wrong.answer(request, lambda: None), standing(tmp_path / "wrong").epsilon(1e-3)
     again = wrong.answer(request, lambda: None)
     assert not same(first, again) and standing(tmp_path / "wrong").epsilon(1e-3) == spent

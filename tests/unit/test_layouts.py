@@ -62,7 +62,7 @@ def test_it_is_read_and_split_without_a_patient_in_two_parts(layout: Layout, fol
             assert list(patients_of(cases)) == list(patients_of(getattr(again[site], part)))
             for inputs, target in (cases[0], cases[len(cases) - 1]):
                 assert tuple(inputs.shape) == task.shape and inputs.dtype == torch.float32 and inputs.isfinite().all()
-                assert target.dtype == torch.int64 and 0 <= target.min() <= target.max() < task.classes
+                assert target.dtype == torch.int64 and 0 <= target.min() <= target.max() < task.goal.classes
     if layout.owned:
         everyone = [set(where({site: one})) for site, one in data.items()]
         assert sum(map(len, everyone)) == len(set.union(*everyone))
@@ -251,11 +251,11 @@ def test_the_disc_holds_the_cup_in_every_source(name: str, tmp_path: Path) -> No
     task = TASKS["fundus"](size=32)
     data = task.load(layout.sites[0], layout.sites, 0, layout.make(tmp_path))
     assert sum(len(getattr(data, part)) for part in PARTS) == 8
-    disc, cup = task.masks(data.train[0][1][None])[0]
+    disc, cup = task.goal.masks(data.train[0][1][None])[0]
     assert bool((cup <= disc).all()) and float(cup.sum()) * 4 == pytest.approx(float(disc.sum()), rel=0.35)
     right = torch.nn.functional.one_hot(data.train[0][1], 3).permute(2, 0, 1)[None] * 20.0
-    assert task.loss(right, data.train[0][1][None]) < 1e-3
-    assert set(task.measures(right, data.train[0][1][None])) >= {"dice", "dice_disc", "dice_cup"}
+    assert task.goal.loss(right, data.train[0][1][None]) < 1e-3
+    assert set(task.goal.measures(right, data.train[0][1][None])) >= {"dice", "dice_disc", "dice_cup"}
 
 
 def test_masks_of_other_greys_and_tables_that_lead_outside_are_refused(tmp_path: Path) -> None:

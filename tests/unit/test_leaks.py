@@ -15,7 +15,6 @@ from medsilo.check.leaks import describe
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
@@ -23,6 +22,7 @@ from medsilo.runs.record import Record
 from medsilo.site.policy import EXECUTOR, read_policy
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 from tests.unit.test_protection import STUDY
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
@@ -46,7 +46,7 @@ class Listening(Loop):
 def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -> None:
     """Whoever lets a site tell more has to say so in the report, and here."""
     plan, settings = make_plan(method, *SMALL), SiteSettings(device="cpu")
-    loop = Listening({site: Participant(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES})
+    loop = Listening({site: site_of(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES})
     loop.heard = []
     Coordinator(plan, SITES, loop, Record(tmp_path), "in-process").run()
     text = "\n".join(describe(plan, {}, settings))
@@ -70,7 +70,7 @@ def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -
     told = {"train_loss", "validation", "validation_loss", "test", "test_loss", "cases", "selected"}
     assert {name for reply in loop.heard for name in reply.metrics} == told
     counts = {name for reply in loop.heard for name in reply.facts.get("counts", {})}
-    assert counts == set(plan.task.layout) and all(f"  {name}: " in text for name in counts)
+    assert counts == set(plan.task.goal.layout) and all(f"  {name}: " in text for name in counts)
 
 
 def test_it_follows_the_sites_policy() -> None:

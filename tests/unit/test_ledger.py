@@ -165,8 +165,10 @@ def test_a_line_of_another_key_is_noticed_and_a_new_key_goes_on(tmp_path: Path) 
 def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: str) -> None:
     filled(tmp_path, 1)
     key = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ec.generate_private_key(ec.SECP256R1())
-    Ledger(tmp_path, DATA, key).charge(CountedStudy(ONE, DEMANDS), "round 2", "b", ROUND)
-    standing = Ledger(tmp_path, DATA).standing()
+    ledger = Ledger(tmp_path, DATA, key)
+    assert ledger.accept()
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 2", "b", ROUND)
+    standing = Ledger(tmp_path, DATA, key).standing()
     assert [entry.kind for entry in standing.entries] == ["opened", "charged", "opened", "charged"]
     assert standing.epsilon(DELTA) == cost(2)
 

@@ -14,10 +14,9 @@ from medsilo.core.errors import ParticipationError, PlanError, Refused
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop, OnRound
 from medsilo.federation.limits import Clock, check_limits, free_disk, learning_per_answer
-from medsilo.federation.participant import Participant
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.seams import Missing, Outgoing, Place, Receive
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
@@ -27,6 +26,7 @@ from medsilo.tasks.own.dividing import divided
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 from tests.unit.trainers import Deaf
 
@@ -100,7 +100,7 @@ def test_the_disk_keeps_what_must_stay_free() -> None:
 def test_a_hospital_refuses_the_study_itself(tmp_path: Path) -> None:
     settings = SiteSettings(device="cpu", limits={"parameters": 10})
     with pytest.raises(Refused, match="parameters, more than it allows"):
-        Participant(make_plan(), "hospital-a", SITES, settings, tmp_path)
+        site_of(make_plan(), "hospital-a", SITES, settings, tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------- in a run
@@ -112,7 +112,7 @@ def study(folder: Path, limits: dict[str, dict[str, float]], *changes: str, on_r
     """A study over hospitals of which each has limits of its own."""
     plan = make_plan("fedavg", *SMALL, *GO_ON, *changes)
     sites = {
-        site: Participant(
+        site: site_of(
             plan, site, SITES, SiteSettings(device="cpu", limits=limits.get(site, {})), folder / "sites" / site
         )
         for site in SITES
@@ -124,12 +124,12 @@ def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: 
     started = time.monotonic()
     limits = {"hospital-a": {"round_minutes": 0.034}}  # two seconds, of a round that would take minutes
     plan = make_plan("fedavg", *SMALL, *GO_ON, "training.local_epochs=1000", "training.rounds=1")
+    fast = make_plan("fedavg", *SMALL, *GO_ON, "training.rounds=1")
+    plans = dict.fromkeys(SITES, fast) | {"hospital-a": plan}
     sites = {
-        site: Participant(plan, site, SITES, SiteSettings(device="cpu", limits=limits.get(site, {})), tmp_path / site)
-        for site in SITES
+        site: site_of(own, site, SITES, SiteSettings(device="cpu", limits=limits.get(site, {})), tmp_path / site)
+        for site, own in plans.items()
     }
-    for site in SITES[1:]:
-        sites[site].plan = make_plan("fedavg", *SMALL, *GO_ON, "training.rounds=1")  # are fast
     summary = Coordinator(plan, SITES, Loop(sites), Record(tmp_path / "run"), "in-process").run()
     assert summary.status == "finished" and summary.sites["hospital-b"].contributed == 1
     reason = "refused: this answer took longer than the 0.034 minutes that this hospital gives it"
@@ -153,7 +153,9 @@ def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monk
     monkeypatch.setattr(isolated, "STOP_LIMIT", 0.5)
     plan = make_plan("fedavg", *SMALL, "training.rounds=1", sites=["hospital-a"])
     settings = SiteSettings(device="cpu")
-    site = IsolatedParticipant(plan, "hospital-a", ["hospital-a"], settings, tmp_path / "run/sites/hospital-a", Deaf)
+    site = IsolatedParticipant(
+        Place(plan, "hospital-a", ["hospital-a"], settings, tmp_path / "run/sites/hospital-a"), Deaf
+    )
     try:
         with pytest.raises(ParticipationError, match=r"limits\.round_minutes"):
             Coordinator(

@@ -159,7 +159,7 @@ def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: p
     small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
     plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)
     progress = StudyProgress(
-        plan.participation.sites, plan.rounds, plan.task.metric, look=lambda: Moment.of_run(folder)
+        plan.participation.sites, plan.rounds, plan.task.goal.metric, look=lambda: Moment.of_run(folder)
     )
     folder, seen, over = tmp_path / "run", set[str](), threading.Event()
 

@@ -15,13 +15,14 @@ from medsilo.tasks.metrics import (
     confusion,
     means,
 )
+from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.synthetic.activity import SyntheticActivity
 from medsilo.tasks.synthetic.prostate import SyntheticProstate
 from medsilo.tasks.task import patients_of
 from tests.conftest import make_plan
 
 NAN = float("nan")
-ACTIVITY = SyntheticActivity()
+ACTIVITY = SyntheticActivity().goal
 
 
 def double(*values: float) -> torch.Tensor:
@@ -141,15 +142,8 @@ def test_classes_with_few_cases_are_not_told_apart() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- masks
-class Bones(SyntheticProstate):
-    """Two structures, one of which holds the other, on a grid of 1 mm by 2 mm."""
-
-    classes = 3
-    structures = {"whole": (1, 2), "core": (2,)}
-
-    @property
-    def voxel(self) -> tuple[float, ...]:
-        return (1.0, 2.0)
+# Two structures, one of which holds the other, on a grid of 1 mm by 2 mm.
+BONES = Segmentation(3, torch.nn.functional.cross_entropy, {"whole": (1, 2), "core": (2,)}, voxel=(1.0, 2.0))
 
 
 def mask(*squares: tuple[int, int, int, int, int]) -> torch.Tensor:
@@ -168,11 +162,11 @@ def certain(labels: torch.Tensor, classes: int) -> torch.Tensor:
 def test_dice_and_surfaces_by_hand() -> None:
     task = SyntheticProstate()
     right, found = mask((1, 2, 6, 4, 8)), mask((1, 2, 6, 5, 9))  # a square of 4, found one column to the right
-    measures = task.measures(certain(found, 2), right)
+    measures = task.goal.measures(certain(found, 2), right)
     assert measures["dice"].item() == pytest.approx(2 * 12 / 32)
     assert measures["hd95"].item() == pytest.approx(1.0)  # every border pixel lies at most one pixel from the other's
     assert measures["surface_dice"].item() == 1.0  # within the tolerance of two pixels
-    far = task.measures(certain(mask((1, 2, 6, 8, 12)), 2), right)  # four columns to the right: only borders meet
+    far = task.goal.measures(certain(mask((1, 2, 6, 8, 12)), 2), right)  # four columns to the right: only borders meet
     assert far["dice"].item() == 0.0
     assert far["hd95"].item() == pytest.approx(4.0)
     # Of 12 border pixels each, 4 of the right one's last column are 1 away, 2 of its third 2 away (top and bottom),
@@ -181,35 +175,34 @@ def test_dice_and_surfaces_by_hand() -> None:
 
 
 def test_structures_have_figures_of_their_own_in_millimetres() -> None:
-    task = Bones()
     right, found = mask((1, 2, 8, 2, 8), (2, 4, 6, 4, 6)), mask((1, 2, 8, 2, 8), (2, 4, 6, 5, 7))
-    measures = task.measures(certain(found, 3), right)
+    measures = BONES.measures(certain(found, 3), right)
     assert measures["dice_whole"].item() == 1.0  # core and rim together did not change
     assert measures["dice_core"].item() == pytest.approx(2 * 2 / 8)
     assert measures["dice"].item() == pytest.approx((1.0 + 0.5) / 2)
     assert measures["hd95_whole"].item() == 0.0
     assert measures["hd95_core"].item() == pytest.approx(2.0)  # one column is 2 mm
-    assert task.layout.keys() == {
+    assert BONES.layout.keys() == {
         "dice",
         "dice_by_patient",
         *(f"{name}_{part}" for name in ("dice", "hd95", "surface_dice") for part in ("whole", "core")),
     }
-    assert set(task.counts(measures, ["a"], 1)) == set(task.layout)
+    assert set(BONES.counts(measures, ["a"], 1)) == set(BONES.layout)
 
 
 def test_a_structure_that_is_missing_has_no_surface() -> None:
     task = SyntheticProstate()
     nothing, something = mask(), mask((1, 2, 6, 4, 8))
     labels, found = torch.cat([nothing, nothing, something]), torch.cat([nothing, something, nothing])
-    measures = task.measures(certain(found, 2), labels)
+    measures = task.goal.measures(certain(found, 2), labels)
     assert measures["dice"].tolist() == [1.0, 0.0, 0.0]
     assert measures["hd95"].isnan().all()
     assert measures["surface_dice"][0].isnan() and measures["surface_dice"][1:].tolist() == [0.0, 0.0]
-    counts = task.counts({name: values.double() for name, values in measures.items()}, ["a", "a", "b"], 2)
+    counts = task.goal.counts({name: values.double() for name, values in measures.items()}, ["a", "a", "b"], 2)
     assert counts["dice"] == [1.0, 3.0] and counts["dice_by_patient"] == [0.5, 2.0]
-    assert counts["hd95"] == [0.0, 0.0] and task.figures(counts)["hd95"] is None
+    assert counts["hd95"] == [0.0, 0.0] and task.goal.figures(counts)["hd95"] is None
     assert counts["surface_dice"] == [0.0, 2.0]
-    assert "surface_dice" not in task.counts({k: v.double() for k, v in measures.items()}, ["a", "a", "b"], 3)
+    assert "surface_dice" not in task.goal.counts({k: v.double() for k, v in measures.items()}, ["a", "a", "b"], 3)
 
 
 def test_a_case_without_a_known_patient_is_its_own() -> None:

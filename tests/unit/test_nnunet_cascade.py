@@ -176,7 +176,7 @@ def test_the_first_stages_labels_are_augmented_by_nnunet(runs: Path, hospitals: 
     names = [type(one).__name__ for one in _transforms(task.parts.drawing[1])]
     for wanted in ("ApplyRandomBinaryOperatorTransform", "RemoveRandomConnectedComponentFromOneHotEncodingTransform"):
         assert wanted in names
-    piece = task.cropped(data.train[0], 3)[0]
+    piece = task.pieces(data.train, 3)[0][0]
     with torch.no_grad():
         network = open_source(runs / "second").network
         assert task.infer(network, piece[None]).shape[1] == 3  # pieces go through as cases do
@@ -257,7 +257,7 @@ def test_regions_and_places_that_do_not_count_go_through_both_stages(
     image, target = task.drawn(data.train, 2, 1, 0)[1]
     assert tuple(image.shape) == task.shape == (3, *target.shape)
     network = plan.build_networks()["model"]
-    task.loss(network.train()(image[None]), target[None]).backward()
+    task.goal.loss(network.train()(image[None]), target[None]).backward()
     with torch.no_grad():
         assert task.infer(network.eval(), inputs[None]).shape == (1, 2, *labels_there.shape)
 

@@ -28,6 +28,7 @@ from tests.federations import write_volumes
 QUESTION = SegmentationQuestion(name="Dataset007_Volumes", channels=("CT",), labels={"background": 0, "lesion": 1})
 HOSPITALS = {"north": 2, "west": 3}  # cases
 THREE = {**HOSPITALS, "east": 2}
+OF_THREE = QUESTION.model_copy(update={"sites": tuple(sorted(THREE))})
 NAMES = {False: "nnunet-collect", True: "nnunet-collect-sealed"}
 LEAST, CASES = 2, 4  # of each number; of both together, without the one that is left over
 
@@ -104,7 +105,7 @@ def test_a_job_collects_what_hospitals_would_send(data: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"approval": "required"}, "ask its engineer for the file of medsilo nnunet-measure"),
+        ({"approval": "required"}, "ask its engineer for the file of medsilo nnunet measure"),
         ({"privacy": {"epsilon": 1.0, "delta": 1e-5}}, "answers only with noise"),
         ({"data": None}, "does not say where its data are"),
         ({"smallest_metric": 4}, "fewer than 4 cases does not leave"),
@@ -127,7 +128,7 @@ def test_nvflare_collects_their_sum_sealed(data: Path, tmp_path: Path) -> None:
     together = read_measured(json.loads(file.read_text()))
     places = {site: RawData.of(data / site, QUESTION) for site in THREE}
     each = [measured(own, QUESTION, CASES + LEAST, LEAST, None).fingerprint(QUESTION) for own in places.values()]
-    whole, wanted = together.fingerprint(QUESTION), Fingerprint.merged(each)
+    whole, wanted = together.fingerprint(OF_THREE), Fingerprint.merged(each)
     assert together.means(file.stem).keys() == THREE.keys()
     assert whole.extents == wanted.extents and whole.samples == wanted.samples
     assert np.array_equal(whole.channels[0].counts, wanted.channels[0].counts)
@@ -136,7 +137,7 @@ def test_nvflare_collects_their_sum_sealed(data: Path, tmp_path: Path) -> None:
 def collected_by_nvflare(data: Path, folder: Path, sites: list[str], sealed: bool = False) -> list[Path]:
     """Return the files that the job leaves in NVFlare's simulator."""
     job, workspace = folder / "job", folder / "workspace"
-    write_inquiry_job(job, NAMES[sealed], QUESTION.in_yaml(), len(sites))
+    write_inquiry_job(job, NAMES[sealed], (OF_THREE if sealed else QUESTION).in_yaml(), len(sites))
     settings = EachSites(smallest_metric=LEAST, sites={site: settings_of(data, site) for site in sites})
     prepare_workspace(workspace, settings, folder / "output", sites)
     simulator = [sys.executable, "-m", "medsilo.flare.simulator", str(job), str(workspace)]

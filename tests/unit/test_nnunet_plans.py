@@ -174,13 +174,15 @@ def test_hospitals_measure_and_the_lead_plans(tmp_path: Path, capsys: pytest.Cap
         write_volumes(tmp_path / site, question, [f"{site}{case}" for case in range(cases)], 1, (1, 1, 2))
         files.append(str(tmp_path / f"{site}.json"))
         assert (
-            main(["nnunet-measure", str(asked), "--data", str(tmp_path / site), "--cases", "100000", "-o", files[-1]])
+            main(
+                ["nnunet", "measure", str(asked), "--data", str(tmp_path / site), "--cases", "100000", "-o", files[-1]]
+            )
             == 0
         )
         assert "cases: 5, each number of 5 or more" in capsys.readouterr().out
         assert not any(f"{site}{case}" in Path(files[-1]).read_text() for case in range(cases))
     plans = tmp_path / "plans.json"
-    assert main(["nnunet-plan", str(asked), *files, "-o", str(plans)]) == 0
+    assert main(["nnunet", "plan", str(asked), *files, "-o", str(plans)]) == 0
     assert "10 cases of 2 hospitals, for 8 GB" in capsys.readouterr().out
     made = json.loads(plans.read_text())
     assert checked(NnUNetPlans, made, "plans.json").in_nnunet() == made
@@ -188,11 +190,11 @@ def test_hospitals_measure_and_the_lead_plans(tmp_path: Path, capsys: pytest.Cap
     sent = json.loads(Path(files[0]).read_text())
     sent["holding"]["memory"] = 4.5
     Path(files[0]).write_text(json.dumps(sent))
-    assert main(["nnunet-plan", str(asked), *files, "-o", str(plans), "--memory", "8"]) == 1
+    assert main(["nnunet", "plan", str(asked), *files, "-o", str(plans), "--memory", "8"]) == 1
     assert "hospitals with less memory: st-anna" in capsys.readouterr().err
     for wrong, told in (("{", "is not JSON"), (json.dumps({**sent, "question": "0" * 64}), "another question")):
         Path(files[0]).write_text(wrong)
-        assert main(["nnunet-plan", str(asked), *files, "-o", str(plans)]) == 1
+        assert main(["nnunet", "plan", str(asked), *files, "-o", str(plans)]) == 1
         assert told in capsys.readouterr().err
 
 

@@ -24,11 +24,13 @@ from medsilo.deploy.predict import predict
 from medsilo.deploy.source import Source, open_source
 from medsilo.federation import inprocess
 from medsilo.federation.accepting import check_trials
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.scoring import read_measures
+from medsilo.federation.seams import Place
 from medsilo.flare import simulator
 from medsilo.learning.loop import Compute, Stop
 from medsilo.plan import Plan
@@ -42,6 +44,7 @@ from medsilo_nnunet.nnunet_postprocessing import LargestComponents
 from medsilo_nnunet.question import SegmentationQuestion
 from tests.brains import QUESTION, narrow, plans_of, study, write_hospitals
 from tests.federation.test_simulator import assert_same_outcome
+from tests.sites import site_of
 from tests.unit.test_bundle import run_bundle
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
@@ -256,7 +259,7 @@ def masks_by(source: Source, folder: Path, part: str, site: str) -> list[Case]:
     task: Any = source.plan.task
     cases = []
     for name in getattr(task.site_data(site, SITES, 0, DataSource(folder=folder)), part).patients:
-        scan = task.scan_of((folder / site / "images" / f"{name}.nii.gz",))
+        scan = task.use.scan_of((folder / site / "images" / f"{name}.nii.gz",))
         found = predict(source, scan, torch.device("cpu")).labels
         cases.append((found, task.parts.own_labels(folder / site / "labels" / f"{name}.nii.gz").numpy()))
     return cases
@@ -331,12 +334,12 @@ def test_it_goes_with_the_model(trained: Path, hospitals: tuple[Path, Any], tmp_
     )
 
 
-class Watched(Participant):
+class Watched(TrainingSite):
     """A site that notes what it answers."""
 
     def __init__(self, plan: Plan, site: str, folder: Path, settings: SiteSettings) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
-        super().__init__(plan, site, SITES, settings, folder / "sites" / site)
+        super().__init__(Participant(Place(plan, site, SITES, settings, folder / "sites" / site)))
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         reply = super().answer(parcel, stop)
@@ -444,7 +447,7 @@ def test_what_is_told_of_the_trials_is_checked(hospitals: tuple[Path, Any]) -> N
 def test_of_patients_gains_are_told_in_coarse_steps(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
     plan, patients = study_of(hospitals[1]), 40
     settings = settings_of(hospitals[0], public_data=False, smallest_metric=1)
-    own = Participant(plan, "brno", SITES, settings, tmp_path / "sites" / "brno").disclosure
+    own = site_of(plan, "brno", SITES, settings, tmp_path / "sites" / "brno").participant.disclosure
     own.cases["validation"] = patients
     own.resolution["validation"] = Resolution.over([str(patient) for patient in range(patients)], 2, 5)
     plain = torch.full((patients,), 0.6, dtype=torch.float64)
@@ -478,7 +481,7 @@ def test_a_hospital_reads_what_it_tells_and_the_plan_says_what_is_asked(
     with pytest.raises(PlanError, match="task.postprocessing: fedsm puts several networks together"):
         study_of(hospitals[1], "fedsm")
     for place, plan in (("without", without), ("own", own)):
-        site = Participant(plan, "brno", SITES, settings_of(hospitals[0]), tmp_path / place / "sites" / "brno")
+        site = site_of(plan, "brno", SITES, settings_of(hospitals[0]), tmp_path / place / "sites" / "brno")
         ask = Request(task="try", round=2, study=place, plan=plan.hash, sites=SITES)
         with pytest.raises(Refused, match="no trials of postprocessing"):
             site.answer(ask.parcel({}))

@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_nnunets_trainer(
                                              ignore_label=labels.ignore_label)  # fmt: skip
     each = [last(image=image[0], segmentation=one[None].short())["segmentation"] for one in target]
     wanted = trainer._build_loss()(network(image), [torch.stack(own) for own in zip(*each, strict=True)])
-    assert torch.equal(plan.task.loss(network(image), target), wanted)
+    assert torch.equal(plan.task.goal.loss(network(image), target), wanted)
 
 
 @pytest.mark.slow
@@ -122,10 +122,10 @@ def test_regions_are_learned_found_and_measured_where_somebody_looked(tumours: t
     assert not (labels[tuple(places[places[:, 0] == 4][:, 1:].T.long())] == 4).any()
     output = torch.full((1, 3, *labels.shape), -9.0)
     output[:, 0], output[:, 1] = 9.0, torch.where(labels == 2, 9.0, -9.0)
-    found = task.found(output, labels[None].long())
+    found = task.goal.found(output, labels[None].long())
     assert set(found[labels[None] == 4].tolist()) == {0} and set(found[labels[None] == 2].tolist()) == {2}
-    perfect = torch.stack([torch.isin(labels, labels.new_tensor(own)) for own in task.structures.values()])[None]
-    assert float(task.case_scores(18.0 * perfect - 9, labels[None].long())) == 1
+    perfect = torch.stack([torch.isin(labels, labels.new_tensor(own)) for own in task.goal.structures.values()])[None]
+    assert float(task.goal.case_scores(18.0 * perfect - 9, labels[None].long())) == 1
     run = medsilo.run(plan, data=folder)
     assert run.models["brno"].state_dict()["network.decoder.seg_layers.0.weight"].shape[0] == 3
     measured = (run.summary.sites["brno"].test, run.summary.sites["graz"].test)

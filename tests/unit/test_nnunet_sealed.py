@@ -15,6 +15,7 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.tensors import Tensors
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.inquiry import SiteOfInquiry
+from medsilo.federation.sealed_sums import SealedSums
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.loop import Stop
 from medsilo.runs.messages import Parcel
@@ -22,7 +23,7 @@ from medsilo.sealing import member, relay
 from medsilo.sealing.signing import Unsigned
 from medsilo.site.settings import SiteSettings
 from medsilo_nnunet import sealed_counts
-from medsilo_nnunet.collecting import MeasuringAsked, collect
+from medsilo_nnunet.collecting import QuestionPart, collect, collected
 from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint
 from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite, MeasuredTogether, ToldFingerprint, read_measured
 from medsilo_nnunet.float_bins import FloatHistogram, rounded
@@ -43,7 +44,7 @@ class Site(SealedMeasuringSite):
     def counted(self) -> HeldCases:
         return HeldCases(cases=len(self.cases) // self.least * self.least, reader="SimpleITKIO", memory=11.0)
 
-    def measured(self, asked: MeasuringAsked, stop: Stop) -> MeasuredSite:
+    def measured(self, asked: QuestionPart, stop: Stop) -> MeasuredSite:
         own = Fingerprint.of(self.cases, self.samples, self.least)
         return MeasuredSite(question=self.question.hash, holding=self.counted(), told=ToldFingerprint.of(own))
 
@@ -72,16 +73,23 @@ def hospitals(drawn: Federation, folder: Path, least: int = 1) -> Seen:
     return Seen({site: Site(drawn, site, folder / site, least) for site in drawn.hospitals})
 
 
+def of_so_many(count: int) -> Federation:
+    own = federation(1, 2)
+    names = sorted(own.hospitals)[:count]
+    question = own.question.model_copy(update={"sites": tuple(names)})
+    return replace(own, question=question, hospitals={name: own.hospitals[name] for name in names})
+
+
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Federation:
     """Return three hospitals with MR, each with two cases or more, that draw few intensities."""
-    found = replace(federation(1, 2), hospitals=dict(list(federation(1, 2).hospitals.items())[:3]))
+    found = of_so_many(3)
     monkeypatch.setattr("medsilo_nnunet.sealed_collecting.samples_of", lambda cases: found.samples)
     return found
 
 
 def sealed(seen: Seen, drawn: Federation) -> MeasuredTogether:
-    return SealedCollecting(drawn.question, seen, list(seen.sites), 60).collect()
+    return SealedCollecting(drawn.question, seen, 60).collect()
 
 
 def opened(seen: Seen, least: int = 1) -> Fingerprint:
@@ -142,9 +150,9 @@ def test_plans_of_sealed_sums_are_those_of_open_fingerprints(drawn: Federation, 
     question, file, plans = (tmp_path / name for name in ("question.yaml", "together.json", "plans.json"))
     question.write_text(drawn.question.in_yaml())
     file.write_text(together.model_dump_json())
-    assert main(["nnunet-plan", str(question), str(file), "-o", str(plans)]) == 0
+    assert main(["nnunet", "plan", str(question), str(file), "-o", str(plans)]) == 0
     assert json.loads(plans.read_text()) == make_plans(drawn.question, wanted, means).plans
-    assert main(["nnunet-plan", str(question), str(file), str(file), "-o", str(plans)]) == 1
+    assert main(["nnunet", "plan", str(question), str(file), str(file), "-o", str(plans)]) == 1
 
 
 def _nothing(words: Any, streams: Any) -> None:
@@ -166,7 +174,7 @@ def test_what_the_server_sees_of_a_hospital_is_not_its_fingerprint(
         grid = Grid.joined(Grid.of(own.told) for own in seen.sites.values() if own.told)
         counts = {1: sealed_counts.cases_told(len(site.cases)), 2: grid.counts(site.told)}
         for number, words in enumerate(seen.words(name), 1):
-            block = site.blocks[number]
+            block = site.summed.blocks[number]
             clear = torch.from_numpy(block.flat.encode(counts[number], block.fixed).view(np.int64))
             alike = float((words == clear).double().mean())
             assert (alike == 0) if masked else (alike == 1)
@@ -182,8 +190,45 @@ def test_a_hospital_that_seals_answers_nothing_in_clear(drawn: Federation, tmp_p
 
 
 def test_two_hospitals_have_no_sum_to_hide_in(drawn: Federation, tmp_path: Path) -> None:
+    two = of_so_many(2)
     with pytest.raises(MedsiloError, match="2 sites; it needs 3"):
-        SealedCollecting(drawn.question, hospitals(drawn, tmp_path), list(drawn.hospitals)[:2], 60)
+        SealedCollecting(two.question, hospitals(two, tmp_path), 60)
+
+
+def test_whoever_is_connected_does_not_count_as_a_hospital(drawn: Federation, tmp_path: Path) -> None:
+    """A lead's or the server's own certificate would be as good as a hospital's."""
+    nobody = replace(drawn, question=drawn.question.model_copy(update={"sites": ()}))
+    with pytest.raises(MedsiloError, match="the question names no hospitals"):
+        SealedCollecting(nobody.question, hospitals(nobody, tmp_path), 60)
+    question = tmp_path / "question.yaml"
+    question.write_text(nobody.question.in_yaml())
+    command = ["nnunet", "collect", str(question), "--kit", str(tmp_path), "--sealed", "-o", str(tmp_path / "out")]
+    assert main(command) == 1
+
+
+def test_a_server_that_names_fewer_hospitals_than_the_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two that help it, the sum of three would be the counts of the third."""
+    all_four, three = of_so_many(4), of_so_many(3)
+    seen = hospitals(all_four, tmp_path)
+    lying = SealedCollecting(all_four.question, seen, 60)
+    lying.sums = SealedSums(three.question.hash, three.question.sites, lying._ask)
+    lying.asking = replace(lying.asking, sites=lying.sums.sites)
+    with pytest.raises(MedsiloError, match="hospital-0 refused: .*the sites whose keys it relays are not those"):
+        lying.collect()
+    assert not any(reply.groups for _, reply in seen.replies)
+
+
+def test_hospitals_that_the_question_does_not_name_are_not_asked(drawn: Federation, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Asked(Loop):
+        def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+            asked.extend(sites)
+            return {site: Missing("lost", "no answer") for site in sites}
+
+    with pytest.raises(MedsiloError, match="plans need all hospitals"):
+        collected(drawn.question, Asked({}), ["lead", *drawn.hospitals], 60)
+    assert asked == sorted(drawn.hospitals)
 
 
 def more(counts: Tensors) -> Tensors:

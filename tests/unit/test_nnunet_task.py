@@ -97,7 +97,7 @@ def test_a_patch_from_the_disk_is_the_same(hospitals: Path, plan: Plan, data: Si
 
 def test_every_patch_has_a_structure_where_the_plan_asks_for_it(hospitals: Path, data: SiteData) -> None:
     always = plan_of(hospitals, foreground=1.0).task
-    assert all((always.cropped(data.train[0], seed)[1] == 1).any() for seed in range(20))
+    assert all((always.pieces(data.train, seed)[0][1] == 1).any() for seed in range(20))
 
 
 def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> None:
@@ -131,14 +131,14 @@ def test_volumes_are_learned_in_three_dimensions(hospitals: Path, configuration:
     image, labels = plan.task.drawn(data.train, 2, 1, 0)[1]
     assert tuple(image.shape) == plan.task.shape and image.shape[1:] == labels.shape and (labels == 1).any()
     network = plan.build_networks()["model"]
-    loss = plan.task.loss(network.train()(image[None]), labels[None])
+    loss = plan.task.goal.loss(network.train()(image[None]), labels[None])
     loss.backward()
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in network.parameters())
     volume, whole = data.test[0]
     with torch.no_grad():
         output = plan.task.infer(network.eval(), volume[None])
     assert output.shape == (1, 2, *whole.shape)
-    assert 0 <= float(plan.task.case_scores(output, whole[None])) <= 1
+    assert 0 <= float(plan.task.goal.case_scores(output, whole[None])) <= 1
 
 
 def test_a_plan_takes_question_and_plans_from_files_beside_it(hospitals: Path, plan: Plan) -> None:
@@ -185,7 +185,7 @@ def test_the_loss_and_its_gradients_are_nnunets(plan: Plan, data: SiteData, trai
     ours, theirs = plan.build_networks()["model"].train(), trainer.network
     theirs.load_state_dict(ours.network.state_dict())
     images, labels, batch = batch_of(plan, data, trainer, 0)
-    loss, wanted = plan.task.loss(ours(images), labels), trainer.loss(theirs(images), batch["target"])
+    loss, wanted = plan.task.goal.loss(ours(images), labels), trainer.loss(theirs(images), batch["target"])
     assert torch.equal(loss, wanted)
     loss.backward()
     wanted.backward()
@@ -202,7 +202,7 @@ def test_epochs_are_those_of_nnunets_trainer(hospitals: Path, data: SiteData, tr
     ours = plan.build_networks()["model"]
     trainer.network.load_state_dict(ours.network.state_dict())
     optimizer = training.make_optimizer(ours.parameters())
-    learn = lesson(ours, objective_of(plan.task.loss), optimizer, Compute())
+    learn = lesson(ours, objective_of(plan.task.goal.loss), optimizer, Compute())
     for number in range(1, rounds + 1):
         training.begin_round(optimizer, number, rounds)
         trainer.network.train()
@@ -220,8 +220,8 @@ def test_whole_volumes_go_through_nnunets_windows(plan: Plan, data: SiteData) ->
     with torch.no_grad():
         output = plan.task.infer(network, image[None])
     assert output.shape == (1, 2, *labels.shape)
-    assert plan.task.loss(output, labels[None]).isfinite()
-    assert 0 <= float(plan.task.case_scores(output, labels[None])) <= 1
+    assert plan.task.goal.loss(output, labels[None]).isfinite()
+    assert 0 <= float(plan.task.goal.case_scores(output, labels[None])) <= 1
 
 
 @pytest.mark.long

@@ -18,12 +18,13 @@ from medsilo.core.tensors import Tensors
 from medsilo.course.phase import Phase
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.scoring import read_measures
 from medsilo.learning.loop import Stop
-from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import Limits, SiteSettings
@@ -31,6 +32,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals
+from tests.sites import site_of
 from tests.unit.test_bundle import run_bundle
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
@@ -149,11 +151,11 @@ def test_an_image_of_several_channels_is_put_together(hospitals: tuple[Path, Any
     task = study(hospitals[1], SITES, {"name": "fedavg"}).task
     two = task.model_copy(update={"question": QUESTION.model_copy(update={"channels": ("T1", "FLAIR")})})
     files = [Path("new", name) for name in ("b_0001.nii.gz", "a_0000.nii.gz", "a_0001.nii.gz", "b_0000.nii.gz")]
-    assert task.images_among(files) == [(file,) for file in files]
-    assert two.images_among(files) == [(files[3], files[0]), (files[1], files[2])]
+    assert task.use.images_among(files) == [(file,) for file in files]
+    assert two.use.images_among(files) == [(files[3], files[0]), (files[1], files[2])]
     for wrong, told in ((files[1:], "lacks a channel"), ([Path("a.nii.gz")], "case_0000.nii.gz")):
         with pytest.raises(DataError, match=told):
-            two.images_among(wrong)
+            two.use.images_among(wrong)
 
 
 def test_the_checkpoint_runs_no_code(trained: Path, tmp_path: Path) -> None:
@@ -201,19 +203,17 @@ def test_a_study_that_was_cut_off_goes_on_to_the_same_bits(hospitals: tuple[Path
     assert whole.summary.mean_test == again.summary.mean_test
 
 
-class Watched(Participant):
+class Watched(LeadingTrainer):
     """A site that notes what each round's training begins and ends with; it dies within a round if it is told to."""
 
-    def __init__(self, plan: Plan, site: str, folder: Path, settings: SiteSettings, dies_in: int = 0) -> None:
-        self.dies_in = dies_in
-        self.begins: dict[int, Tensors] = {}
-        self.ends: dict[int, tuple[Tensors, float]] = {}
-        super().__init__(plan, site, plan.participation.sites, settings, folder)
+    dies_in = 0
+    begins: dict[int, Tensors]
+    ends: dict[int, tuple[Tensors, float]]
 
     def _momentum(self) -> Tensors:
         return {name: tensor.clone() for name, tensor in self.state.tensors().items() if name.startswith("optimizer")}
 
-    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
         batches = count()
 
         def dies() -> None:
@@ -221,9 +221,13 @@ class Watched(Participant):
                 raise Died("killed")
 
         self.begins[number] = {name: tensor.clone() for name, tensor in self.state.tensors().items()}
-        loss = super()._train(number, phase, dies)
+        loss = super().work(number, phase, dies)
         self.ends[number] = self._momentum(), self.state.optimizers["model"].param_groups[0]["lr"]
         return loss
+
+
+class WatchedParticipant(Participant):
+    trainer_kind = Watched
 
 
 def test_a_site_that_dies_within_a_round_loses_that_round_alone(
@@ -244,20 +248,23 @@ def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     agreed = {"sites": list(SITES), "when_missing": "continue", "minimum": 1}
     plan = study(plans, SITES, {"name": "fedavg"}, training, participation=agreed)
     settings = SiteSettings(data=DataSource(folder=folder), limits=Limits(least_cases=1))
-    sites: dict[str, dict[str, Watched]] = {}
+    sites: dict[str, dict[str, TrainingSite]] = {}
     for name, dies_in in (("whole", 0), ("lost", 2)):
         running = [name]
         patches[name] = []
         place = tmp_path / name
         sites[name] = {
-            site: Watched(plan, site, place / "sites" / site, settings, dies_in if site == "graz" else 0)
+            site: site_of(plan, site, SITES, settings, place / "sites" / site, kind=WatchedParticipant)
             for site in SITES
         }
+        for site, own in sites[name].items():
+            own.participant.trainer.__dict__ |= {"begins": {}, "ends": {}, "dies_in": dies_in if site == "graz" else 0}
         assert Coordinator(plan, SITES, Loop(sites[name]), Record(place), "in-process").run().finished
     rounds = Record(tmp_path / "lost").rounds()
     assert [line.answered for line in rounds] == [list(SITES), ["brno"], list(SITES), list(SITES)]
 
-    graz, brno = sites["lost"]["graz"], sites["lost"]["brno"]
+    watched = {name: {site: own.participant.trainer for site, own in there.items()} for name, there in sites.items()}
+    graz, brno = watched["lost"]["graz"], watched["lost"]["brno"]
     begins, (momentum, _), (_, rate) = graz.begins[3], graz.ends[1], graz.ends[3]
     assert momentum and all(torch.equal(begins[name], tensor) for name, tensor in momentum.items())
     model = {name: tensor for name, tensor in begins.items() if name.startswith("module")}

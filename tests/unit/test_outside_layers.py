@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from medsilo.check.leaks import describe
-from medsilo.core import distribution
 from medsilo.core.errors import PlanError
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.outside import installed_as
 from tests.unit.test_account import PRIVATE, settings_of, standing
 from tests.unit.test_algorithms import SMALL
 from tests.unit.test_protection import NAMES, write_photos
@@ -28,16 +28,13 @@ CPU = SiteSettings(device="cpu")
 @pytest.fixture(autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     place = tmp_path_factory.mktemp("installed")
-    info = place / "outside_layers-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-layers\nVersion: 1.0\n")
-    entries = "[medsilo.layers]\ngroup-noise = group_noise:GroupNoise\nhourly-bytes = hourly_bytes:HourlyBytes\n"
-    (info / "entry_points.txt").write_text(entries)
-    monkeypatch.syspath_prepend(FILES)
-    monkeypatch.syspath_prepend(place)
-    distribution.facts_of.cache_clear()
-    yield
-    distribution.facts_of.cache_clear()
+    with installed_as(
+        "outside-layers",
+        "[medsilo.layers]\ngroup-noise = group_noise:GroupNoise\nhourly-bytes = hourly_bytes:HourlyBytes\n",
+        place,
+        monkeypatch,
+    ):
+        yield
     for module in ("group_noise", "hourly_bytes"):
         sys.modules.pop(module, None)
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from medsilo.core import distribution
 from medsilo.core.errors import Refused
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from tests.conftest import SITES, make_plan
+from tests.outside import installed_as
 from tests.unit.test_algorithms import (
     SMALL,
     State,
@@ -32,15 +32,8 @@ FILES = Path(__file__).parents[1] / "outside"
 def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Its file as an installed package whose entry point names it."""
     place = tmp_path_factory.mktemp("installed")
-    info = place / "outside_methods-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-methods\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[medsilo.methods]\nelastic = elastic:Elastic\n")
-    monkeypatch.syspath_prepend(FILES)
-    monkeypatch.syspath_prepend(place)
-    distribution.facts_of.cache_clear()
-    yield
-    distribution.facts_of.cache_clear()
+    with installed_as("outside-methods", "[medsilo.methods]\nelastic = elastic:Elastic\n", place, monkeypatch):
+        yield
     sys.modules.pop("elastic", None)
 
 

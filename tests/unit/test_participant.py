@@ -19,7 +19,7 @@ from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.course.group import views
 from medsilo.federation import inprocess
-from medsilo.federation.participant import Participant
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.site_state import COLUMNS
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
@@ -28,6 +28,7 @@ from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted, slow_but
+from tests.sites import site_of
 
 A = SITES[0]
 CPU = SiteSettings(device="cpu")
@@ -62,8 +63,8 @@ def planned(method: str, changes: list[str], rounds: int = 4) -> Plan:
     return make_plan(method, *SMALL, f"training.rounds={rounds}", *changes)
 
 
-def site_of(plan: Plan, folder: Path, data: SiteData | None = None) -> Participant:
-    return Participant(plan, A, SITES, CPU, folder, data)
+def made(plan: Plan, folder: Path, data: SiteData | None = None) -> TrainingSite:
+    return site_of(plan, A, SITES, CPU, folder, data)
 
 
 class Server:
@@ -132,12 +133,12 @@ def test_a_site_that_is_rebuilt_before_every_task_answers_the_same(
 ) -> None:
     plan = planned(method, changes)
     server = Server(plan)
-    steady = site_of(plan, tmp_path / "steady")
+    steady = made(plan, tmp_path / "steady")
     tasks = [("join", 0), *[("round", number) for number in range(1, 5)], ("deliver", 4), ("test", 4)]
     for task, number in tasks:
         asked = server.ask(task, number, groups={} if task == "test" else None)
         expected = steady.answer(asked)
-        assert_same_reply(expected, site_of(plan, tmp_path / "rebuilt").answer(asked))
+        assert_same_reply(expected, made(plan, tmp_path / "rebuilt").answer(asked))
         if task == "round":
             server.take(expected)
     assert_same_folder(tmp_path / "steady", tmp_path / "rebuilt")
@@ -152,13 +153,13 @@ def test_a_round_asked_again_gets_the_same_answer(
 ) -> None:
     """A server that died inside a round asks for that round again; afterwards all goes on as if it had not."""
     plan = planned(method, changes)
-    server, steady, asked_twice = Server(plan), site_of(plan, tmp_path / "a"), site_of(plan, tmp_path / "b")
+    server, steady, asked_twice = Server(plan), made(plan, tmp_path / "a"), made(plan, tmp_path / "b")
     for number in range(1, 5):
         asked = server.ask("round", number)
         reply = steady.answer(asked)
         assert_same_reply(reply, asked_twice.answer(asked))
         if rebuilt:
-            asked_twice = site_of(plan, tmp_path / "b")
+            asked_twice = made(plan, tmp_path / "b")
         assert_same_reply(reply, asked_twice.answer(asked))
         server.take(reply)
     for site in (steady, asked_twice):
@@ -175,19 +176,19 @@ def test_a_round_asked_again_gets_the_same_answer(
 def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: list[str], tmp_path: Path) -> None:
     """Rebuilt or not, and unlike a site that never took part (if it keeps anything of its own)."""
     plan = planned(method, changes, rounds=6)
-    server, sites = Server(plan), [site_of(plan, tmp_path / name) for name in "ab"]
+    server, sites = Server(plan), [made(plan, tmp_path / name) for name in "ab"]
     for number in (1, 2):
         asked = server.ask("round", number)
         replies = [site.answer(asked) for site in sites]
         server.take(replies[0])
     asked = server.ask("round", 5)
     reply = sites[0].answer(asked)
-    assert_same_reply(reply, site_of(plan, tmp_path / "b").answer(asked))
+    assert_same_reply(reply, made(plan, tmp_path / "b").answer(asked))
     if method == "harmofl":  # what was settled in rounds that it missed must come with the request
         with pytest.raises(Refused, match="lost the amplitude"):
-            site_of(plan, tmp_path / "fresh").answer(asked)
+            made(plan, tmp_path / "fresh").answer(asked)
         return
-    fresh = site_of(plan, tmp_path / "fresh").answer(asked)
+    fresh = made(plan, tmp_path / "fresh").answer(asked)
     keeps_optimizer = plan.training.optimizer_state == "keep" and method != "fednova"  # momentum starts afresh there
     keeps = method in ("fedbn", "silobn", "fedper", "local") or keeps_optimizer or changes
     same = all(torch.equal(t, fresh.groups[g][n]) for g, group in reply.groups.items() for n, t in group.items())
@@ -200,8 +201,8 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
 def test_a_crash_inside_a_round_leaves_no_trace(method: str, changes: list[str], after: int, tmp_path: Path) -> None:
     """Stopped in validation or training, in this process or with a new one."""
     plan = planned(method, [*changes, "training.batch_size=4"])
-    server, steady = Server(plan), site_of(plan, tmp_path / "steady")
-    same, rebuilt = site_of(plan, tmp_path / "same"), site_of(plan, tmp_path / "rebuilt")
+    server, steady = Server(plan), made(plan, tmp_path / "steady")
+    same, rebuilt = made(plan, tmp_path / "same"), made(plan, tmp_path / "rebuilt")
     for number in (1, 2, 3):
         asked = server.ask("round", number)
         for site in (same, rebuilt):
@@ -214,7 +215,7 @@ def test_a_crash_inside_a_round_leaves_no_trace(method: str, changes: list[str],
 
             with pytest.raises(KeyboardInterrupt):
                 site.answer(asked, stop)
-        rebuilt = site_of(plan, tmp_path / "rebuilt")
+        rebuilt = made(plan, tmp_path / "rebuilt")
         reply = steady.answer(asked)
         assert_same_reply(reply, same.answer(asked))
         assert_same_reply(reply, rebuilt.answer(asked))
@@ -227,7 +228,7 @@ def test_a_crash_inside_a_round_leaves_no_trace(method: str, changes: list[str],
 
 def test_a_diverged_round_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     plan = planned("fedbn", [])
-    server, site, other = Server(plan), site_of(plan, tmp_path / "a"), site_of(plan, tmp_path / "b")
+    server, site, other = Server(plan), made(plan, tmp_path / "a"), made(plan, tmp_path / "b")
     for one in (site, other):
         one.answer(server.ask("round", 1))
     before = tensors_and_facts(tmp_path / "a").keys()
@@ -249,12 +250,12 @@ def test_only_what_the_server_will_not_send_again_is_kept(tmp_path: Path) -> Non
     }
     for method, layers in expected.items():
         plan = planned(method, [])
-        site_of(plan, tmp_path / method).answer(Server(plan).ask("round", 1))
+        made(plan, tmp_path / method).answer(Server(plan).ask("round", 1))
         tensors, _ = load_tensors(tmp_path / method / "state-1.safetensors")
         assert {name.split("/")[2].rpartition(".")[0] for name in tensors if name.startswith("module/")} == layers
         assert any(name.startswith("optimizer/model/") for name in tensors)
         plan = planned(method, ["training.optimizer_state=reset"])
-        site_of(plan, tmp_path / f"{method}-reset").answer(Server(plan).ask("round", 1))
+        made(plan, tmp_path / f"{method}-reset").answer(Server(plan).ask("round", 1))
         tensors, _ = load_tensors(tmp_path / f"{method}-reset" / "state-1.safetensors")
         assert not any(name.startswith("optimizer/") for name in tensors)
 
@@ -264,7 +265,7 @@ def test_answering_leaves_the_processes_random_numbers_alone(tmp_path: Path) -> 
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    site_of(plan, tmp_path).answer(Server(plan).ask("round", 1))
+    made(plan, tmp_path).answer(Server(plan).ask("round", 1))
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -273,14 +274,14 @@ def test_what_arrives_is_not_changed(tmp_path: Path) -> None:
     plan = planned("fedavg", [])
     server = Server(plan)
     before = {name: tensor.clone() for name, tensor in server.groups["model"].items()}
-    reply = site_of(plan, tmp_path).answer(server.ask("round", 1))
+    reply = made(plan, tmp_path).answer(server.ask("round", 1))
     assert_equal(server.groups["model"], before)
     assert reply.groups["model"]["6.weight"].data_ptr() != server.groups["model"]["6.weight"].data_ptr()
 
 
 def test_what_was_sent_does_not_change_with_later_training(tmp_path: Path) -> None:
     plan = planned("fedavg", [])
-    server, site = Server(plan), site_of(plan, tmp_path)
+    server, site = Server(plan), made(plan, tmp_path)
     reply = site.answer(server.ask("round", 1))
     before = {name: tensor.clone() for name, tensor in reply.groups["model"].items()}
     server.take(reply)
@@ -303,7 +304,7 @@ def test_a_payload_that_does_not_fit_is_refused(wrong: str, tmp_path: Path) -> N
     else:
         groups = {}
     with pytest.raises(MedsiloError):
-        site_of(plan, tmp_path).answer(server.ask("round", 1, groups=groups))
+        made(plan, tmp_path).answer(server.ask("round", 1, groups=groups))
 
 
 # ---------------------------------------------------------------------------------------------------- what is kept
@@ -355,7 +356,7 @@ def test_metrics_csv_has_a_line_for_every_round(tmp_path: Path) -> None:
 
 def test_a_missed_round_has_no_line(tmp_path: Path) -> None:
     plan = planned("fedavg", [])
-    server, site = Server(plan), site_of(plan, tmp_path)
+    server, site = Server(plan), made(plan, tmp_path)
     for number in (1, 3):
         site.answer(server.ask("round", number))
     with (tmp_path / "metrics.csv").open() as file:
@@ -364,7 +365,7 @@ def test_a_missed_round_has_no_line(tmp_path: Path) -> None:
 
 def test_the_selected_model_that_the_server_sends_is_tested(tmp_path: Path) -> None:
     plan = planned("fedavg", [])
-    server, site = Server(plan), site_of(plan, tmp_path)
+    server, site = Server(plan), made(plan, tmp_path)
     first = server.groups
     reply = site.answer(server.ask("round", 1))
     server.take(reply)
@@ -373,7 +374,7 @@ def test_the_selected_model_that_the_server_sends_is_tested(tmp_path: Path) -> N
     assert reply.metrics["selected"] == 0
     assert_equal(load_tensors(tmp_path / "best.safetensors")[0], first["model"])
     assert load_tensors(tmp_path / "best.safetensors")[1]["round"] == 0
-    part = site.data.test
+    part = site.participant.data.test
     model = plan.build_networks()["model"].eval()
     with torch.no_grad():
         output = model(part.inputs)
@@ -392,7 +393,7 @@ def test_an_empty_split_is_refused(part: str, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=f"the {part} part of task synthetic-activity has no cases at this site"
     ) as caught:
-        site_of(plan, tmp_path, SiteData(**parts))
+        made(plan, tmp_path, SiteData(**parts))
     assert "check its split" in str(caught.value)
 
 
@@ -401,7 +402,7 @@ def test_an_absent_data_folder_is_told_without_its_path(tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     for folder in (secret, tmp_path / "a-file"):
         with pytest.raises(DataError) as caught:
-            Participant(planned("fedavg", []), A, SITES, SiteSettings(device="cpu", data=folder), tmp_path / "out")
+            site_of(planned("fedavg", []), A, SITES, SiteSettings(device="cpu", data=folder), tmp_path / "out")
         text = str(caught.value)
         assert "the data folder does not exist; correct 'data' in this site's medsilo.yaml, or --data" in text
         assert str(tmp_path) not in text
@@ -413,10 +414,10 @@ def test_an_absent_data_folder_is_told_without_its_path(tmp_path: Path) -> None:
 def test_a_damaged_state_is_refused_and_not_forgotten(tmp_path: Path) -> None:
     plan = planned("fedbn", [])
     server = Server(plan)
-    site_of(plan, tmp_path).answer(server.ask("round", 1))
+    made(plan, tmp_path).answer(server.ask("round", 1))
     (tmp_path / "state-1.safetensors").write_bytes(b"damaged")
     with pytest.raises(MedsiloError, match=r"state-1\.safetensors cannot be read .* damaged"):
-        site_of(plan, tmp_path).answer(server.ask("round", 2))
+        made(plan, tmp_path).answer(server.ask("round", 2))
 
 
 # ---------------------------------------------------------------------------------------------------- resume
@@ -648,7 +649,7 @@ def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -
 
     from medsilo.federation.coordinator import Coordinator
 
-    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    participants = {site: site_of(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     with pytest.raises(MedsiloError, match="diverged"):
         Coordinator(plan, SITES, Counting(participants), Record(tmp_path / "run"), "in-process").run()
     assert len(asked) <= 1 + Record(tmp_path / "run").summary().rounds.done + 3  # join, rounds, few repetitions

@@ -1,7 +1,6 @@
 """Attaching more than a plan names, as an outsider does it; and the examples of medsilo.extend."""
 
 import ast
-import doctest
 import os
 import re
 import subprocess
@@ -21,6 +20,7 @@ from medsilo.deploy.exporter import export
 from medsilo.deploy.source import Source
 from medsilo.federation.inquiry import inquiry_of
 from medsilo.flare.jobs import CUSTOM, pack
+from medsilo.tasks.use import Use
 from tests.conftest import make_plan
 from tests.unit.test_extend import a_distribution
 
@@ -83,7 +83,7 @@ def test_a_command_of_another_package(counting: None, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "letters: 6\n"
     assert main(["broken"]) == 2
     assert "package acme-counting: 'broken' can't be loaded (AttributeError)" in capsys.readouterr().err
-    assert main(["methods"]) == 0  # what is broken stops nothing else
+    assert main(["list"]) == 0  # what is broken stops nothing else
 
 
 def test_an_outside_command_that_is_not_named_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypa
     text.write_text("a")
     with pytest.raises(MedsiloError, match="reads no image files or others that could be predicted"):
         medsilo.predict(run.folder, text, tmp_path / "none")
-    monkeypatch.setattr(type(run.plan.task), "predictor", "texts")  # as a task of the package says of itself
+    monkeypatch.setattr(type(run.plan.task), "use", Use("texts"))  # as a task of the package says of itself
     assert medsilo.predict(run.folder, text, tmp_path / "out") == [{"file": "letter.txt"}]
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "again")]) == 0
     assert main(["predict", str(run.folder), str(text), "-o", str(tmp_path / "sent"), "--send", "A@b:1"]) == 1
@@ -128,7 +128,7 @@ def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
     for table in tables:
         for name in table:
             assert table[name] is not None and table.package_of(name) is None
-    assert {"receive", "nnunet-plan"} <= {one.name for own in all_commands().values() for one in own}
+    assert {"receive", "nnunet plan"} <= {one.name for own in all_commands().values() for one in own}
 
 
 def test_the_page_uses_what_is_for_everybody(root: Path) -> None:
@@ -159,11 +159,3 @@ def test_an_installation_of_before_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(registry, "_entries", lambda group, path: {})
     with pytest.raises(PlanError, match=r"'nnunet' is not known; .*are not attached: install it again \('make'\)"):
         make_plan("fedavg", "task.name=nnunet")
-
-
-@pytest.mark.parametrize("name", extend.NAMES)
-def test_the_examples_of_extend_run(name: str) -> None:
-    for test in doctest.DocTestFinder(recurse=False).find(
-        getattr(extend, name), name, globs={name: getattr(extend, name)}
-    ):
-        assert doctest.DocTestRunner().run(test).failed == 0

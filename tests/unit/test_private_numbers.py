@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.check.spending import price_list, privacy_findings
+from medsilo.check.demands import price_list, privacy_findings
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.federation.private_site import PrivateSite
 from medsilo.plan import Plan, parse_plan
-from medsilo.privacy.accounting import epsilon, laplace_for
+from medsilo.privacy.accounting import epsilon, geometric_for
 from medsilo.privacy.agreed import Demands, Promise
-from medsilo.privacy.mechanisms import Charge, Laplace
+from medsilo.privacy.mechanisms import Charge, Geometric
 from medsilo.runs.paths import BEST, NOISY_COUNTS, site_folder
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
@@ -85,18 +85,20 @@ def test_one_patient_moves_a_sum_of_scores_by_half_the_range_at_most(tmp_path: P
 
 @pytest.mark.parametrize("count", [1, 12, 200])
 def test_scores_together_cost_what_they_may(count: int) -> None:
-    scale = laplace_for(0.5, 1e-5, count)
-    assert 0.49 < epsilon([Charge(what="scores", of=Laplace(scale=scale, count=count))], 1e-5) <= 0.5
+    scale = geometric_for(0.5, 1e-5, count, 1000)
+    of = Geometric(scale=scale, sensitivity=1000, count=count)
+    assert 0.49 < epsilon([Charge(what="scores", of=of)], 1e-5) <= 0.5
     assert scale <= count / 0.5 * 1.01  # never more than adding up
 
 
 # ---------------------------------------------------------------------------------------------------- the account
 def test_all_that_is_charged_is_what_was_promised(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, plan=NOISY, public={})
-    assert one.participant.private and one.participant.numbers
-    assert 1.95 < epsilon(one.participant.planned_charges(), 1e-3) <= 2.0
-    bare = PrivateSite(one.participant.plan, "a", one.participant.private.promise, one.participant.train)
-    assert one.participant.private.noise > bare.noise  # scores and counts take their part
+    private, numbers = one.participant.trainer.private, one.participant.disclosure.numbers
+    assert private and numbers
+    assert 1.95 < epsilon(one.site.planned(), 1e-3) <= 2.0
+    bare = PrivateSite(one.participant.place.plan, "a", private.promise, one.participant.data.train)
+    assert private.noise > bare.noise  # scores and counts take their part
 
 
 def test_numbers_may_not_take_all() -> None:
@@ -134,10 +136,10 @@ def test_a_study_with_noisy_numbers_tells_nothing_exact_and_is_charged(photos: P
     assert kinds == [
         ("numbers of cases", ["geometric"]),
         ("join", []),
-        ("round 1", ["laplace", "sampled-gaussian"]),
-        ("round 2", ["laplace", "sampled-gaussian"]),
-        ("deliver", ["laplace"]),
-        ("test", ["laplace"]),
+        ("round 1", ["geometric", "sampled-gaussian"]),
+        ("round 2", ["geometric", "sampled-gaussian"]),
+        ("deliver", ["geometric"]),
+        ("test", ["geometric"]),
     ]
     assert 1.95 < standing(tmp_path).epsilon(1e-3) <= 2.0
 
@@ -145,8 +147,8 @@ def test_a_study_with_noisy_numbers_tells_nothing_exact_and_is_charged(photos: P
 def test_what_a_hospital_declares_public_costs_nothing_beside_noise(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, public={"counts": "known", "test": "agreed"})
     charges = [charge for entry in standing(tmp_path).entries for charge in entry.charges if entry.kind == "charged"]
-    assert sum(charge.of.kind == "laplace" for charge in charges) == 3  # validation alone
-    assert not any(charge.of.kind == "geometric" for charge in charges)
+    assert sum(charge.of.kind == "geometric" for charge in charges) == 3  # validation alone
+    assert {charge.of.sensitivity for charge in charges if charge.of.kind == "geometric"} == {1000}  # no count
     assert read_summary(tmp_path / "study").sites["a"].test["loss"] is not None  # type: ignore[index]
 
 
@@ -155,7 +157,7 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
     for shift in (0.0, 0.1, 0.2):
         one = site(tmp_path, photos, plan=NOISY, public={})
         model = {"model": {name: tensor + shift for name, tensor in weights(one)["model"].items()}}
-        told.append(one.answer(ask(one.participant.plan, model, 1)))
+        told.append(one.answer(ask(one.participant.place.plan, model, 1)))
     assert told[0].facts["cases"] == told[1].facts["cases"] and told[0].samples == told[1].samples
     assert len({one.metrics["validation"] for one in told}) > 1  # some may be cut off at the ends of the range
     entries = standing(tmp_path).entries
@@ -165,14 +167,15 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
 
 def test_training_rests_on_the_noisy_count(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, plan=NOISY, public={})
-    assert one.participant.private and one.participant.numbers and one.participant.numbers.counted
+    assert one.participant.disclosure.numbers and one.participant.disclosure.numbers.counted
     (site_folder(tmp_path / "study", "a") / NOISY_COUNTS).write_text(
         json.dumps({"draw": "x", "counts": {"train": 16, "validation": 9, "test": 9}})
     )
     again = site(tmp_path, photos, plan=NOISY, public={})
-    assert again.participant.private and again.participant.private.rate == 0.5 and again.participant.private.steps == 2
-    sample = again.participant.private.sample(again.participant.private.secret(1))
-    assert (sample.rate, sample.expected, sample.expected_units) == (0.5, 8, 8) and len(again.participant.train) != 16
+    trainer = again.participant.trainer
+    assert trainer.private and trainer.private.rate == 0.5 and trainer.private.steps == 2
+    sample = trainer.private.sample(trainer.private.secret(1))
+    assert (sample.rate, sample.expected, sample.expected_units) == (0.5, 8, 8) and len(trainer.train) != 16  # type: ignore[arg-type]
 
 
 def test_a_hospital_chooses_its_own_model_by_what_it_tells(photos: Path, tmp_path: Path) -> None:
@@ -193,7 +196,7 @@ def test_prices_check_and_cautions_say_so(photos: Path) -> None:
     plan, own = parse_plan(NOISY), settings_of(photos, public={})
     prices = dict(price_list(plan, own))
     assert prices["numbers of cases"].startswith("geometric noise drawn once; ε = 0.4")
-    assert prices["score and loss over validation cases"].startswith("Laplace noise on the score")
+    assert prices["score and loss over validation cases"].startswith("geometric noise on the score")
     assert prices["loss over training cases"] == "0: does not leave"
     assert all(one.severity != "stops" for one in privacy_findings(plan, own, None))
     assert any(one.severity == "stops" for one in privacy_findings(parse_plan(PRIVATE), own, None))

@@ -14,7 +14,6 @@ from medsilo.core.coarse import Resolution, step_of_at_least
 from medsilo.core.errors import DataError, Refused
 from medsilo.federation import inprocess
 from medsilo.federation.disclosure import MOST
-from medsilo.federation.participant import Participant
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
@@ -22,6 +21,7 @@ from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.splits import parts_by_rank
 from tests.hospital import photograph, write_pixels, write_table
+from tests.sites import site_of
 
 NAMES = [f"p{number}" for number in range(60)]
 STUDY = {
@@ -94,7 +94,7 @@ def true_loss(photos: Path) -> float:
     parts = [data.train, data.validation, data.test]
     (inputs, target), *_ = [part[part.patients.index(patient)] for part in parts if patient in part.patients]
     with torch.no_grad():
-        return float(plan.task.loss(model(inputs[None]), target[None]))
+        return float(plan.task.goal.loss(model(inputs[None]), target[None]))
 
 
 def test_without_protection_two_studies_tell_a_patients_loss_to_five_digits(
@@ -123,7 +123,9 @@ def test_exact_numbers_and_another_seed_move_nobody_either(asks: Asks, photos: P
 def test_another_hospital_has_another_split(photos: Path, tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": photos}, "x")
     patients = [
-        Participant(parse_plan(STUDY), "a", ["a"], settings, tmp_path / own / "study/sites/a").disclosure.patients
+        site_of(
+            parse_plan(STUDY), "a", ["a"], settings, tmp_path / own / "study/sites/a"
+        ).participant.disclosure.patients
         for own in ("one", "other")
     ]
     assert patients[0]["validation"] != patients[1]["validation"]
@@ -190,14 +192,14 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
     """A network made to shout over one patient would be heard through any step, if its loss had no end."""
     plan = parse_plan(STUDY)
     settings = make_settings({"device": "cpu", "data": photos}, "x")
-    site = Participant(plan, "a", ["a"], settings, tmp_path / "study/sites/a")
-    model = site.state.model
+    site = site_of(plan, "a", ["a"], settings, tmp_path / "study/sites/a")
+    model = site.participant.state.model
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(100)
-    loss, _, measures = site.evaluate(site.data.validation, lambda: None, model)
+    loss, _, measures = site.participant.evaluation.evaluate(site.participant.data.validation, lambda: None, model)
     assert loss > 10 * MOST
-    assert site.disclosure.loss("validation", loss, measures) <= MOST
+    assert site.participant.disclosure.loss("validation", loss, measures) <= MOST
 
 
 # ---------------------------------------------------------------------------------------------------- what is told
@@ -231,9 +233,12 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
         rows.append({"image": f"images/{number}.png", "label": number % 2, "patient": patient, "part": part})
     write_table(folder / "cases.csv", rows)
     settings = make_settings({"device": "cpu", "data": folder}, "x")
-    site = Participant(parse_plan(STUDY), "a", ["a"], settings, tmp_path / "study/sites/a")
-    assert site.cases["validation"] == 20 and len(set(site.disclosure.patients["validation"])) == 4
-    assert site.disclosure.withheld == ["validation"]
+    site = site_of(parse_plan(STUDY), "a", ["a"], settings, tmp_path / "study/sites/a")
+    assert (
+        site.participant.disclosure.cases["validation"] == 20
+        and len(set(site.participant.disclosure.patients["validation"])) == 4
+    )
+    assert site.participant.disclosure.withheld == ["validation"]
 
 
 def test_a_super_model_is_found_from_coarse_counts(asks: Asks, photos: Path) -> None:
@@ -283,9 +288,9 @@ def test_sites_of_one_size_are_cut_in_steps_and_always_alike(photos: Path, tmp_p
     kept = []
     for seed, cases in ((0, 17), (0, 16), (1, 19), (0, 1)):
         plan = parse_plan(STUDY, ["training.truncate=true", f"seed={seed}"])
-        site = Participant(plan, "a", ["a"], settings, tmp_path / f"study-{seed}-{cases}/sites/a")
-        site._truncate(cases)
-        kept.append(site.train.indices)
+        site = site_of(plan, "a", ["a"], settings, tmp_path / f"study-{seed}-{cases}/sites/a")
+        site.participant.trainer.truncate(cases)
+        kept.append(site.participant.trainer.train.indices)
     assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 15 and len(kept[3]) == 5 and set(kept[3]) < set(kept[0])
 
 
@@ -299,8 +304,8 @@ def test_synthetic_hospitals_are_as_before() -> None:
 def parts_at(data: Path, study: Path) -> dict[str, str]:
     """Return the patients of each part of a study at this hospital."""
     settings = make_settings({"device": "cpu", "data": data, "limits": {"test_answers": 1000}}, "x")
-    site = Participant(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
-    return {name: part for part, names in site.disclosure.patients.items() for name in names}
+    site = site_of(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
+    return {name: part for part, names in site.participant.disclosure.patients.items() for name in names}
 
 
 def test_patients_who_come_later_move_nobody(tmp_path: Path) -> None:
@@ -325,7 +330,7 @@ def test_a_study_that_is_refused_draws_nothing_for_good(tmp_path: Path) -> None:
     write_table(place / "cases.csv", [{"image": "images/p0.png", "label": "elsewhere", "patient": "p0"}])
     for plan in (strange, parse_plan(STUDY)):
         with pytest.raises(DataError):
-            Participant(plan, "a", ["a"], settings, tmp_path / "study/sites/a")
+            site_of(plan, "a", ["a"], settings, tmp_path / "study/sites/a")
     assert not (tmp_path / "_hospital/a/parts.jsonl").exists()
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from medsilo.core.files import load_tensors
 from medsilo.deploy import SuperModel
 from medsilo.flare.workspace import publish
-from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.sites import with_settings
 from tests.unit.test_coordinator import Study
 
 A, B, C = SITES
@@ -48,7 +48,7 @@ def holds(folder: Path, model: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedsm-ensemble"])
 def test_the_download_has_the_models_of_those_that_agreed_and_no_others(method: str, tmp_path: Path) -> None:
     study = Study(make_plan(method, *SMALL), tmp_path / "run")
-    study.participants[C].settings = SiteSettings(device="cpu", share_personal_model=False)
+    with_settings(study.participants[C], share_personal_model=False)
     study.run()
     personal = {site: study.coordinator.state.mixers["personal"].current(site) for site in SITES}
     download = published(study, tmp_path / "server")

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from medsilo.federation import inprocess
+from medsilo.federation.exact import ExactResult
 from medsilo.federation.participant import Participant
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import Compute
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Request
 from tests.conftest import make_plan
 
 
@@ -23,22 +24,22 @@ def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
     plan = make_plan(method, "training.optimizer_state=keep")
     awake = inprocess.run(plan, folder=tmp_path / "awake")
     sites: set[Participant] = set()
-    answer = Participant.answer
+    find = Participant.find
 
-    def counted(self: Participant, parcel: Parcel, *arguments: Any) -> Parcel:
+    def counted(self: Participant, asked: Request, *arguments: Any) -> ExactResult:
         sites.add(self)
         assert not any(site.state.modules or site.state.optimizers for site in sites - {self})
-        reply = answer(self, parcel, *arguments)
-        assert self.state.modules or parcel.facts["task"] == "join"
-        return reply
+        found = find(self, asked, *arguments)
+        assert self.state.modules or asked.task == "join"
+        return found
 
-    monkeypatch.setattr(Participant, "answer", counted)
+    monkeypatch.setattr(Participant, "find", counted)
     monkeypatch.setattr(inprocess, "AWAKE", 0)
     rested = inprocess.run(plan, folder=tmp_path / "rested")
     assert len(sites) == len(plan.participation.sites) == len(rested.models)
     assert rested.summary.mean_test == awake.summary.mean_test
     for site in sites:
-        one, other = (run.models[site.site].state_dict() for run in (awake, rested))
+        one, other = (run.models[site.place.site].state_dict() for run in (awake, rested))
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(KeyError):
         rested.models["nobody"]

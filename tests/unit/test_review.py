@@ -122,7 +122,7 @@ def test_every_package_has_a_licence_and_a_hash_or_says_that_it_has_not() -> Non
 
 @pytest.mark.slow
 def test_the_sbom_lists_what_is_installed(tmp_path: Path) -> None:
-    assert main(["evidence", "fedavg", "--out", str(tmp_path)]) == 0
+    assert main(["leak-report", "fedavg", "--out", str(tmp_path)]) == 0
     listed = json.loads((tmp_path / SBOM).read_text())
     assert listed["bomFormat"] == "CycloneDX"
     names = {own["name"].lower().replace("_", "-") for own in listed["components"]}

@@ -18,7 +18,7 @@ from medsilo.sealing import masks, member, relay
 from medsilo.sealing.fixed_point import SIGNED, as_tensor, as_words, integer_weights
 from medsilo.sealing.letters import Deal, Offer, SumClaim, Survivors, UnmaskingRequest
 from medsilo.sealing.masks import agree, own_mask, pair_mask
-from medsilo.sealing.shamir import combine
+from medsilo.sealing.shamir import SHARE, combine
 from medsilo.sealing.streams import Words, add_streams
 from medsilo.sealing.terms import SERVER, SealedBlock
 from tests.sealed import Hospitals, as_groups, block, close, correlation, mean_of, names, numbers, terms
@@ -132,11 +132,11 @@ def test_fewer_shares_than_the_threshold_are_not_the_secret() -> None:
     shares = {}
     for helper in names(6)[3:]:
         both = study.members[helper]._shares_of(server._offers["site-0"].offered, deals[helper])
-        shares[study.terms.place(helper) + 1] = both[0]
+        shares[study.terms.place(helper) + 1] = both[0][:SHARE]
     turn = study.members["site-0"]._kept.turn
     assert turn and len(shares) == 3
     assert combine(shares, 3) != turn.seed
-    shares[1] = turn.shares["site-0"][0]
+    shares[1] = turn.shares["site-0"][0][:SHARE]
     assert combine(shares, 4) == turn.seed
 
 

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
 from medsilo.core.files import load_tensors
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import make_plan
 from tests.search import CHANCE, found_pieces, most_alike, pieces_of, strange_part
+from tests.sites import site_of
 from tests.unit.test_coordinator import LOST, SMALL, Answers, Script, Scripted, honest
 
 HOSPITALS = ["a", "b", "c", "d"]
@@ -48,8 +49,8 @@ def plan_of(method: str, mode: str, *changes: str) -> Plan:
     return make_plan(method, *RULES, f"transport.sealing={mode}", *clear, *changes, sites=HOSPITALS)
 
 
-def participants_of(plan: Plan, folder: Path) -> dict[str, Participant]:
-    return {site: Participant(plan, site, HOSPITALS, CPU, folder / "sites" / site) for site in HOSPITALS}
+def participants_of(plan: Plan, folder: Path) -> dict[str, TrainingSite]:
+    return {site: site_of(plan, site, HOSPITALS, CPU, folder / "sites" / site) for site in HOSPITALS}
 
 
 def lead(plan: Plan, folder: Path, script: Script = honest, resume: bool = False) -> Coordinator:
@@ -172,7 +173,7 @@ LIES = [
 def test_a_server_that_lies_is_refused(
     task: str, change: Callable[[dict[str, Any]], None], number: int, reason: str, tmp_path: Path
 ) -> None:
-    plan = plan_of("fedavg", "pairwise")
+    plan = plan_of("fedavg", "pairwise", *GO_ON)
     transport = Scripted(participants_of(plan, tmp_path / "run"), _catching(task, change, number, found := []))
     coordinator = Coordinator(plan, HOSPITALS, transport, Record(tmp_path / "run"), "scripted", settings=CPU)
     with suppress(MedsiloError):

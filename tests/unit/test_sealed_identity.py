@@ -23,8 +23,9 @@ NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
 
 
-def name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+def name(text: str, role: str = "") -> x509.Name:
+    own = [x509.NameAttribute(NameOID.COMMON_NAME, text)]
+    return x509.Name(own + [x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)] * bool(role))
 
 
 def certificate(
@@ -34,9 +35,10 @@ def certificate(
     signs: PrivateKey,
     ca: bool = False,
     dates: tuple[datetime, datetime] = (NOW - DAY, NOW + DAY),
+    role: str = "",
 ) -> x509.Certificate:
     number = x509.random_serial_number()
-    builder = x509.CertificateBuilder(name(issuer), name(subject), key.public_key(), number, *dates)
+    builder = x509.CertificateBuilder(name(issuer), name(subject, role), key.public_key(), number, *dates)
     builder = builder.add_extension(x509.BasicConstraints(ca, None), critical=True)
     return builder.sign(signs, None if isinstance(signs, ed25519.Ed25519PrivateKey) else SHA256())
 
@@ -190,5 +192,5 @@ def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() ->
     members["site-1"].meet(Assembly(introductions=(*honest[:2], other)))
     told = numbers(3)["site-0"]
     box = members["site-0"].tell(1, "statistics", told)
-    with pytest.raises(Refused, match="site-0: what it told the hospitals as statistics in round 1 cannot be opened"):
+    with pytest.raises(Refused, match="site-0: what it sent through the server cannot be opened"):
         members["site-1"].told("site-0", 1, "statistics", Flat.like(told), box)

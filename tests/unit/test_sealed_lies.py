@@ -14,11 +14,11 @@ from torch import Tensor
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Missing
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from tests.conftest import make_plan, slow_but
+from tests.sites import site_of
 from tests.unit.test_coordinator import LOST, Answers, Script, Scripted, honest
 from tests.unit.test_sealed_engine import CPU, GO_ON, HOSPITALS, RULES, furthest, lead, participants_of, plan_of
 
@@ -94,7 +94,7 @@ LIES = [
 def test_every_site_refuses_a_server_that_lies(
     method: str, task: str, number: int, lie: Callable[..., None], reason: str, tmp_path: Path
 ) -> None:
-    plan, liar = plan_of(method, "pairwise", "transport.sealing_clear=[]"), Liar(task, number, lie)
+    plan, liar = plan_of(method, "pairwise", "transport.sealing_clear=[]", *GO_ON), Liar(task, number, lie)
     transport = Scripted(participants_of(plan, tmp_path / "run"), liar)
     coordinator = Coordinator(plan, HOSPITALS, transport, Record(tmp_path / "run"), "scripted", settings=CPU)
     with pytest.raises(ParticipationError):
@@ -118,7 +118,7 @@ def test_a_site_that_is_asked_to_unmask_a_round_twice(tmp_path: Path) -> None:
             unmask_without_one(lie, {})
             for again in (
                 transport.participants[site],
-                Participant(plan, site, HOSPITALS, CPU, folder / "sites" / site),
+                site_of(plan, site, HOSPITALS, CPU, folder / "sites" / site),
             ):
                 with pytest.raises(MedsiloError, match="^the server: ") as refused:
                     again.answer(lie)
@@ -351,7 +351,7 @@ def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count
         few = [f"transport.sealing_threshold={count - most}"] * (how == "pairwise")
         plan = make_plan("fedavg", *rules, f"transport.sealing={how}", *few, sites=sites)
         folder = tmp_path / how
-        members = {site: Participant(plan, site, sites, CPU, folder / "sites" / site) for site in sites}
+        members = {site: site_of(plan, site, sites, CPU, folder / "sites" / site) for site in sites}
         transport = Scripted(members, killed(schedule, how != "none"))
         coordinator = Coordinator(plan, sites, transport, Record(folder), "scripted", settings=CPU)
         coordinator.run()

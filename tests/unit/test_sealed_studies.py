@@ -196,7 +196,7 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
 
 
 def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
-    page = " ".join((root / "docs" / "privacy.md").read_text("utf-8").split())
+    page = " ".join((root / "docs" / "secure-aggregation.md").read_text("utf-8").split())
     for text in (*SEALING.values(), OPEN, promises.COUNTED):
         assert text in page
     for mode, text in SEALING.items():

@@ -27,12 +27,12 @@ from medsilo.site.settings import make_settings
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.folds import Fold
-from medsilo.tasks.own import recordings
-from medsilo.tasks.own.recordings import Coded, Recording
-from medsilo.tasks.own.series_folder import SeriesFolder
-from medsilo.tasks.own.windows import Cutting, cut
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
+from medsilo_series import recordings
+from medsilo_series.recordings import Coded, Recording
+from medsilo_series.series_folder import SeriesFolder
+from medsilo_series.windows import Cutting, cut
 
 SITES = ("a", "b")
 SIGNALS = ("x", "y")
@@ -320,7 +320,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
     assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, inside={"label": "doing"})
-    monkeypatch.setattr(recordings, "MOST_CELLS", 3)
+    monkeypatch.setattr(recordings.sheet, "MOST_CELLS", 3)
     assert "more than 3 numbers; divide it" in words()
     monkeypatch.setattr(recordings, "MOST_NAMES", 0)
     assert "more than 0 different ones; correct it" in words()
@@ -558,7 +558,7 @@ def test_a_number_is_learned_of_each_window(tmp_path: Path) -> None:
     study = inprocess.run(plan, folder=tmp_path / "run", settings=settings)
     assert study.summary.metric == "closeness" and {"mae", "rmse"} <= study.summary.pooled.keys()
     inputs, targets = (torch.stack(own) for own in zip(*(found.train[case] for case in range(20)), strict=True))
-    answers = plan.task.answers(study.models["a"].eval()(inputs).detach())
+    answers = plan.task.goal.answers(study.models["a"].eval()(inputs).detach(), plan.task.target)
     assert [answer["value"] for answer in answers] == pytest.approx(targets.tolist(), abs=0.3)
     (tmp_path / "medsilo.yaml").write_text(json.dumps({"data": {**told, "folder": str(tmp_path / "data/a")}}))
     new, out = str(tmp_path / "data/a/SECRET4_1.csv"), tmp_path / "out"
@@ -675,7 +675,7 @@ def test_a_patients_windows_are_one_case_of_survival(tmp_path: Path) -> None:
     assert sum(sum(part.classes.values()) for part in data.survey.parts.values()) == 12
     inputs, target = data.train[0]
     assert inputs.shape[0] <= 5 and inputs.shape[1:] == (2, STEPS) and target.shape == (2,)
-    drawn = {tuple(task.cropped((inputs, target), seed)[0][0].tolist()) for seed in range(60)}
+    drawn = {tuple(task.pieces([(inputs, target)], seed)[0][0][0].tolist()) for seed in range(60)}
     assert drawn == {tuple(own[0].tolist()) for own in inputs if not own[0, 0].isnan()} and len(drawn) > 1
     # The risk of a case is the mean of its windows', whoever lies beside it in the batch.
     both = torch.stack([data.train[0][0], data.train[1][0]])

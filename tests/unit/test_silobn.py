@@ -11,12 +11,12 @@ from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.learning.statistics import adapt_batch_norm
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
 from tests.conftest import make_plan
+from tests.sites import site_of
 
 SITES, NEW = ["a", "b"], "z"
 CPU = SiteSettings(device="cpu")
@@ -72,10 +72,10 @@ def test_a_hospital_that_did_not_train_has_statistics_of_its_own_images(tmp_path
 def test_a_hospital_that_has_test_images_alone_is_measured_on_these(cases: int, tmp_path: Path) -> None:
     plan, folder = PLAN.with_changes(["participation.minimum=1", "participation.when_missing=continue"]), tmp_path / "r"
     everyone = [*SITES, NEW]
-    sites = {site: Participant(plan, site, everyone, CPU, folder / "sites" / site) for site in SITES}
+    sites = {site: site_of(plan, site, everyone, CPU, folder / "sites" / site) for site in SITES}
     data = plan.task.load(NEW, everyone, plan.seed, None)
     nothing, tested = Subset(data.train, []), Subset(data.test, range(cases))
-    sites[NEW] = Participant(plan, NEW, everyone, CPU, folder / "sites" / NEW, SiteData(nothing, nothing, tested))
+    sites[NEW] = site_of(plan, NEW, everyone, CPU, folder / "sites" / NEW, SiteData(nothing, nothing, tested))
     Coordinator(plan, SITES, inprocess.Loop(sites), Record(folder), "in-process").run()
     summary = Record(folder).summary()
     assert summary.sites["a"].test

@@ -9,7 +9,6 @@ import torch
 
 from medsilo.api import Run
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.mixing.layout import Layout
 from medsilo.mixing.updates import SAMPLED, Direction, Sketcher, standings
 from medsilo.runs.messages import Parcel
@@ -18,6 +17,7 @@ from medsilo.runs.schema import Round, SentUpdate, SiteRound
 from medsilo.runs.standing import AGREE, AWAY, DOUBT, FEWEST, HEAVY, LONG, standing_out
 from medsilo.study.progress import StudyProgress
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 from tests.unit.test_coordinator import CPU, Answers, Script, Scripted, Study, honest, task_and_round
 
 A, B, C = SITES
@@ -240,7 +240,7 @@ def bent(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
 
 def score_of_the_others(method: str, folder: Path, script: Script, *changes: str) -> float:
     plan = make_plan(method, *ALIKE, *changes, sites=FIVE)
-    participants = {site: Participant(plan, site, FIVE, CPU, folder / "sites" / site) for site in FIVE}
+    participants = {site: site_of(plan, site, FIVE, CPU, folder / "sites" / site) for site in FIVE}
     coordinator = Coordinator(plan, FIVE, Scripted(participants, script), Record(folder), "scripted")
     summary = coordinator.run()
     assert list(summary.stands_out) == ([] if script is honest else [B])

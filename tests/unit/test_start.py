@@ -17,6 +17,7 @@ from medsilo.core.errors import DataError
 from medsilo.core.files import load_yaml
 from medsilo.plan import load_plan, parse_plan
 from medsilo.registry import TASKS
+from medsilo.runs.reading import read_verdict
 from medsilo.site.settings import read_settings
 from medsilo.start.choices import Draft, choose
 from medsilo.start.fitting import Machine, bytes_in_training
@@ -49,6 +50,14 @@ def names(*patterns: str, count: int = 4) -> list[str]:
             names("imagesTr/c{}_0000.nii.gz", "imagesTr/c{}_0001.nii.gz", "labelsTr/c{}.nii.gz"),
             ("imagesTr/*_0000.nii.gz", "imagesTr/*_0001.nii.gz"),
             "labelsTr/*.nii.gz",
+        ),
+        (names("images/p{}.nii.gz", "masks/p{}_mask.nii.gz"), ("images/*.nii.gz",), "masks/*_mask.nii.gz"),
+        (names("imgs/p{}_image.png", "masks/p{}-seg.png"), ("imgs/*_image.png",), "masks/*-seg.png"),
+        (names("images/p{}_image.png", "labels/p{}_image.png"), ("images/*.png",), "labels/*.png"),
+        (
+            names("images/p{}_0000.nii", "images/p{}_0001.nii", "gt/p{}_gt.nii"),
+            ("images/*_0000.nii", "images/*_0001.nii"),
+            "gt/*_gt.nii",
         ),
         (names("images/c_000{}.png", "labels/c_000{}.png"), ("images/*.png",), "labels/*.png"),
         (names("p{}/t1.nii.gz", "p{}/t2.nii.gz", "p{}/seg.nii.gz"), ("*/t1.nii.gz", "*/t2.nii.gz"), "*/seg.nii.gz"),
@@ -378,7 +387,7 @@ def test_init_writes_checks_and_overwrites_nothing(
     told = json.loads(capsys.readouterr().out)
     assert told["check"]["hospital-a"]["go"] and told["trial"] is None and all(row["why"] for row in told["choices"])
     plan = load_plan(out / "job/app/config/plan.yaml")
-    assert plan.task.label_names == ("naevus", "skin cancer") and plan.participation.sites == ("hospital-a",)
+    assert plan.task.goal.label_names == ("naevus", "skin cancer") and plan.participation.sites == ("hospital-a",)
     settings = read_settings(out)
     assert settings.data and settings.data.folder == classes.resolve()
     page = (out / "start.html").read_text("utf-8")
@@ -421,6 +430,9 @@ def test_the_tutorial_runs_as_it_stands(root: Path, tmp_path: Path, monkeypatch:
         assert main(shlex.split(line)) == 0, line
     page = (tmp_path / "study/start.html").read_text("utf-8")
     assert page.count('class="overlay"') == 9 and "After two rounds alone: test dice hospital-a 0." in page
+    verdict = read_verdict(tmp_path / "runs/first")
+    [fedavg] = [row.score for row in verdict.rows if row.title == "fedavg"]
+    assert fedavg and fedavg.mean > 0.5 and "joining pays" in verdict.headline  # it has learned
     assert (tmp_path / "runs/first/report.html").is_file() and (tmp_path / "bundle/configs/metadata.json").is_file()
     assert (tmp_path / "predictions/overview.png").is_file()
     masks = [SimpleITK.ReadImage(str(path)) for path in (tmp_path / "predictions").glob("*.nii.gz")]

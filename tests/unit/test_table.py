@@ -260,34 +260,34 @@ def test_cox_by_hand() -> None:
     risks, target = torch.tensor([[0.5], [1.0], [-1.0], [0.0]]), torch.tensor([[2.0, 1], [2, 1], [1, 1], [3, 0]])
     later = np.exp(0.5) + np.exp(1.0) + 1
     terms = [np.log(later) - 0.5, np.log(later) - 1.0, np.log(later + np.exp(-1.0)) + 1, 0]
-    assert np.allclose(task.case_losses(risks, target), terms, atol=1e-6)
-    assert float(task.loss(risks, target)) == pytest.approx(np.mean(terms), abs=1e-6)
+    assert np.allclose(task.goal.case_losses(risks, target), terms, atol=1e-6)
+    assert float(task.goal.loss(risks, target)) == pytest.approx(np.mean(terms), abs=1e-6)
 
 
 def test_a_patients_share_of_the_pairs_decides_how_finely_it_is_told() -> None:
     task = plan_of(**KINDS["survival"]).task
     target = torch.tensor([[1.0, 1], [2, 0], [3, 0], [4, 0]])  # one event is in all pairs
-    assert task.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == 1
+    assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == 1
     target[:, 1] = 1
-    assert task.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == pytest.approx(3 / 6)
+    assert task.goal.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == pytest.approx(3 / 6)
 
 
 def test_one_output_is_the_second_classes_score() -> None:
     task = plan_of().task
     output, target = torch.tensor([[0.7], [-0.2]]), torch.tensor([1, 1])
-    assert task.outputs == 1 and plan_of(labels=["x", "y", "z"]).task.outputs == 3
+    assert task.goal.outputs == 1 and plan_of(labels=["x", "y", "z"]).task.goal.outputs == 3
     expected = torch.nn.functional.binary_cross_entropy_with_logits(output[:, 0], target.float())
-    assert float(task.loss(output, target)) == pytest.approx(float(expected))
-    assert task.case_scores(output, target).tolist() == [1, 0]
+    assert float(task.goal.loss(output, target)) == pytest.approx(float(expected))
+    assert task.goal.case_scores(output, target).tolist() == [1, 0]
 
 
 def test_regression_is_scored_in_its_own_unit() -> None:
     task = plan_of(**KINDS["regression"]).task
     output, target = torch.tensor([[0.5], [1.2]]), torch.tensor([40.0, 70.0])
-    figures = task.figures(task.counts(task.measures(output, target), ["p", "q"], 1))
+    figures = task.goal.figures(task.goal.counts(task.goal.measures(output, target), ["p", "q"], 1))
     assert figures["mae"] == pytest.approx(20) and figures["rmse"] == pytest.approx(np.sqrt(500))
     assert figures["closeness"] == pytest.approx(0.8)
-    assert float(task.loss(output, target)) == pytest.approx((0.1**2 + 0.5**2) / 2)
+    assert float(task.goal.loss(output, target)) == pytest.approx((0.1**2 + 0.5**2) / 2)
 
 
 # ---------------------------------------------------------------------------------------------------- a study
@@ -303,7 +303,7 @@ def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_pat
     plan, run = plan_of(**KINDS[kind]), tmp_path / "fedavg-table"
     settings = make_settings({"data": described(hospitals), "smallest_metric": 1, "score_cases": 0}, "a test")
     study = inprocess.run(plan, folder=run, settings=settings)
-    metric = plan.task.metric
+    metric = plan.task.goal.metric
     assert study.summary.pooled[metric] > 0.7
     assert "SECRET" not in (run / "summary.json").read_text() + (run / "rounds.jsonl").read_text()
 
@@ -404,7 +404,7 @@ def test_parquet_is_read_as_csv(hospitals: Path, tmp_path: Path) -> None:
 def test_every_key_is_explained(root: Path) -> None:
     text = (root / "docs" / "your-data.md").read_text(encoding="utf-8")
     assert [key for key in PatientTable.model_fields if f"`{key}`" not in text and f"{key}:" not in text] == ["fold"]
-    assert issubclass(type(plan_of(**KINDS["survival"]).task._family), Survival)
+    assert isinstance(plan_of(**KINDS["survival"]).task.goal, Survival)
 
 
 def test_settings_that_were_written_out_read_the_same_table(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_no_part_is_empty_and_no_patient_is_in_two(name, count):
             assert len(cases) == len(cases.inputs) == len(cases.patients) > 0
             assert cases.inputs.dtype == torch.float32 and cases.targets.dtype == torch.int64
             assert cases.inputs.shape[1] == task.channels
-            assert cases.inputs.isfinite().all() and 0 <= cases.targets.min() <= cases.targets.max() < task.classes
+            assert cases.inputs.isfinite().all() and 0 <= cases.targets.min() <= cases.targets.max() < task.goal.classes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,8 +102,8 @@ def test_smallest_sizes_still_fill_every_part(name):
 def test_loss_and_scores_fit_the_default_network(name):
     task = small(name)
     cases = task.load("a", ["a"], 0, None).train
-    output = task.default_network().build(task.channels, task.classes)(cases.inputs[:6])
-    loss, scores = task.loss(output, cases.targets[:6]), task.case_scores(output, cases.targets[:6])
+    output = task.default_network().build(task.channels, task.goal.classes)(cases.inputs[:6])
+    loss, scores = task.goal.loss(output, cases.targets[:6]), task.goal.case_scores(output, cases.targets[:6])
     assert loss.ndim == 0 and loss.isfinite()
     loss.backward()
     assert scores.shape == (6,) and scores.dtype == torch.float32 and 0 <= scores.min() <= scores.max() <= 1
@@ -139,7 +139,7 @@ def test_default_network_learns_the_pooled_data(name, numbers, batch, rate, epoc
     data = [task.load(site, sites, 0, None) for site in sites]
     train, test = ConcatDataset([d.train for d in data]), ConcatDataset([d.test for d in data])
     torch.manual_seed(0)
-    network = task.default_network().build(task.channels, task.classes)
+    network = task.default_network().build(task.channels, task.goal.classes)
     optimizer = torch.optim.Adam(network.parameters(), rate)
     batches = DataLoader(train, batch, shuffle=True, drop_last=True)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, epochs * len(batches))
@@ -147,11 +147,11 @@ def test_default_network_learns_the_pooled_data(name, numbers, batch, rate, epoc
     for _ in range(epochs):
         for inputs, targets in batches:
             optimizer.zero_grad()
-            task.loss(network(inputs), targets).backward()
+            task.goal.loss(network(inputs), targets).backward()
             optimizer.step()
             schedule.step()
     network.eval()
     inputs, targets = next(iter(DataLoader(test, len(test))))
     with torch.no_grad():
-        score = task.case_scores(network(inputs), targets).mean().item()
+        score = task.goal.case_scores(network(inputs), targets).mean().item()
     assert score > wanted > chance

@@ -124,10 +124,10 @@ def test_dice_per_case():
     found = torch.zeros_like(target)
     found[0, :4], found[1, :2], found[2, 4:] = 1, 1, 1  # all, half, none of it; the fourth is empty and found empty
     logits = torch.stack([1.0 - found, found], 1) * 10
-    torch.testing.assert_close(task.case_scores(logits, target), torch.tensor([1, 2 / 3, 0, 1]))
-    assert task.loss(logits[:1], target[:1]) < 0.01 < task.loss(logits[2:3], target[2:3])
+    torch.testing.assert_close(task.goal.case_scores(logits, target), torch.tensor([1, 2 / 3, 0, 1]))
+    assert task.goal.loss(logits[:1], target[:1]) < 0.01 < task.goal.loss(logits[2:3], target[2:3])
     found[3, 0, 0] = 1  # something where nothing is
-    assert task.case_scores(torch.stack([1.0 - found, found], 1), target)[3] == 0
+    assert task.goal.case_scores(torch.stack([1.0 - found, found], 1), target)[3] == 0
 
 
 @pytest.mark.parametrize("stored_as", ["LPS", "RAS", "PIR", "SLA"])

@@ -9,13 +9,14 @@ from medsilo.check.rehearsal import rehearse
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import DataError, Refused
 from medsilo.federation import inprocess
-from medsilo.federation.participant import Participant
+from medsilo.federation.around import TrainingSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.sources import DataSource
 from tests.hospital import photograph, write_pixels, write_table
+from tests.sites import site_of
 
 A, B, SMALL = "hospital-a", "hospital-b", "village"
 
@@ -49,7 +50,7 @@ def write_hospital(folder: Path, patients: int, kind: str, part: str = "") -> Pa
     return folder
 
 
-def study(tmp_path: Path, method: str, kind: str, patients: int, part: str = "") -> tuple[Summary, Participant]:
+def study(tmp_path: Path, method: str, kind: str, patients: int, part: str = "") -> tuple[Summary, TrainingSite]:
     root = tmp_path / "data"
     for site in (A, B):
         write_hospital(root / site, 9, kind)
@@ -58,7 +59,7 @@ def study(tmp_path: Path, method: str, kind: str, patients: int, part: str = "")
     settings = make_settings({"device": "cpu", "data": str(root), **own}, "x")
     plan = plan_of(method, kind)
     summary = inprocess.run(plan, folder=tmp_path / "run", settings=settings).summary
-    site = Participant(plan, SMALL, [A, B, SMALL], settings, tmp_path / "again/study/sites" / SMALL)
+    site = site_of(plan, SMALL, [A, B, SMALL], settings, tmp_path / "again/study/sites" / SMALL)
     return summary, site
 
 
@@ -80,7 +81,7 @@ def test_a_small_or_test_only_hospital_is_tested(
     result = summary.unseen[SMALL]
     assert result.cases == {"train": 0, "validation": 0, "test": patients} and result.test["cases"] == patients
     assert 0 <= result.test[summary.metric] <= 1 and result.validation[-1] is None
-    assert site.cases == {"train": 0, "validation": 0, "test": patients}
+    assert site.participant.disclosure.cases == {"train": 0, "validation": 0, "test": patients}
 
 
 def test_who_was_tested_is_not_trained_on_when_more_patients_come(tmp_path: Path) -> None:
@@ -88,26 +89,26 @@ def test_who_was_tested_is_not_trained_on_when_more_patients_come(tmp_path: Path
     root = write_hospital(tmp_path / "data", 2, "classification")
     settings = make_settings({"device": "cpu", "data": str(root)}, "x")
     unseen = plan_of("fedavg", "classification")
-    site = Participant(unseen, SMALL, [A, B, SMALL], settings, tmp_path / "one/sites" / SMALL)
-    assert set(site.disclosure.patients["test"]) == {"p0", "p1"}
+    site = site_of(unseen, SMALL, [A, B, SMALL], settings, tmp_path / "one/sites" / SMALL)
+    assert set(site.participant.disclosure.patients["test"]) == {"p0", "p1"}
     write_hospital(root, 20, "classification")
     trains = unseen.with_changes([f"participation.sites=[{SMALL}]", "participation.unseen=[]"])
-    site = Participant(trains, SMALL, [SMALL], settings, tmp_path / "two/sites" / SMALL)
-    assert {"p0", "p1"} < set(site.disclosure.patients["test"])
-    assert site.cases == {"train": 12, "validation": 4, "test": 4}
+    site = site_of(trains, SMALL, [SMALL], settings, tmp_path / "two/sites" / SMALL)
+    assert {"p0", "p1"} < set(site.participant.disclosure.patients["test"])
+    assert site.participant.disclosure.cases == {"train": 12, "validation": 4, "test": 4}
 
 
 def test_who_trains_needs_all_parts_still(tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": str(write_hospital(tmp_path / "d", 2, "classification"))}, "x")
     with pytest.raises(DataError, match="part has no cases"):
-        Participant(plan_of("fedavg", "classification"), A, [A, B], settings, tmp_path / "run/sites/a")
+        site_of(plan_of("fedavg", "classification"), A, [A, B], settings, tmp_path / "run/sites/a")
 
 
 def test_a_hospital_that_does_not_train_refuses_to(tmp_path: Path) -> None:
     """Whatever a server asks: what holds for updates was not checked there."""
     settings = SiteSettings(device="cpu", data=DataSource(folder=write_hospital(tmp_path / "d", 9, "classification")))
     plan = plan_of("fedavg", "classification")
-    site = Participant(plan, SMALL, [A, B, SMALL], settings, tmp_path / "run/sites" / SMALL)
+    site = site_of(plan, SMALL, [A, B, SMALL], settings, tmp_path / "run/sites" / SMALL)
     asked = Request(task="round", round=1, study="s", plan=plan.hash, sites=(A, B, SMALL))
     with pytest.raises(Refused, match="does not train in this study"):
         site.answer(Parcel(asked.parcel({}).groups, asked.parcel({}).facts))

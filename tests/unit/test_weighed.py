@@ -16,7 +16,6 @@ from medsilo.core.errors import PlanError
 from medsilo.course.server_side import ServerSide
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.participant import Participant
 from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
 from medsilo.methods.fedawa import FedAWA, disagreement
@@ -27,6 +26,7 @@ from medsilo.mixing.late import LateMean, at_most
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, WEIGHED, make_plan, slow_but
+from tests.sites import site_of
 from tests.unit import test_baselines as baselines
 from tests.unit.test_algorithms import SMALL, assert_close
 from tests.unit.test_harmofl import assert_resumes
@@ -302,13 +302,15 @@ def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
     """By hand from the models of two rounds; a hospital that tells no score is refused."""
     plan = make_plan("fedce", *SMALL, *NO_BATCH_NORM, "training.rounds=2", "participation.unseen=[hospital-z]")
     everyone = [*SITES, "hospital-z"]
-    sites = {site: Participant(plan, site, everyone, CPU, tmp_path / "sites" / site) for site in everyone}
+    sites = {site: site_of(plan, site, everyone, CPU, tmp_path / "sites" / site) for site in everyone}
     sent: dict[str, dict[str, Tensor]] = {}
 
     def listen(line: Any) -> None:
         for site in SITES:
             if line.round == 1:
-                sent[site] = {n: t.clone() for n, t in sites[site].state.modules["sent"].state_dict().items()}
+                sent[site] = {
+                    n: t.clone() for n, t in sites[site].participant.state.modules["sent"].state_dict().items()
+                }
 
     coordinator = Coordinator(plan, SITES, inprocess.Loop(sites), Record(tmp_path), "in-process", listen)
     summary = coordinator.run()
@@ -320,8 +322,10 @@ def test_fedce_s_sites_score_the_model_without_them(tmp_path: Path) -> None:
         model.load_state_dict(
             {n: sum(a * sent[other][n] for other, a in others.items()) / sum(others.values()) for n in sent[site]}
         )
-        score = sites[site].evaluate(sites[site].data.validation, lambda: None, model)[1]
-        told = sites[site].state.modules["contribution"]
+        score = sites[site].participant.evaluation.evaluate(
+            sites[site].participant.data.validation, lambda: None, model
+        )[1]
+        told = sites[site].participant.state.modules["contribution"]
         assert (float(told.scores), float(told.rounds)) == (pytest.approx(score, abs=0.02), 2.0)
 
 

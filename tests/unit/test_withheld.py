@@ -9,7 +9,6 @@ import torch
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.participant import Participant
 from medsilo.federation.scoring import read_measures
 from medsilo.plan import Plan
 from medsilo.report import page
@@ -20,6 +19,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.tasks.task import Cases, SiteData
 from tests.conftest import SITES, make_plan
+from tests.sites import site_of
 
 A, B, C = SITES
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
@@ -39,7 +39,7 @@ def data_of(plan: Plan, site: str, sizes: dict[str, int]) -> SiteData:
 def run(root: Path, plan: Plan, sizes: dict[str, dict[str, int]], settings: SiteSettings = STRICT) -> dict[str, Any]:
     """A study in which some sites have few cases; every site has the same settings."""
     sites = {
-        site: Participant(plan, site, SITES, settings, root / "sites" / site, data_of(plan, site, sizes.get(site, {})))
+        site: site_of(plan, site, SITES, settings, root / "sites" / site, data_of(plan, site, sizes.get(site, {})))
         for site in SITES
     }
     return Coordinator(plan, SITES, Loop(sites), Record(root), "in-process").run()
@@ -50,7 +50,7 @@ def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Pa
     summary = run(tmp_path / "run", plan, {A: {"test": 3}})
     site = summary.sites[A]
     assert site.test == {"accuracy": None, "loss": None, "cases": 3}
-    assert site.figures == {} and site.withheld == sorted(plan.task.layout)
+    assert site.figures == {} and site.withheld == sorted(plan.task.goal.layout)
     others = [summary.sites[site].test for site in (B, C)]
     assert summary.mean_test == pytest.approx(sum(other["accuracy"] for other in others) / 2)
     cases = sum(other["cases"] for other in others)
@@ -79,7 +79,7 @@ def test_pooled_figures_are_of_those_that_tell(tmp_path: Path) -> None:
     assert [int(data_of(plan, site, {}).test.targets.bincount().sub(1).eq(0).sum()) for site in (B, C)] == [1, 0]
     summary = run(tmp_path / "run", plan, {A: {"test": 1}}, SiteSettings(device="cpu", smallest_metric=2))
     withheld = {site: summary.sites[site].withheld for site in SITES}
-    assert withheld == {A: sorted(plan.task.layout), B: ["chances", "confusion", "reliability"], C: []}
+    assert withheld == {A: sorted(plan.task.goal.layout), B: ["chances", "confusion", "reliability"], C: []}
     assert summary.sites[B].figures.keys() == {"accuracy", "accuracy_by_patient"}
     assert summary.sites[B].decisions is None
     of_b, of_c = (read_measures(tmp_path / "run/sites" / site)[0] for site in (B, C))

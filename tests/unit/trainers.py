@@ -7,37 +7,38 @@ import time
 import torch
 
 from medsilo.course.phase import Phase
+from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.participant import Participant
 from medsilo.learning.loop import Stop
 
 WHEN = 2  # the round in which it happens
 
 
-class Fragile(Participant):
+class FragileTrainer(LeadingTrainer):
     """Killed in the middle of a round, once: what the next process does is another matter."""
 
-    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
-        loss = super()._train(number, phase, stop)
-        mark = self.folder.parents[2] / f"{self.site}-was-killed"  # beside the run
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
+        loss = super().work(number, phase, stop)
+        mark = self.place.folder.parents[2] / f"{self.place.site}-was-killed"  # beside the run
         if number == WHEN and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return loss
 
 
-class Hungry(Participant):
+class HungryTrainer(LeadingTrainer):
     """Needs a gigabyte in one round."""
 
-    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
         if number == WHEN:
             torch.empty(2**30, dtype=torch.uint8)
-        return super()._train(number, phase, stop)
+        return super().work(number, phase, stop)
 
 
-class Troubled(Participant):
+class TroubledTrainer(LeadingTrainer):
     """Trains for ever in the first round, hears nothing in the second, and fails with a patient's name in the third."""
 
-    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
         while number == 1:
             stop()
             time.sleep(0.01)
@@ -46,9 +47,25 @@ class Troubled(Participant):
         raise ValueError("/data/patients/MUELLER_HANS_1961.nii.gz is truncated")
 
 
-class Deaf(Participant):
+class DeafTrainer(LeadingTrainer):
     """Hears nothing in a batch that never ends."""
 
-    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
         time.sleep(3600)
         return 0.0
+
+
+class Fragile(Participant):
+    trainer_kind = FragileTrainer
+
+
+class Hungry(Participant):
+    trainer_kind = HungryTrainer
+
+
+class Troubled(Participant):
+    trainer_kind = TroubledTrainer
+
+
+class Deaf(Participant):
+    trainer_kind = DeafTrainer

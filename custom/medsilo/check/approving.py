@@ -2,73 +2,20 @@
 
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from medsilo.check.demands import book_of_kit
-from medsilo.check.kit import Kit, read_kit
+from medsilo.check.at_home import KitAtHome, files_of
+from medsilo.check.kit import Kit
 from medsilo.check.result import Finding
-from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
-from medsilo.federation.permission import accepted_of, approvals_of
-from medsilo.federation.sealed.identity import KitFiles
-from medsilo.plan import Plan, parse_plan
+from medsilo.federation.sealed.identity import accepted_of
+from medsilo.plan import Plan
 from medsilo.site.accepted import check_there
-from medsilo.site.approvals import Approvals, AskingPlan, Decision
-from medsilo.site.book import Book
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.approvals import Decision
+from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
 ABSENT = "–"  # stands for the value of a key that a plan does not have
-
-
-@dataclass(frozen=True)
-class KitAtHome:
-    """A hospital's kit with what belongs to it: its settings, its memory and its approvals."""
-
-    kit: Kit
-    local: Path
-    settings: SiteSettings
-    book: Book
-    approvals: Approvals
-
-    @classmethod
-    def read(cls, folder: Path) -> "KitAtHome":
-        """Read a kit; raises MedsiloError where it is none of a hospital's."""
-        kit, local = read_kit(folder), folder / "local"
-        files = files_of(kit)
-        settings = read_settings(local)
-        book = book_of_kit(settings, local, kit.name)
-        assert book
-        return cls(kit, local, settings, book, approvals_of(book, kit.name, files, settings))
-
-    @property
-    def output(self) -> Path:
-        """The folder of this hospital's studies."""
-        return self.settings.output or self.local.parent / "medsilo"
-
-    def plan_of(self, asked: AskingPlan) -> Plan:
-        """Return the plan that asked; raises MedsiloError unless it has the hash that it is kept under."""
-        plan = parse_plan(asked.plan, allowed=self.settings.packages)
-        if plan.hash != asked.hash:
-            raise MedsiloError("the plan that was kept is not the one that asked: its hash is another")
-        return plan
-
-    def approved_before(self, plan: str) -> tuple[Decision, Plan] | None:
-        """Return the last approval of another plan, and that plan, where it was kept and can still be read."""
-        kept = {asked.hash: asked for asked in self.approvals.asked()}
-        for decision in reversed(self.approvals.decisions()):
-            if decision.verdict == "approved" and decision.plan != plan and decision.plan in kept:
-                with suppress(MedsiloError):
-                    return decision, self.plan_of(kept[decision.plan])
-        return None
-
-
-def files_of(kit: Kit) -> KitFiles:
-    """Return what a kit signs with."""
-    return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
 
 
 def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
@@ -108,7 +55,7 @@ def in_words(plan: Plan) -> list[tuple[str, str]]:
     network = f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"
     rows = [
         ("method", f"{plan.algorithm.title} ({plan.algorithm.name})"),
-        ("task", f"{plan.task.name}, scored by {plan.task.metric}"),
+        ("task", f"{plan.task.name}, scored by {plan.task.goal.metric}"),
         ("network", network),
         ("rounds", f"{plan.rounds}; passes over this hospital's training cases in each: {training.local_epochs}"),
         ("hospitals", ", ".join(who.everyone) or f"whoever is connected, {who.minimum} at least"),

@@ -24,8 +24,8 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         yield Finding(where, SEVERITY[problem.severity], f"{what}{count}{left}", remedy, problem.private)
     if not survey.parts:
         return
-    if plan.task.classifies:
-        yield from _balance(survey.parts["train"].classes, plan.task.classes, least)
+    if plan.task.goal.classifies:
+        yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least)
     cases = {name: part.cases for name, part in survey.parts.items()}
     yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + " cases read")
     yield from _small({name: part.patients for name, part in survey.parts.items()}, plan, least)
@@ -71,7 +71,7 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
     tables = [Table("Cases", ("part", "cases", "patients"), rows)]
     labels = sorted({label for part in survey.parts.values() for label in part.classes}, key=_number_first)
     if labels:
-        exclusive = plan.task.classifies
+        exclusive = plan.task.goal.classifies
         columns = [
             shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive)
             for part in survey.parts.values()

@@ -1,33 +1,26 @@
-"""A hospital's own limits against a plan: what it asks for, what is allowed, what is left of the answers."""
+"""A plan against a hospital's own limits and its privacy: what it asks for, what is allowed, what it would cost."""
 
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from medsilo.check.at_home import output_of
 from medsilo.check.result import Cell, Finding, Table
+from medsilo.check.spending import in_words
 from medsilo.core.coarse import Resolution
+from medsilo.core.errors import MedsiloError
 from medsilo.core.text import size_text
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.limits import asked_of, learning_per_answer
+from medsilo.federation.private_numbers import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
+from medsilo.federation.sealed.identity import KitFiles, ledger_of
 from medsilo.plan import Plan
-from medsilo.runs.paths import HOSPITAL
+from medsilo.privacy.agreed import Demands, Told, stricter
 from medsilo.site.book import PARTS, Book, data_set
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
-
-
-def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> Book | None:
-    """Return what the site of a kit remembers; None where no settings say where that is."""
-    output = output_of(settings, local)
-    records = settings.records or (output / HOSPITAL if output else None)
-    return Book(records / site) if records else None
-
-
-def output_of(settings: SiteSettings, local: Path | None) -> Path | None:
-    """Return where the site of a kit keeps its studies; None where no settings say where that is."""
-    return settings.output or (local.parent / "medsilo" if local else None)
 
 
 def source_of(
@@ -124,20 +117,22 @@ def limit_tables(plan: Plan, settings: SiteSettings, book: Book | None, survey: 
 
 
 def _steps(plan: Plan, settings: SiteSettings, survey: Survey) -> Table:
-    low, high = plan.task.metric_range
+    low, high = plan.task.goal.metric_range
     rows: list[list[Cell]] = []
     for part in ("validation", "test"):
         patients = survey.parts[part].patients
         if patients >= settings.least(False):
-            weight = 1 / patients if plan.task.by_case else min(1.0, PAIR / patients)
+            weight = 1 / patients if plan.task.goal.by_case else min(1.0, PAIR / patients)
             fine = Resolution(weight, settings.patients_in_step(False))
             rows.append([part, fine.step(low, high) or "exact", fine.step(0, MOST) or "exact"])
         else:
             rows.append([part, "not told", "not told"])
     note = f"Counts leave in multiples of {settings.count_unit(False)}. Patients with many images make steps larger."
-    if not plan.task.by_case:
-        note += f" So does a patient who is in many of the pairs that {plan.task.metric} compares."
-    return Table("How coarsely scores leave", ("part", f"steps of {plan.task.metric}", "steps of the loss"), rows, note)
+    if not plan.task.goal.by_case:
+        note += f" So does a patient who is in many of the pairs that {plan.task.goal.metric} compares."
+    return Table(
+        "How coarsely scores leave", ("part", f"steps of {plan.task.goal.metric}", "steps of the loss"), rows, note
+    )
 
 
 def _answers(plan: Plan, settings: SiteSettings, book: Book) -> Table:
@@ -155,3 +150,94 @@ def _answers(plan: Plan, settings: SiteSettings, book: Book) -> Table:
     ]
     columns = ("part", "the plan asks for", "allowed per lead", "the lead who had most", "all leads")
     return Table("Answers with scores that left this site", columns, rows)
+
+
+# ---------------------------------------------------------------------------------------------------- privacy
+def privacy_findings(
+    plan: Plan, settings: SiteSettings, book: Book | None, kit: KitFiles | None = None
+) -> Iterator[Finding]:
+    """Yield whether plan and hospital agree on privacy, what the study costs, and what is left."""
+    demands, where = settings.privacy, "privacy"
+    if plan.privacy is None:
+        if demands:
+            told = "this hospital demands differential privacy, and the plan promises none"
+            yield Finding(where, "stops", told, "ask the lead for a plan with a section privacy")
+        return
+    promise = stricter(plan.privacy, demands)
+    told = f"the study may cost ε = {promise.epsilon:g} at δ = {promise.delta:g} for each {promise.unit}"
+    if how_told(plan, demands, "counts", settings.protects(plan.task.synthetic)) == "silent":
+        what, _, todo = COUNTS_REFUSED.partition(": ")
+        yield Finding(where, "stops", what, todo)
+    if demands is None:
+        yield Finding(where, "note", told, "say in medsilo.yaml what all studies may cost together (privacy)")
+        return
+    spent_so_far = 0.0
+    if book:
+        ledger = ledger_of(book, data_set(settings.data.folder if settings.data else None, plan.task.name), kit)
+        try:
+            spent_so_far = ledger.standing().epsilon(demands.delta) if ledger.exists else 0.0
+        except MedsiloError as error:
+            what, _, todo = str(error).partition("; ")
+            yield Finding(where, "stops", what, todo)
+            return
+    told += f"; earlier studies of these data cost ε = {in_words(spent_so_far)} of {demands.epsilon:g} allowed"
+    fits = spent_so_far < demands.epsilon
+    yield Finding(where, "ok" if fits else "stops", told, "" if fits else "see medsilo ledger show")
+
+
+def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
+    """Return what leaves and what it costs: noisy, declared public, withheld, or not protected."""
+    demands = settings.privacy
+    rows = []
+    phases = [stretch.phase for stretch in plan.course.stretches()]
+    once = {group.name for phase in phases if phase.releases for group in phase.sent}
+    for group in dict.fromkeys(group.name for phase in phases for group in phase.sent):
+        price = _price_of_means(plan, demands) if group in once else _price_of_tensors(plan, demands)
+        rows.append((f"tensors: {group}", price))
+    for told in dict.fromkeys(told for numbers in NUMBERS.values() for told in numbers):
+        rows.append((WHAT[told], _price_of_numbers(plan, told, settings)))
+    if plan.privacy:
+        rows.append(
+            ("the ledger's signed head", "0: hashes, the number of lines and the time, so that the server can tell")
+        )
+    return rows
+
+
+def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
+    if plan.privacy is None:
+        return "not protected"
+    promise = stricter(plan.privacy, demands)
+    networks = ", ".join(plan.private.networks)
+    return (
+        f"sampled Gaussian noise on each step's gradient of {networks}; all tensors of all rounds together at most "
+        f"ε = {promise.epsilon:g} at δ = {promise.delta:g} for each {promise.unit}"
+    )
+
+
+def _price_of_means(plan: Plan, demands: Demands | None) -> str:
+    if plan.privacy is None or plan.privacy.statistics is None:
+        return "not protected"
+    share = plan.privacy.statistics.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
+    return (
+        f"each {stricter(plan.privacy, demands).unit}'s part is cut to {plan.privacy.statistics.clip:g}, and the sum "
+        f"has Gaussian noise; ε = {share:.3g} for all of the study, part of the study's"
+    )
+
+
+def _price_of_numbers(plan: Plan, told: Told, settings: SiteSettings) -> str:
+    demands = settings.privacy
+    if plan.privacy is None:
+        return "not protected"
+    guarded = demands is not None or settings.protects(plan.task.synthetic)
+    how = how_told(plan, demands, told, guarded)
+    if how == "noisy":
+        offer = plan.privacy.counts if told == "counts" else plan.privacy.scores
+        assert offer
+        share = offer.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
+        what = "drawn once" if told == "counts" else "on the score; nothing else of it leaves"
+        return f"geometric noise {what}; ε = {share:.3g} for all of the study, part of the study's"
+    if how == "silent":
+        return "not declared public: this hospital does not join" if told == "counts" else "0: does not leave"
+    if demands and told in demands.public:
+        return f"0: declared public ({demands.public[told]})"
+    return "not protected"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from medsilo.check.spending import price_list
+from medsilo.check.demands import price_list
 from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
@@ -163,11 +163,11 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     lines = [
         "With every answer: the numbers of training, validation and test cases, seconds, the memory that training "
         "took, medsilo's version and hash.",
-        f"On joining: whether this site shares its personal model{classes if plan.task.classifies else ''}.",
+        f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}.",
         f"In every round: the training loss; {scored}score and loss over the validation cases{few}.",
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]
-    for name, length in plan.task.layout.items():
+    for name, length in plan.task.goal.layout.items():
         if name == RELIABILITY and not settings.calibration:
             continue
         if name == CONFUSION:
@@ -179,7 +179,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         else:
             told = "the sum over " + ("patients" if name.endswith(BY_PATIENT) else "cases") + " and their number"
         lines.append(f"  {name}: {told}")
-    if CONFUSION in plan.task.layout and least > 1:
+    if CONFUSION in plan.task.goal.layout and least > 1:
         lines.append(
             f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has {least} test cases"
         )
@@ -188,7 +188,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
 
 def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return what is told of a threshold."""
-    if not plan.task.decides:
+    if not plan.task.goal.decides:
         return []
     if not plan.has_threshold or not settings.calibration:
         why = "declined (calibration in medsilo.yaml)" if plan.has_threshold else "the study promises privacy"
@@ -202,7 +202,7 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 
 def _trials(plan: Plan, settings: SiteSettings, few: str) -> list[str]:
     """Return what is told for a choice of postprocessing. few: of how many cases nothing is."""
-    if not plan.task.postprocessings:
+    if not plan.task.goal.postprocessings:
         return []
     if not plan.trials:
         return ["The postprocessing of this hospital's own model is chosen here; nothing is told of it."]
@@ -219,7 +219,7 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return how coarsely numbers leave, who decides the split, how many answers there are."""
     limits, unit, patients = settings.limits, settings.count_unit(False), settings.patients_in_step(False)
     if patients:
-        low, high = plan.task.metric_range
+        low, high = plan.task.goal.metric_range
         steps = ", ".join(
             f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200)
         )
@@ -227,10 +227,10 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
             f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the part; "
             f"score_cases); losses likewise, a case counting for at most {MOST:g}."
         ]
-        if not plan.task.by_case:
+        if not plan.task.goal.by_case:
             lines.append(
-                f"A score of pairs ({plan.task.metric}) leaves in coarser steps, by the share of pairs that a patient "
-                f"is in, and only where that is at most {PAIR} / smallest_metric."
+                f"A score of pairs ({plan.task.goal.metric}) leaves in coarser steps, by the share of pairs that a "
+                f"patient is in, and only where that is at most {PAIR} / smallest_metric."
             )
     else:
         lines = ["Scores and losses leave exactly (score_cases is 0)."]
@@ -278,7 +278,7 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
         rows.append(("personal model to others", f"medsilo.yaml: share_personal_model (here {str(shares).lower()})"))
     coarse = ", score_cases, limits.*_answers" if settings.protects(plan.task.synthetic) else ""
     rows.append(("scores and counts", f"medsilo.yaml: smallest_metric (here {least}){coarse}"))
-    if plan.task.classifies:
+    if plan.task.goal.classifies:
         here = f"(here {str(settings.calibration).lower()})"
         rows.append(("calibration and threshold", f"medsilo.yaml: calibration {here}"))
     state = "" if policy.streams_logs else "; done"

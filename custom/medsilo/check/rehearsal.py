@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from medsilo.core.memory import forget_most, most_held
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Place
+from medsilo.federation.trainer import SHUFFLE
 from medsilo.learning.loop import Compute, steps_in
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
@@ -26,22 +29,22 @@ class _Rehearsing(Participant):
 
     def passes(self, phase: Phase, number: int, cases: int) -> float:
         """Seconds that training on so many cases takes."""
-        self.train = Subset(self.data.train, range(cases))
+        self.trainer.train = Subset(self.data.train, range(cases))
         started = time.monotonic()
-        phase.work(self.bench("shuffle", number, lambda: None))
+        phase.work(self.trainer.bench(SHUFFLE, number, lambda: None))
         self._wait()
         return time.monotonic() - started
 
     def looks(self, cases: int) -> float:
         """Seconds that validating so many cases takes."""
         started = time.monotonic()
-        self.evaluate(Subset(self.data.validation, range(cases)), lambda: None, self.state.model)
+        self.evaluation.evaluate(Subset(self.data.validation, range(cases)), lambda: None, self.state.model)
         self._wait()
         return time.monotonic() - started
 
     def enters(self, phase: Phase) -> None:
         """Receive what the server sends at first, so that everything has the form it will have."""
-        self._receive(views(phase.given, self.plan.build_networks()), phase)
+        self._take_over(views(phase.given, self.place.plan.build_networks()), phase)
 
     def holds(self) -> tuple[int, int, int]:
         """Bytes of networks, gradients and optimizer state."""
@@ -55,8 +58,8 @@ class _Rehearsing(Participant):
         return weights, gradients, sum(slot.nbytes for slot in slots)
 
     def _wait(self) -> None:
-        if self.compute.device.type == "cuda":
-            torch.cuda.synchronize(self.compute.device)
+        if self.state.compute.device.type == "cuda":
+            torch.cuda.synchronize(self.state.compute.device)
 
 
 def rehearse(
@@ -67,28 +70,29 @@ def rehearse(
     The networks begin as they do in the study; what a site would be sent later is not known and left as it begins.
     """
     settings = settings.model_copy(update={"records": folder, "approval": "none"})  # nothing of it counts, or leaves
-    Participant(plan, site, sites, settings, folder, data)  # all that is asked before the first round
+    place = Place(plan, site, sites, settings, folder)
+    Participant(place, data)  # all that is asked before the first round
     short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
     tried, seen = [], set[str]()
     for stretch, short_stretch in zip(plan.course.stretches(), short.course.stretches(), strict=True):
         phase = short_stretch.phase
         if phase.trains and phase.name not in seen:
             rounds = sum(own.rounds for own in plan.course.phases if own.name == phase.name)
-            site_alone = _Rehearsing(short, site, sites, settings, folder, data)
+            site_alone = _Rehearsing(replace(place, plan=short), data)
             tried.append(_try(site_alone, phase, rounds, stretch.first))
             seen.add(phase.name)
     return tried
 
 
 def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal:
-    size, cases = site.plan.training.batch_size, len(site.data.train)  # type: ignore[arg-type]
+    size, cases = site.place.plan.training.batch_size, len(site.data.train)  # type: ignore[arg-type]
     one, several = min(size, cases), min(BATCHES * size, cases)
-    with site.compute.reproducible(site.plan.seed), _peak(site.compute) as peak:
+    with site.state.compute.reproducible(site.place.plan.seed), _peak(site.state.compute) as peak:
         site.enters(phase)
         first = site.passes(phase, number, one)
         batch = site.passes(phase, number, several) / steps_in(several, size)
         weights, gradients, optimizer = site.holds()
-        checked = min(len(site.data.validation), 4 * site.plan.task.evaluation_batch)  # type: ignore[arg-type]
+        checked = min(len(site.data.validation), 4 * site.place.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
     taken = weights + max(peak[0], gradients + optimizer)  # the networks were there before
     return Rehearsal(phase.name, rounds, first, batch, evaluation, weights, gradients, optimizer, taken)

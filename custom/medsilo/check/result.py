@@ -124,7 +124,7 @@ class Report:
 def _aligned(rows: Iterable[Sequence[Cell]]) -> list[str]:
     """Rows with their cells below each other: text to the left, numbers to the right."""
     rows = list(rows)
-    texts = [[shown(cell) for cell in row] for row in rows]
+    texts = [[words_of(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     numeric = [all(isinstance(cell, int | float) for cell in column) for column in zip(*rows[1:], strict=True)]
     return [
@@ -137,7 +137,7 @@ def _aligned(rows: Iterable[Sequence[Cell]]) -> list[str]:
     ]
 
 
-def shown(cell: Cell) -> str:
+def words_of(cell: Cell) -> str:
     """A cell as people read it."""
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 

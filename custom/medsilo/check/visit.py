@@ -9,9 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from medsilo.check.approving import KitAtHome, accepted_findings, approval_findings
+from medsilo.check.approving import accepted_findings, approval_findings
+from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
 from medsilo.check.data import data_findings, data_tables
-from medsilo.check.demands import book_of_kit, limit_findings, limit_tables, source_of
+from medsilo.check.demands import limit_findings, limit_tables, privacy_findings, source_of
 from medsilo.check.forecast import REMEDY, Rehearsal, free_memory, rehearsal_findings, rehearsal_table, within
 from medsilo.check.kit import Kit, check_certificates, check_network, check_seal
 from medsilo.check.leaks import leaks
@@ -26,7 +27,6 @@ from medsilo.check.machine import (
     required_versions,
 )
 from medsilo.check.result import Finding, Report
-from medsilo.check.spending import privacy_findings
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Compute
@@ -181,7 +181,7 @@ def _look_at_data(
         report.findings.extend(limit_findings(plan, settings, book, survey))
         report.tables.extend(limit_tables(plan, settings, book, survey))
     with _guarded("privacy", report):
-        report.findings.extend(privacy_findings(plan, settings, book))
+        report.findings.extend(privacy_findings(plan, settings, book, files_of(visit.kit) if visit.kit else None))
     known = survey.parts["train"].cases if survey.parts else None
     if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
         told = "no batch was tried, because the data or the device stop it"

@@ -15,7 +15,6 @@ from medsilo import __version__
 from medsilo.cli import (
     hospital,
     leading,
-    lists,
     plan_approval,
     results,
     reviewing,
@@ -30,8 +29,6 @@ from medsilo.registry import COMMANDS as PLUGGED_IN
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only when all it promised happened."
 Example = tuple[Callable[..., int], str]
-# With --json: a line per round or as soon as something is there, and one with the outcome.
-LINE_BY_LINE = (running.run, running.resume, leading.watch, plan_approval.site_page)
 
 # Every command of the engine with an example, by the people it serves; plug-ins bring more.
 COMMANDS: dict[str, tuple[Example, ...]] = {
@@ -43,49 +40,53 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (running.resume, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "For a consortium's lead": (
-        (leading.pack, "jobs/fedavg --with-code -o dist/fedavg-with-code"),
         (leading.provision, "provisioning/consortium.yaml -o kits"),
         (
             leading.submit,
             'jobs/fedbn --kit kits/lead@clinic.example --set "participation.sites=[st-anna,university-clinic]"',
         ),
         (leading.status, "--kit KIT"),
-        (leading.watch, "ID --kit KIT"),
         (leading.abort, "ID --kit KIT"),
         (leading.fetch, "ID --kit KIT"),
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
         (results.cross, "runs/local"),
-        (results.committee, "runs/adafed runs/ditto runs/fedbn"),
         (results.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
         (hospital.predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions"),
         (hospital.export, "runs/<run>/supermodel -o bundle"),
-        (hospital.leak_report, "jobs/harmofl --local kits/st-anna/local"),
+        (reviewing.leak_report, "jobs/harmofl --local kits/st-anna/local"),
         (hospital.check, "--job jobs/fedavg --kit kits/st-anna --html check.html"),
-        (plan_approval.approvals, "--kit kits/st-anna"),
         (plan_approval.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
-        (plan_approval.decline, "3f9a01c2 --kit kits/st-anna"),
-        (plan_approval.site_page, "--kit kits/st-anna"),
         (hospital.ledger, "show --kit kits/st-anna"),
-        (reviewing.evidence, "jobs/fedavg -o evidence"),
     ),
-    "What there is": (
-        (lists.methods, ""),
-        (lists.tasks, ""),
-    ),
+    "What there is": ((reviewing.list_, ""),),
 }
-# Commands that are gone: what to do instead.
-GONE = {
-    "advise": "run the methods with 'medsilo compare'; docs/evidence.md says which to choose then",
-    "withdraw": "'medsilo decline' withdraws an approval, too",
+# Commands of earlier versions: what does the same now.
+NOW = {
+    "advise": "medsilo compare",
+    "approvals": "medsilo approve",
+    "audit-privacy": "medsilo analyse privacy",
+    "committee": "medsilo cross RUN RUN",
+    "decline": "medsilo approve PLAN --decline",
+    "evidence": "medsilo leak-report --out FOLDER",
+    "methods": "medsilo list",
+    "nnunet-collect": "medsilo nnunet collect",
+    "nnunet-measure": "medsilo nnunet measure",
+    "nnunet-plan": "medsilo nnunet plan",
+    "pack": "medsilo submit JOB --out FOLDER",
+    "reproduce": "python -m benchmarks.flamby",
+    "site-page": "medsilo approve --page",
+    "tasks": "medsilo list",
+    "watch": "medsilo status ID --watch",
+    "withdraw": "medsilo approve PLAN --decline",
 }
 
 
 class Commands(TyperGroup):
-    """The commands in groups, by the people they serve; a wrong name gets a suggestion, one that is gone a remedy."""
+    """The commands in groups, by the people they serve; a wrong name gets a suggestion, an old one the new one."""
 
     others: Mapping[str, str | None] = {}  # commands of other packages, of which nothing is imported before they run
 
@@ -113,8 +114,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name in GONE:
-            raise typer.BadParameter(f"{name!r} is no longer a command: {GONE[name]}", ctx=ctx)
+        if name in NOW and name not in self.commands:
+            raise typer.BadParameter(f"'medsilo {name}' is now '{NOW[name]}'", ctx=ctx)
         if name not in self.commands and not name.startswith("-"):
             raise typer.BadParameter(f"{name!r} is no command{_meant(name, list(self.commands))}", ctx=ctx)
         return super().resolve_command(ctx, args)
@@ -141,8 +142,9 @@ def all_commands(wanted: str = "") -> dict[str, list[Command]]:
     """
     found = {title: [Command(does, example, title) for does, example in own] for title, own in COMMANDS.items()}
     for name in PLUGGED_IN:
-        if name == wanted or PLUGGED_IN.package_of(name) is None:
-            with suppress(*([] if name == wanted else [MedsiloError])):  # what is broken stops nothing else
+        asked = name.partition(".")[0] == wanted
+        if asked or PLUGGED_IN.package_of(name) is None:
+            with suppress(*([] if asked else [MedsiloError])):  # what is broken stops nothing else
                 found.setdefault(PLUGGED_IN[name].people, []).append(PLUGGED_IN[name])
     return found
 
@@ -151,13 +153,19 @@ def _program(wanted: str = "") -> Any:
     """Return the program with all its commands; without rich, whose import costs more than all the rest."""
     app = typer.Typer(name="medsilo", cls=Commands, rich_markup_mode=None, epilog=EPILOG)
     app.callback()(_medsilo)
+    groups: dict[str, typer.Typer] = {"": app}
     for title, commands in all_commands(wanted).items():
         for one in commands:
+            if one.of not in groups:
+                about = sys.modules[one.does.__module__].__doc__
+                groups[one.of] = typer.Typer(cls=Commands, rich_markup_mode=None, help=about)
+                app.add_typer(groups[one.of], name=one.of, rich_help_panel=title)
             epilog = f"example: medsilo {one.name} {one.example}".rstrip()
-            add = app.command(one.name, epilog=epilog, rich_help_panel=title)
-            add(command(one.does, in_lines=one.does in LINE_BY_LINE))
+            add = groups[one.of].command(one.name.rpartition(" ")[2], epilog=epilog, rich_help_panel=title)
+            add(command(one.does))
     program: Any = typer.main.get_command(app)
-    program.others = {name: PLUGGED_IN.package_of(name) for name in PLUGGED_IN if name not in program.commands}
+    first = {name.partition(".")[0]: PLUGGED_IN.package_of(name) for name in PLUGGED_IN}
+    program.others = {name: package for name, package in first.items() if name not in program.commands}
     return program
 
 
@@ -179,11 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the command of a command line and the values of its options, checked; nothing is run."""
-    program = _program()
-    with program.make_context("medsilo", list(arguments)) as ctx:
-        name, chosen, rest = program.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
-        with chosen.make_context(name, rest, parent=ctx) as own:
-            return name, dict(own.params)
+    ctx = _program().make_context("medsilo", list(arguments))
+    while isinstance(ctx.command, Commands):
+        name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
+        ctx = chosen.make_context(name, rest, parent=ctx)
+    return ctx.command_path.removeprefix("medsilo "), dict(ctx.params)
 
 
 # ---------------------------------------------------------------------------------------------------- wrong use

@@ -15,13 +15,16 @@ class Command:
     ...     return 0
     >>> Command(count, "--number 5", "For a hospital's engineer").name
     'count'
+    >>> Command(count, "", "For a hospital's engineer", of="cases").name
+    'cases count'
     """
 
     does: Callable[..., int]  # gets a Screen first; 0 is success
     example: str  # the arguments of one
     people: str  # the heading that it stands under
+    of: str = ""  # the command that it is one of several acts of
 
     @property
     def name(self) -> str:
         """Return what is typed."""
-        return self.does.__name__.replace("_", "-")
+        return f"{self.of} {self.does.__name__.rstrip('_')}".strip().replace("_", "-")

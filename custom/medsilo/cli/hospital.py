@@ -1,4 +1,4 @@
-"""Commands for a hospital's engineer: predict, export, leak-report, check, ledger."""
+"""Commands for a hospital's engineer: predict, export, check, ledger."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +13,10 @@ from medsilo.core.errors import MedsiloError
 if TYPE_CHECKING:
     from medsilo.check.visit import Visit
     from medsilo.deploy.predictor import Send
+    from medsilo.federation.sealed.identity import KitFiles
+    from medsilo.site.ledger import Ledger
 
-LEDGER_ACTIONS = ("show", "verify", "export")
+LEDGER_ACTIONS = ("show", "verify", "export", "accept")
 
 
 def predict(
@@ -143,52 +145,6 @@ def export(
     return 0
 
 
-def leak_report(
-    screen: Screen,
-    job: options.Job,
-    *,
-    plan: options.PlanFile = None,
-    changes: options.Changes,
-    data: options.Data = None,
-    local: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="a hospital's local/: its medsilo.yaml and privacy.json"),
-    ] = None,
-) -> int:
-    """Say what leaves a site under a job, before anything runs.
-
-    Every group of tensors with its bytes, every number that is told, and what can be done about each.
-    """
-    screen.note("reading the plan")
-    import dataclasses
-
-    from medsilo.check.leaks import averages_images, describe, leaks
-    from medsilo.federation.protection import read_for
-    from medsilo.flare.jobs import find_job, plan_of, stated
-    from medsilo.site.policy import Policy, read_policy
-    from medsilo.site.settings import SiteSettings, read_settings
-    from medsilo.tasks.sources import DataSource
-
-    found, folder = find_job(job), folder_of_settings(local)
-    settings = read_settings(folder) if folder else SiteSettings()
-    study = plan_of(found, changes, plan, settings.packages) if folder else plan_of(found, changes, plan)
-    policy = read_policy(folder, stated(found)[1]) if folder else Policy()
-    source = read_for(study, DataSource(folder=data) if data else settings.data)
-    images: dict[str, int | str] = {}
-    for site in study.participation.sites if averages_images(study) else ():
-        try:
-            data_of = study.task.site_data(site, study.participation.sites, study.seed, source)
-            images[site] = len(data_of.train)  # type: ignore[arg-type]
-        except MedsiloError as error:
-            images[site] = str(error)
-    lines = describe(study, images, settings, policy)
-    for line in lines:
-        screen.say(line)
-    groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
-    screen.answer(plan=study.hash, groups=groups, images_averaged=images, lines=lines)
-    return 0
-
-
 def check(
     screen: Screen,
     *,
@@ -290,21 +246,26 @@ def ledger(
         Path | None,
         typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="export: the file to write"),
     ] = None,
+    old_kit: Annotated[
+        Path | None, typer.Option(metavar="KIT", help="accept: the kit whose key signed before, if it is still there")
+    ] = None,
 ) -> int:
     """Show, verify or export what studies have cost this hospital's patients.
 
-    show: per data set and study the ε so far. verify: every line, signature and the head; with --against also that
-    nothing of an earlier export is gone. export: the lines as they are, to be kept elsewhere.
+    show: per data set and study the ε so far. verify: every line, whose key signs, and the heads here and in the kit;
+    with --against also that nothing of an earlier export is gone. export: the lines as they are, to be kept elsewhere.
+    accept: go on from what is there with the kit's key, where the kit is new, or the ledger came back from a copy.
     """
     screen.note("reading the ledger")
     from dataclasses import asdict
 
-    from medsilo.check.demands import book_of_kit
+    from medsilo.check.at_home import book_of_kit, files_of
     from medsilo.check.kit import read_kit
     from medsilo.check.spending import spending_lines, spent
     from medsilo.core.files import write_text
+    from medsilo.federation.sealed.identity import ledger_of
     from medsilo.site.book import Book
-    from medsilo.site.ledger import Ledger, ledgers
+    from medsilo.site.ledger import ledgers
     from medsilo.site.settings import SiteSettings, read_settings
 
     local = folder_of_settings(kit / "local" if kit else site_config)
@@ -312,11 +273,14 @@ def ledger(
     book = book_of_kit(settings, local, read_kit(kit).name) if kit else Book(records) if records else None
     if book is None:
         raise MedsiloError("where is the ledger? give --kit, or --records with the folder of what the site remembers")
-    if (against and action != "verify") or (out and action != "export"):
-        raise MedsiloError("--against belongs to verify, and --out to export")
-    found = [Ledger(book.folder, data) for data in ledgers(book.folder)]
+    if (against and action != "verify") or (out and action != "export") or (old_kit and action != "accept"):
+        raise MedsiloError("--against belongs to verify, --out to export, and --old-kit to accept")
+    files = files_of(read_kit(kit)) if kit else None
+    found = [ledger_of(book, data, files) for data in ledgers(book.folder, files.kit if files else None)]
     if not found:
         raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(book.folder))
+    if action == "accept":
+        return _accept_ledgers(screen, found, files, old_kit)
     told = [spent(one, settings.privacy) for one in found]  # each line is checked
     if action == "export":
         text = "".join(one.export() for one in found)
@@ -329,11 +293,29 @@ def ledger(
             since = f", {one.check_against(earlier)} since the export" if against else ""
             standing = one.standing()
             screen.say(f"data set {one.data}: {len(standing.entries)} lines are as they were written{since}")
+            if not files:
+                screen.say("  by whom, only the kit can tell: give --kit")
     else:
         for view in told:
             for line in spending_lines(view):
                 screen.say(line)
     screen.answer(ledgers=[asdict(view) for view in told], **({"export": out} if out else {}))
+    return 0
+
+
+def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | None", old_kit: Path | None) -> int:
+    """Let the kit's key sign what is there."""
+    from medsilo.check.at_home import files_of
+    from medsilo.check.kit import read_kit
+    from medsilo.federation.sealed.identity import key_of
+
+    if not files:
+        raise MedsiloError("accept is about a kit, whose key signs from here on; give --kit")
+    old = key_of(files_of(read_kit(old_kit))) if old_kit else None
+    for one in found:
+        known = one.accept(old)
+        told = "" if known else "; the key before it did not sign that: it is not in --old-kit"
+        screen.say(f"data set {one.data}: the kit's key signs from here on{told}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Commands for a consortium's lead: pack, provision, submit, status, watch, abort, fetch."""
+"""Commands for a consortium's lead: provision, submit, status, abort, fetch."""
 
 import time
 from pathlib import Path
@@ -9,43 +9,13 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.running import conclude
 from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
 from medsilo.study.progress import Moment, StudyProgress
 
 if TYPE_CHECKING:
     from medsilo.runs.schema import Progress, Turns
 
 CONNECTING = "connecting to the server"
-
-
-def pack(
-    screen: Screen,
-    job: options.Job,
-    *,
-    plan: options.PlanFile = None,
-    changes: options.Changes,
-    with_code: options.WithCode = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            *options.OUT,
-            metavar="FOLDER",
-            parser=options.output_folder,
-            help="the folder to write (default: dist/<job or plan>)",
-        ),
-    ] = None,
-) -> int:
-    """Write a job as it is submitted.
-
-    For NVFlare's own tools, and for hospitals that review a job before they run it.
-    """
-    from medsilo.flare import jobs
-
-    found = jobs.find_job(job)
-    folder = out or Path("dist") / (plan.stem if plan else found.resolve().name)
-    written = jobs.pack(found, folder, changes, with_code, plan)
-    screen.say(f"job: {written}")
-    screen.answer(job=written)
-    return 0
 
 
 def provision(
@@ -94,24 +64,39 @@ def submit(
     screen: Screen,
     job: options.Job,
     *,
-    kit: options.Kit,
+    kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
     plan: options.PlanFile = None,
     changes: options.Changes,
     with_code: options.WithCode = False,
     share: Annotated[
-        bool, typer.Option("--share", help="let everybody in the consortium follow it with 'medsilo watch'")
+        bool, typer.Option("--share", help="let everybody in the consortium follow it with 'medsilo status ID --watch'")
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            *options.OUT, metavar="FOLDER", parser=options.output_folder, help="instead: write what would be submitted"
+        ),
+    ] = None,
 ) -> int:
-    """Submit a job to a consortium.
+    """Submit a job to a consortium, or write it into a folder as it would be submitted.
 
-    Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id.
+    Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id. With --out
+    nothing is sent: that is for NVFlare's own tools, and for hospitals that review a job before they run it.
     """
+    if (kit is None) == (out is None):
+        raise MedsiloError("where to? give --kit to submit the job, or --out to write it into a folder")
     screen.note("checking the job")
-    from medsilo.consortium import lead
-    from medsilo.flare.jobs import find_job
+    from medsilo.flare import jobs
 
-    submitted = lead.submit(find_job(job), kit, screen.warn, changes, with_code, plan, share)
-    screen.say(submitted)
+    found = jobs.find_job(job)
+    if kit:
+        from medsilo.consortium import lead
+
+        submitted: str | Path = lead.submit(found, kit, screen.warn, changes, with_code, plan, share)
+    else:
+        assert out
+        submitted = jobs.pack(found, out, changes, with_code, plan, **({"share": True} if share else {}))
+    screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
     return 0
 
@@ -121,14 +106,20 @@ def status(
     job: Annotated[str | None, typer.Argument(metavar="ID", help="one job's id (default: all)")] = None,
     *,
     kit: options.Kit,
+    watch: Annotated[bool, typer.Option("--watch", help="show the job's rounds, until it ends")] = False,
 ) -> int:
-    """Say who is connected and what runs.
+    """Say who is connected and what runs; with --watch show a job's rounds, one line per site, until it ends.
 
-    The latest 20 jobs, with id and state.
+    The latest 20 jobs, with id and state. With --watch it ends with 0 if the job finished, else with 1; Ctrl-C ends the
+    watching, not the job.
     """
     screen.note(CONNECTING)
     from medsilo.consortium import lead
 
+    if watch:
+        if job is None:
+            raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
+        return _watch(screen, job, kit)
     state = lead.status(kit, job)
     for line in state.lines():
         screen.say(line)
@@ -136,15 +127,11 @@ def status(
     return 0
 
 
-def watch(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
-    """Show a job's rounds, one line per site, until it ends.
-
-    Ends with 0 if the job finished, else with 1. Ctrl-C ends the watching, not the job.
-    """
-    screen.note(CONNECTING)
+def _watch(screen: Screen, job: str, kit: Path) -> int:
     from medsilo.consortium import lead
 
-    heard = _Heard()
+    screen.in_lines = True
+    heard = _LatestTurns()
     progress = StudyProgress((), 0, "score", look=heard.moment)
     screen.answer(job=job)
 
@@ -166,7 +153,7 @@ def watch(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
     return 1
 
 
-class _Heard:
+class _LatestTurns:
     """The last word of the server about who is asked and who has answered."""
 
     def __init__(self) -> None:

@@ -214,7 +214,8 @@ Primary = Annotated[
         help=f"the question, declared before the runs: {', '.join(PRIMARIES)}; all else is exploratory",
     ),
 ]
-Kit = Annotated[Path, typer.Option(metavar="KIT", help="your own kit, from the consortium's lead")]
+OWN_KIT = "your own kit, from the consortium's lead"
+Kit = Annotated[Path, typer.Option(metavar="KIT", help=OWN_KIT)]
 Threads = Annotated[
     int | None,
     typer.Option(metavar="N", parser=positive, help="sites that work at once (default: all that memory has room for)"),

@@ -1,4 +1,4 @@
-"""Commands for a hospital's decision about a plan: approvals, approve, decline, site-page."""
+"""The command for a hospital's decision about a plan: approve."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,19 +10,10 @@ from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
-    from medsilo.check.approving import KitAtHome
+    from medsilo.check.at_home import KitAtHome
     from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
 
 HOURS = {"h": 1, "d": 24, "w": 168}
-Kit = Annotated[Path, typer.Option(metavar="KIT", help="this site's kit")]
-Hash = Annotated[
-    str | None, typer.Argument(metavar="PLAN", help="the plan's hash, or its beginning where the plan has asked here")
-]
-JobName = Annotated[
-    str | None,
-    typer.Option("--job", metavar="JOB", help="instead: a job's folder", autocompletion=options.complete_job),
-]
-By = Annotated[str, typer.Option(metavar="NAME", help="who decides (default: this account's name)")]
 
 
 def lasting(value: object) -> int:
@@ -34,12 +25,70 @@ def lasting(value: object) -> int:
     return int(number) * HOURS[unit]
 
 
-def approvals(screen: Screen, *, kit: Kit) -> int:
-    """List the plans that asked to run here, and what was decided.
+def approve(
+    screen: Screen,
+    hash: Annotated[
+        str | None,
+        typer.Argument(metavar="PLAN", help="the plan's hash, or its beginning where the plan has asked here"),
+    ] = None,
+    *,
+    kit: Annotated[Path, typer.Option(metavar="KIT", help="this site's kit")],
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="JOB", help="instead: a job's folder", autocompletion=options.complete_job),
+    ] = None,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    expires: Annotated[
+        int | None, typer.Option(metavar="TIME", parser=lasting, help="for so long: 12h, 30d or 8w (default: no end)")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=options.positive,
+            help="answer so many rounds of this plan at most, over all its studies",
+        ),
+    ] = None,
+    sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
+    method: Annotated[str, typer.Option(metavar="METHOD", help="only if the plan has this method")] = "",
+    decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
+    by: Annotated[str, typer.Option(metavar="NAME", help="who decides (default: this account's name)")] = "",
+    page: Annotated[
+        bool, typer.Option("--page", help="a page to read plans, decide, and watch studies, on this machine only")
+    ] = False,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="of the page; 0: any that is free")] = 0,
+) -> int:
+    """At a hospital: let a plan run here, by its hash; list those that asked; or --decline one.
 
-    Each decision with who took it, when, and its limits; the last one about a plan counts.
+    Signed with the key of the kit. With 'approval: required' in medsilo.yaml nothing else runs. Without a plan: those
+    that asked, and what was decided by whom; the last decision counts. A study that waits is told at once when its plan
+    is declined; after an approval --decline withdraws it: the study stops here before its next answer leaves, and what
+    has left before stays where it is. --page prints an address that is good for one use, until Ctrl-C; studies go on.
     """
-    from medsilo.check.approving import KitAtHome
+    if page:
+        return _show_page(screen, kit, port)
+    if hash is None and job is None:
+        if plan or changes or decline:
+            raise MedsiloError("which plan? give the beginning of its hash, or --job; --plan and --set belong to --job")
+        return _list(screen, kit)
+    import time
+
+    from medsilo.site.approvals import ApprovalLimits
+
+    limits = ApprovalLimits.of(
+        expires=None if expires is None else int(time.time()) + 3600 * expires,
+        rounds=rounds,
+        sites=tuple(sorted(filter(None, (site.strip() for site in sites.split(","))))),
+        method=method,
+    )
+    if decline and limits.words():
+        raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
+    return _decide(screen, "declined" if decline else "approved", kit, hash, (job, plan, changes), by, limits)
+
+
+def _list(screen: Screen, kit: Path) -> int:
+    from medsilo.check.at_home import KitAtHome
     from medsilo.site.approvals import moment
 
     home = KitAtHome.read(kit)
@@ -60,76 +109,8 @@ def approvals(screen: Screen, *, kit: Kit) -> int:
     return 0
 
 
-def approve(
-    screen: Screen,
-    hash: Hash = None,
-    *,
-    kit: Kit,
-    job: JobName = None,
-    plan: options.PlanFile = None,
-    changes: options.Changes,
-    expires: Annotated[
-        int | None, typer.Option(metavar="TIME", parser=lasting, help="for so long: 12h, 30d or 8w (default: no end)")
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=options.positive,
-            help="answer so many rounds of this plan at most, over all its studies",
-        ),
-    ] = None,
-    sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
-    method: Annotated[str, typer.Option(metavar="METHOD", help="only if the plan has this method")] = "",
-    by: By = "",
-) -> int:
-    """At a hospital: let a plan run here, by its hash; signed with the key of the kit.
-
-    With 'approval: required' in medsilo.yaml nothing else runs. A plan that asked waits under 'medsilo approvals'.
-    """
-    import time
-
-    from medsilo.site.approvals import ApprovalLimits
-
-    limits = ApprovalLimits.of(
-        expires=None if expires is None else int(time.time()) + 3600 * expires,
-        rounds=rounds,
-        sites=tuple(sorted(filter(None, (site.strip() for site in sites.split(","))))),
-        method=method,
-    )
-    return _decide(screen, "approved", kit, hash, (job, plan, changes), by, limits)
-
-
-def decline(
-    screen: Screen,
-    hash: Hash = None,
-    *,
-    kit: Kit,
-    job: JobName = None,
-    plan: options.PlanFile = None,
-    changes: options.Changes,
-    by: By = "",
-) -> int:
-    """At a hospital: say that a plan must not run here, or no longer; signed with the key of the kit.
-
-    A study that waits for the decision is told at once. After an approval this withdraws it: a study that runs stops
-    here before its next answer leaves; what has left before stays where it is.
-    """
-    return _decide(screen, "declined", kit, hash, (job, plan, changes), by)
-
-
-def site_page(
-    screen: Screen,
-    *,
-    kit: Kit,
-    port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65_535, help="on this machine; 0: any that is free")
-    ] = 0,
-) -> int:
-    """At a hospital: a page to read plans, approve or decline them, and watch studies, on this machine only.
-
-    Prints an address that is good for one use. Ctrl-C ends the page; studies go on.
-    """
+def _show_page(screen: Screen, kit: Path, port: int) -> int:
+    screen.in_lines = True
     from medsilo.site_page.page_server import PageServer
     from medsilo.site_page.pages import SitePages
 
@@ -154,15 +135,17 @@ def _decide(
     hash: str | None,
     given: tuple[str | None, Path | None, list[str]],
     by: str,
-    limits: "ApprovalLimits | None" = None,
+    limits: "ApprovalLimits",
 ) -> int:
     import getpass
 
-    from medsilo.check.approving import KitAtHome, in_words
+    from medsilo.check.at_home import KitAtHome
 
     home = KitAtHome.read(kit)
     meant, asked = _meant(home, hash, *given)
     if asked and verdict == "approved":  # the others need no plan that can be read
+        from medsilo.check.approving import in_words
+
         for name, words in in_words(home.plan_of(asked)):
             screen.say(f"{name}: {words}")
     before = home.approvals.last(meant)

@@ -66,56 +66,42 @@ def hospital_pages(run: Path) -> list[Path]:
 
 def cross(
     screen: Screen,
-    run: Annotated[Path, typer.Argument(help="the run's folder, with all its sites on this machine")],
-    *,
-    device: options.DeviceOfRun = None,
-    data: options.DataOfRun = None,
-    site_config: options.SiteConfigs = None,
-) -> int:
-    """Test every site's model of a run on every site's data.
-
-    Prints the table, and adds it to the run as cross.json and to its report.
-    """
-    screen.begin(f"reading {run}")
-    from medsilo.report.page import write
-    from medsilo.report.read import read
-    from medsilo.report.table import cross_table
-    from medsilo.study import cross as crossing
-
-    with screen.busy("testing every model on every site's data"):
-        settings = settings_of(device, data, site_config, crossing.run_settings(run), **ALL_MINE)
-        scores = crossing.cross(run, settings)
-    screen.say(cross_table(read(run)))
-    page = write([run], run / "report.html", run.resolve().name)
-    screen.say(f"\nreport: {page}")
-    screen.answer(run=run, scores=scores, report=page)
-    return 0
-
-
-def committee(
-    screen: Screen,
     runs: Annotated[
-        list[Path], typer.Argument(help="folders of runs of one task, with all their sites on this machine")
+        list[Path],
+        typer.Argument(help="a run's folder, or those of several runs of one task, with all their sites here"),
     ],
     *,
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,
     site_config: options.SiteConfigs = None,
 ) -> int:
-    """Test several runs' models that answer together, on every site's data.
+    """Test every site's model of a run on every site's data; of several runs, models that answer together.
 
-    Each site's models of these runs say what is probable, and the mean of it counts. Prints the score of each run's
-    model alone, too. Such models predict by `medsilo predict MODEL IMAGES --with OTHER`.
+    Of one run it prints the table, and adds it to the run as cross.json and to its report. Of several the mean of what
+    each site's models say is probable counts, beside the score of each run's model alone; such models predict by
+    `medsilo predict MODEL IMAGES --with OTHER`.
     """
-    screen.begin(f"reading {len(runs)} runs")
-    from medsilo.report.table import committee_table
-    from medsilo.study.cross import committee_scores, run_settings
+    screen.begin(f"reading {', '.join(map(str, runs))}")
+    from medsilo.report.page import write
+    from medsilo.report.read import read
+    from medsilo.report.table import committee_table, cross_table
+    from medsilo.study import cross as crossing
 
-    with screen.busy("testing the models together and alone"):
-        settings = settings_of(device, data, site_config, run_settings(runs[0]), **ALL_MINE)
-        together, alone = committee_scores(runs, settings)
-    screen.say(committee_table(together, alone))
-    screen.answer(runs=runs, together=together, alone=alone)
+    with screen.busy("testing every model on every site's data"):
+        settings = settings_of(device, data, site_config, crossing.run_settings(runs[0]), **ALL_MINE)
+        if len(runs) > 1:
+            together, alone = crossing.committee_scores(runs, settings)
+        else:
+            scores = crossing.cross(runs[0], settings)
+    if len(runs) > 1:
+        screen.say(committee_table(together, alone))
+        screen.answer(runs=runs, together=together, alone=alone)
+        return 0
+    [run] = runs
+    screen.say(cross_table(read(run)))
+    page = write([run], run / paths.REPORT, run.resolve().name)
+    screen.say(f"\nreport: {page}")
+    screen.answer(run=run, scores=scores, report=page)
     return 0
 
 

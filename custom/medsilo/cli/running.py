@@ -1,4 +1,4 @@
-"""Commands for a person with all the data on one machine: demo, run, compare, reproduce, resume."""
+"""Commands for a person with all the data on one machine: demo, run, compare, resume."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +43,7 @@ def demo(
     same = done.same
     told = StoryRows(ALONE, RUNNING, HARMONISED, same.tensors if same else 0, same.different if same else None)
     page = write_demo(done.folder, told)
-    screen.say(f"\ntable: {done.folder / paths.TABLE}\nreport: {page}")
+    _say_answer(screen, done.folder, page)
     screen.answer(report=page, failures=done.failures, equal=bool(same and not same.different))
     failures = [*done.failures, *(["NVFlare's simulator gave other numbers"] if same and same.different else [])]
     for failure in failures:
@@ -69,6 +69,7 @@ def run(
 
     Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md).
     """
+    screen.in_lines = True
     screen.begin(f"reading the plan of {job}")
     from medsilo.core.text import is_safe_name
     from medsilo.flare.jobs import find_job, plan_of
@@ -107,7 +108,7 @@ def _study(
     sites = plan.participation.sites
     where = "starting NVFlare" if job else "starting in this process"
     screen.say(f"{where}: {len(sites)} hospitals, {plan.rounds} rounds")
-    progress = StudyProgress(sites, plan.rounds, plan.task.metric, look=partial(Moment.of_run, folder))
+    progress = StudyProgress(sites, plan.rounds, plan.task.goal.metric, look=partial(Moment.of_run, folder))
     with screen.rounds(progress) as on_round:
         _start(plan, folder, settings, job, threads, resumes, on_round, screen.say)
 
@@ -144,7 +145,7 @@ def compare(
         typer.Option(
             metavar="TASK",
             autocompletion=options.complete_task,
-            help="the task, of 'medsilo tasks' (default: synthetic-histology)",
+            help="the task, of 'medsilo list' (default: synthetic-histology)",
         ),
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="a plan or a job's folder that the rows change")] = None,
@@ -235,11 +236,11 @@ def compare(
 
     from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
-    from medsilo.study.compare import Asked, Study, asked, most_at_once, shown
+    from medsilo.study.compare import Asked, Study, asked, command_line, most_at_once
 
     wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out, folds)
     base, cells = asked(wanted)
-    about = About(title=title, command=shown(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
+    about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
     study = Study(out, about, base, cells, against, primary)
     settings = settings_of(device, data, site_config, **ALL_MINE)
     with screen.busy("comparing") as tell_more:
@@ -247,12 +248,28 @@ def compare(
         failures = study.run(engine, settings, at_once or most_at_once(), screen.say)
     screen.doing("writing the page")
     page = write_study(out)
-    screen.say(f"\ntable: {out / paths.TABLE}\nreport: {page}")
+    _say_answer(screen, out, page)
     rows = json.loads((out / "table.json").read_text(encoding="utf-8"))
     screen.answer(table=out / "table.md", report=page, verdict=out / "verdict.json", failures=failures, rows=rows)
     for failure in failures:
         screen.warn(failure)
     return 1 if failures else 0
+
+
+def _say_answer(screen: Screen, folder: Path, page: Path) -> None:
+    """Say what a comparison found, and for each hospital whether joining pays there."""
+    from medsilo.runs.reading import read_verdict
+    from medsilo.study.verdict import with_interval
+
+    verdict = read_verdict(folder)
+    screen.say(f"\n{verdict.headline}")
+    words = {"yes": "joining pays", "no": "joining costs", "open": "open whether joining pays"}
+    [gains] = [row.joining for row in verdict.rows if row.title == verdict.declared] or [{}]
+    for site, answer in verdict.joining.items():
+        if answer in words:
+            gain = gains.get(site)
+            screen.say(f"  {site}: {words[answer]}{f', {with_interval(gain)}' if gain else ''}")
+    screen.say(f"\ntable: {folder / paths.TABLE}\nreport: {page}")
 
 
 def resume(
@@ -271,6 +288,7 @@ def resume(
 
     The numbers are those of a run that never stopped. In a consortium: waits as submit does, prints the new id.
     """
+    screen.in_lines = True
     if kit:
         screen.note("connecting to the server")
         from medsilo.consortium import lead

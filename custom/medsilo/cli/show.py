@@ -33,12 +33,20 @@ Tell = Callable[[], str]
 
 
 class Screen:
-    """The output of one command. With `as_json`, stdout has JSON only."""
+    """The output of one command. With `as_json`, stdout has JSON only.
 
-    def __init__(self, as_json: bool = False, in_lines: bool = False, silence: float = MOST_SILENCE) -> None:
+    >>> screen = Screen()
+    >>> screen.say("model: 3 of 4")
+    model: 3 of 4
+    >>> screen.answer(cases=3)
+    >>> screen.document
+    {'cases': 3}
+    """
+
+    def __init__(self, as_json: bool = False, silence: float = MOST_SILENCE) -> None:
         """silence: seconds after which a command that has begun something says how it goes on."""
         self.as_json = as_json
-        self.in_lines = in_lines  # JSON lines: one per event and the last one with the outcome
+        self.in_lines = False  # JSON lines: one per event and the last one with the outcome
         self.document: Any = {}
         self.watched = sys.stdout.isatty() and not as_json
         self._print: Callable[[str], None] | None = None  # above what is live on the terminal
@@ -193,7 +201,7 @@ class _Ticker:
         self._thread.join()
 
 
-def command(does: Command, in_lines: bool = False) -> Command:
+def command(does: Command) -> Command:
     """Return the command with `--json` added, its screen given, and its errors shown as one line."""
     signature = inspect.signature(does)
     parameters = [value for name, value in signature.parameters.items() if name != "screen"]
@@ -201,7 +209,7 @@ def command(does: Command, in_lines: bool = False) -> Command:
 
     @functools.wraps(does)
     def shown(*, as_json: bool, **values: Any) -> int:
-        screen = Screen(as_json, in_lines)
+        screen = Screen(as_json)
         try:
             return screen.close(does(screen, **values))
         except MedsiloError as error:

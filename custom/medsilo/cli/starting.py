@@ -55,7 +55,7 @@ def init(
     assert folder is not None
     from dataclasses import replace
 
-    from medsilo.report.start_page import Started, write_start_page
+    from medsilo.report.start_page import StartFacts, write_start_page
     from medsilo.start.advice import advice, rows, shown_lines
     from medsilo.start.looker import Folder, first_sight
     from medsilo.start.trial import machine_of, seconds_of
@@ -79,7 +79,7 @@ def init(
     go = all(report.go for report in checked.values())
     steps, trial = advice(plan, sight.several, out, go), out / TRIAL if go and not no_train else None
     verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
-    started = Started(found, told, verdicts, steps)
+    started = StartFacts(found, told, verdicts, steps)
     page = write_start_page(started, out / PAGE)
     if trial:
         screen.say(f"\ntwo rounds, every hospital alone and one after the other: about {seconds_of(checked.values())}")
@@ -155,7 +155,7 @@ def _tried(screen: Screen, plan: "Plan", settings: "SiteSettings", folder: Path)
 
     trial = alone(plan)
     sites = trial.participation.sites
-    with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.metric)) as on_round:
+    with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.goal.metric)) as on_round:
         try_alone(trial, settings, folder, on_round)
     write([folder], folder / paths.REPORT, folder.name)
     screen.say("\n" + text_table(read_all([folder])))

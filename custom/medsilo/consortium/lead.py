@@ -154,7 +154,7 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
             return
         if time.monotonic() > deadline:
             waits = "; ".join(_obstacles(job)) or "the hospitals have not joined yet"
-            say(f"{job['status']}: {waits}; 'medsilo watch {job_id}' goes on looking")
+            say(f"{job['status']}: {waits}; 'medsilo status {job_id} --watch' goes on looking")
             return
         time.sleep(POLL)
 
@@ -402,7 +402,7 @@ def _ended(session: Session, job_id: str) -> Progress | None:
 
 
 @dataclass(frozen=True)
-class _Left:
+class _JobResults:
     """The results that a job left when it was over, as far as there are any."""
 
     summary: Summary | None
@@ -417,14 +417,14 @@ class _Left:
         return [self.summary.reason or "it failed"]
 
 
-def _left(session: Session, job_id: str) -> _Left:
+def _left(session: Session, job_id: str) -> _JobResults:
     with tempfile.TemporaryDirectory() as folder:
         workspace = _download(session, job_id, Path(folder))
         run, refusal = _run_in(workspace), workspace / paths.REFUSED
         why = plain(refusal.read_text("utf-8", "replace")) if refusal.is_file() else None
         if not run:
-            return _Left(None, [], why)
-        return _Left(read_summary(run) if (run / paths.SUMMARY).exists() else None, read_rounds(run, True), why)
+            return _JobResults(None, [], why)
+        return _JobResults(read_summary(run) if (run / paths.SUMMARY).exists() else None, read_rounds(run, True), why)
 
 
 def _download(session: Session, job_id: str, folder: Path) -> Path:
@@ -471,7 +471,7 @@ def fetch(job_id: str, kit: Path, out: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder, connected(kit) as session:
         status = str(session.get_job_status(job_id))
         if not _is_over(status):
-            raise MedsiloError(f"job {job_id} is {status}; 'medsilo watch' waits for its end")
+            raise MedsiloError(f"job {job_id} is {status}; 'medsilo status {job_id} --watch' waits for its end")
         run = _run_in(_download(session, job_id, Path(folder)))
         if run is None or not (run / paths.SUMMARY).exists():
             raise MedsiloError(

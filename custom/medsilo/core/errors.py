@@ -37,7 +37,12 @@ class YamlError(MedsiloError):
 
 
 class DataError(MedsiloError):
-    """A site's data are absent or unusable."""
+    """A site's data are absent or unusable.
+
+    >>> raise DataError("no image fits images/*.png; correct data.images", private="/data/kidney")
+    Traceback (most recent call last):
+    medsilo.core.errors.DataError: no image fits images/*.png; correct data.images
+    """
 
 
 class Full(DataError):
@@ -45,7 +50,12 @@ class Full(DataError):
 
 
 class Refused(MedsiloError):
-    """A parcel that must not enter a sum, with the reason."""
+    """A parcel that must not enter a sum, with the reason.
+
+    >>> raise Refused("weights of layer 3 are not finite")
+    Traceback (most recent call last):
+    medsilo.core.errors.Refused: weights of layer 3 are not finite
+    """
 
 
 class Died(Refused):

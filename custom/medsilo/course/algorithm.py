@@ -27,6 +27,11 @@ class Algorithm(Section):
 
     A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `phases` what
     travels, how it is mixed and what sites do; in `networks` what a site holds; in `outcome` how a study ends.
+
+    >>> from medsilo.registry import METHODS
+    >>> fedprox = METHODS["fedprox"](mu=0.1)
+    >>> fedprox.title, fedprox.mu, issubclass(METHODS["fedprox"], Algorithm)
+    ('FedProx', 0.1, True)
     """
 
     title: ClassVar[str]

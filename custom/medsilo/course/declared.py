@@ -22,6 +22,9 @@ class Private:
 
     All networks learn from the same sampled cases, so that their noisy gradients count together. What the noisy weights
     are used for afterwards costs nothing: averages, pulls, momentum, moments.
+
+    >>> Private(networks=("global",), at_home=("personal",)).says
+    'everything that leaves follows from noisy gradients'
     """
 
     networks: tuple[str, ...]  # learn by noisy steps
@@ -65,7 +68,7 @@ class PrivacyOffer(Feature, Promise):
     )
     scores: NumbersOffer | None = Field(
         None,
-        description="scores over validation and test cases leave with Laplace noise, and models are chosen by them; "
+        description="scores over validation and test cases leave with geometric noise, and models are chosen by them; "
         "`null`: scores leave only where a hospital declares them public, and else the last round's model is taken",
     )
     counts: NumbersOffer | None = Field(

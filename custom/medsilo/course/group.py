@@ -70,6 +70,11 @@ class Group:
 
     Groups of a phase are added and merged in the order in which they are declared, so that the mixing of a group may
     look at the earlier ones: `mix` finds their mixers in `server.mixers`.
+
+    >>> import torch
+    >>> head = Group("head", lambda modules: dict(modules["model"][-1].named_parameters()), travels="up")
+    >>> sorted(head.of({"model": torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))}))
+    ['bias', 'weight']
     """
 
     name: str

@@ -33,6 +33,11 @@ class Layer(Feature):
 
     A study calls the same object at the server and at every site, so it holds its numbers and no state; state lies in
     what `site` and `server` return.
+
+    >>> class Silent(Layer):
+    ...     name: str = "silent"
+    >>> Silent().site("a site", place=None)
+    'a site'
     """
 
     name: str

@@ -63,6 +63,10 @@ class Outcome(ABC):
     `personal`: sites end with models of their own, and each chooses its best by itself. `common`: the network that all
     share and that the lead gets. `for_others`: whether hospitals that did not train can use the outcome. `one_network`:
     whether a single network answers, and not several that are put together.
+
+    >>> from medsilo.registry import METHODS
+    >>> [(name, METHODS[name]().outcome.personal) for name in ("fedavg", "fedbn")]
+    [('fedavg', False), ('fedbn', True)]
     """
 
     personal: bool
@@ -121,7 +125,11 @@ class Outcome(ABC):
 
 @dataclass(frozen=True)
 class OneModel(Outcome):
-    """All sites end with the same model; the best is chosen by the mean of their validation scores."""
+    """All sites end with the same model; the best is chosen by the mean of their validation scores.
+
+    >>> OneModel().common, OneModel().personal
+    ('model', False)
+    """
 
     common: str | None = "model"
     personal: bool = False
@@ -133,7 +141,11 @@ class OneModel(Outcome):
 
 @dataclass(frozen=True)
 class OwnModels(Outcome):
-    """Every site ends with a model of its own; `common` is one that they share beside it."""
+    """Every site ends with a model of its own; `common` is one that they share beside it.
+
+    >>> OwnModels(common="global").personal
+    True
+    """
 
     common: str | None = None
     personal: bool = True

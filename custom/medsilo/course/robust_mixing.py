@@ -17,8 +17,9 @@ class Mixing(Feature):
     robust: Robust | None = Field(
         None,
         description="what takes the place of every mean over hospitals, so that a few dishonest ones can't bend the "
-        "model ([robust.md](robust.md)). Hospitals count alike in it, unless `share_cap` is given with `norm-bound` or "
-        "`geometric-median`. Groups of which every hospital has values of its own stay as the method mixes them",
+        "model ([privacy.md](privacy.md#robust-rules)). Hospitals count alike in it, unless `share_cap` is given with "
+        "`norm-bound` or `geometric-median`. Groups of which every hospital has values of its own stay as the method "
+        "mixes them",
     )
     share_cap: float | None = Field(
         None,

@@ -60,8 +60,8 @@ class TransportSettings(Feature):
     )
     sealing: Sealing = Field(
         "none",
-        description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
-        "learns sums only",
+        description="whether hospitals send what the server cannot read "
+        "([secure-aggregation.md](secure-aggregation.md)). `pairwise`: it learns sums only",
     )
     sealing_threshold: int | None = Field(
         None,

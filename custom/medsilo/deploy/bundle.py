@@ -23,7 +23,7 @@ from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.tasks.bundled import IN_MONAI, InMonai
+from medsilo.tasks.use import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions
@@ -39,7 +39,7 @@ def network(folder: str) -> nn.Module:
 def write_bundle(source: Source, out: Path) -> str:
     """Write the bundle; return why no ONNX file is in it, if that is so."""
     task = source.plan.task
-    words = task.in_monai()
+    words = task.use.in_monai
     if words is None or task.shape is None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
     own = _without_medsilo(source)
@@ -74,7 +74,7 @@ def _place(words: InMonai) -> str:
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
     """Return the network's definition, where it is one of MONAI's with nothing added to it."""
-    shape = source.plan.task.channels, source.plan.task.outputs
+    shape = source.plan.task.channels, source.plan.task.goal.outputs
     with torch.device("meta"):
         plain = source.plan.network.build(*shape).state_dict()
     return source.plan.network.monai(*shape) if plain.keys() == source.network.state_dict().keys() else None
@@ -206,10 +206,10 @@ def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[s
         "is_patch_data": False,
     }
     image = {**tensor, "format": "magnitude", "num_channels": task.channels}
-    names = words.classes or ("background", *(f"label {label}" for label in range(1, task.classes)))
+    names = words.classes or ("background", *(f"label {label}" for label in range(1, task.goal.classes)))
     labels = {str(label): name for label, name in enumerate(names)}
     kind = "probabilities" if words.classifies else "labels"
-    found = {**tensor, "format": kind, "num_channels": task.outputs, "channel_def": labels}
+    found = {**tensor, "format": kind, "num_channels": task.goal.outputs, "channel_def": labels}
     return {
         "schema": SCHEMA,
         "version": __version__,

@@ -38,7 +38,7 @@ with {plan.algorithm.name} without sharing images. {RULES[model.rule].format(gam
 | hospitals | {", ".join(model.sites)} |
 | agreed to share their personal model | {", ".join(model.agreed) or "none"} |
 | represented by the global model | {", ".join(kept) or "none"} |
-| input | {plan.task.channels} channel(s), {plan.task.classes} classes, network {plan.network.name} |
+| input | {plan.task.channels} channel(s), {plan.task.goal.classes} classes, network {plan.network.name} |
 | spacing of training images (x, y, z in mm) | {_ranges(origin.spacing or plan.task.spacing)} |
 | rounds of training | {plan.rounds} |
 | medsilo | {package["version"]}, {package["hash"][:12]} |
@@ -64,7 +64,7 @@ def _gamma(model: Experts, origin: Origin) -> str:
     if origin.tuning is None or origin.tuning.threshold != model.threshold:
         return f"{model.threshold:g}, as it was set; it was not tuned."
     rows = "\n".join(f"| {gamma:g} | {cases} | {score:.4f} |" for gamma, cases, score in origin.tuning.curve)
-    metric, (low, high) = origin.plan.task.metric, origin.tuning.plateau
+    metric, (low, high) = origin.plan.task.goal.metric, origin.tuning.plateau
     return (
         f"{model.threshold:g}: the middle of the range from {low:g} to {high:g}, within which all values tried have "
         f"the best mean {metric} over the validation cases of all hospitals together.\n\n"

@@ -12,7 +12,7 @@ from medsilo.deploy.predict import Prediction, predict_all
 from medsilo.deploy.predictor import PredictionRequest, Predictor
 from medsilo.tasks.dicom_walk import is_dicom
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.task import Task
+from medsilo.tasks.use import ImageUse
 
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
 COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
@@ -20,13 +20,14 @@ COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
 
 def predict_images(asked: PredictionRequest) -> int:
     """Predict image files, whose masks have the values of the hospital's own masks; returns how many failed."""
-    task = asked.source.plan.task
-    channels = {image[0]: image for image in task.images_among(find_images(asked.given))}
+    use = asked.source.plan.task.use
+    assert isinstance(use, ImageUse)
+    channels = {image[0]: image for image in use.images_among(find_images(asked.given))}
     named = masks_for(list(channels))
     if any(path.resolve().parent == asked.out.resolve() for path, _ in named):
         raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
-    own_values = task.own_values(asked.data)
-    images = [ImageFile(path.name, channels[path], mask, own_values, task) for path, mask in named]
+    own_values = use.own_values(asked.data)
+    images = [ImageFile(path.name, channels[path], mask, own_values, use) for path, mask in named]
     return predict_all(asked, images)
 
 
@@ -42,10 +43,10 @@ class ImageFile:
     files: tuple[Path, ...]
     mask: str
     own_values: Mapping[int, int]
-    task: Task = field(repr=False)
+    use: ImageUse = field(repr=False)
 
     def read(self) -> Scan:
-        return self.task.scan_of(self.files)
+        return self.use.scan_of(self.files)
 
     def write(self, scan: Scan, prediction: Prediction, out: Path) -> dict[str, str]:
         if prediction.labels is None:

@@ -12,6 +12,7 @@ from medsilo.deploy.source import Source
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import SiteResult, Summary
+from medsilo.tasks.segmentation import Segmentation
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
 LEVEL = 0.95
@@ -37,14 +38,14 @@ def card_facts(source: Source) -> dict[str, Any]:
     """Return everything that the card says."""
     plan, summary = source.plan, _summary(source)
     results = {**summary.sites, **summary.unseen} if summary else {}
-    package = package_facts()
+    package, goal = package_facts(), plan.task.goal
     return {
         "schema": 1,
         "model": source.facts,
         "task": plan.task.name,
         "task_title": plan.task.title,
         "synthetic": plan.task.synthetic,
-        "labels": list(plan.task.label_names[plan.task.segments :]),
+        "labels": list(goal.label_names[isinstance(goal, Segmentation) :]),  # without the background
         "method": plan.algorithm.name,
         "method_title": plan.algorithm.title,
         "network": plan.network.name,
@@ -58,7 +59,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,
-        "metric": summary.metric if summary else plan.task.metric,
+        "metric": summary.metric if summary else plan.task.goal.metric,
         "level": LEVEL,
         "unseen": sorted(summary.unseen) if summary else [],
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,

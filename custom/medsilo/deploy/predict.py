@@ -19,6 +19,7 @@ from medsilo.deploy.source import Source
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan
+from medsilo.tasks.use import ImageUse
 
 BATCH = 16  # cases (slices of a volume) that go through the network together
 FAR = 1.5  # a spacing this many times beyond the training images' is warned of
@@ -29,7 +30,12 @@ COLUMNS = ("image", "mask", "error", "detail", "warnings", "expert", "experts", 
 
 @dataclass
 class Prediction:
-    """One image's answer. `found` goes into the tables."""
+    """One image's answer. `found` goes into the tables.
+
+    >>> import numpy as np
+    >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}, ["nothing was found"]).warnings
+    ['nothing was found']
+    """
 
     labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
     found: dict[str, Any]
@@ -52,6 +58,8 @@ class PredictedImage(Protocol):
 def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     """One image through the task's own preprocessing, the network, and back to the image's grid."""
     task = source.plan.task
+    use, called = task.use, task.goal.label_names
+    assert isinstance(use, ImageUse)
     if not np.isfinite(scan.values).all():
         raise DataError("an image has values that are NaN or infinite")
     answers: list[tuple[list[str], Tensor | None]] = []
@@ -61,7 +69,7 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
         answers.append((names, confidence))
         return output
 
-    parts = task.inputs_of_scan(scan).split(BATCH)
+    parts = use.inputs_of(scan).split(BATCH)
     output = torch.cat([task.infer(answer, cases.to(device)).float().cpu() for cases in parts])
     if not output.isfinite().all():
         raise MedsiloError("the network's output is NaN or infinite; check the image's intensities")
@@ -71,10 +79,10 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
     labels = None
     if output.dim() == 2:
-        found |= _class(output, task.label_names)
+        found |= _class(output, called)
     else:
-        labels = task.labels_on(scan, output).numpy().astype(np.uint8)
-        found |= _sizes(labels, scan.spacing, task.label_names)
+        labels = use.labels_on(scan, output).numpy().astype(np.uint8)
+        found |= _sizes(labels, scan.spacing, called)
     return Prediction(labels, found, _far(source, scan))
 
 
@@ -126,7 +134,7 @@ def predict_all(asked: PredictionRequest, images: Sequence[PredictedImage]) -> i
     finally:
         write_tables(out, source.facts, rows)
     if tiles:
-        write_montage(out / MONTAGE, tiles, tuple(map(_shown, source.plan.task.label_names[1:])))
+        write_montage(out / MONTAGE, tiles, tuple(map(_shown, source.plan.task.goal.label_names[1:])))
     return sum(row["error"] is not None for row in rows)
 
 

@@ -47,7 +47,7 @@ def _predicted(
         return
     found: dict[str, Row] = {place: {"error": what} for place, what in _wrong(rows).items()}
     inputs = task.finished(rows.as_read, scales)
-    found |= dict(zip(rows.inputs, answered(source, task, inputs, device), strict=True))
+    found |= dict(zip(rows.inputs, answered(source, task.target, inputs, device), strict=True))
     patients = {entry.name: entry.patient for entry in rows.listing.entries if rows.names_patients}
     for place in sorted(found, key=_number):
         yield {"table": path.name, "line": _number(place), "patient": patients.get(place), **found[place]}

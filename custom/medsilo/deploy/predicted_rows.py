@@ -27,17 +27,16 @@ NEEDS = (
 Row = dict[str, Any]
 
 
-class Standardised(Protocol):
+class ScaledTask(Protocol):
     """A task whose numbers may be standardised by each hospital."""
 
     @property
     def needs_scales(self) -> bool: ...
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales: ...
     def own_scales(self, source: DataSource) -> Scales: ...
-    def answers(self, output: Tensor) -> list[dict[str, float | str]]: ...
 
 
-def scales_for(task: Standardised, data: DataSource | None, own: Path, plain: Callable[[], Scales]) -> Scales:
+def scales_for(task: ScaledTask, data: DataSource | None, own: Path, plain: Callable[[], Scales]) -> Scales:
     """Return how a hospital's numbers are standardised: as in training, or else by all that its own data hold.
 
     own: the hospital's part of a run; plain: what is taken where no hospital's numbers matter.
@@ -55,13 +54,13 @@ def scales_for(task: Standardised, data: DataSource | None, own: Path, plain: Ca
 
 
 @torch.inference_mode()
-def answered(source: Source, task: Standardised, inputs: Tensor, device: torch.device) -> Iterator[Row]:
-    """Yield what the model says of each case."""
+def answered(source: Source, target: str, inputs: Tensor, device: torch.device) -> Iterator[Row]:
+    """Yield what the model says of each case. target: the name of a number that it learned."""
     for cases in inputs.split(AT_ONCE):
         output, experts, sure = source.answer(cases.to(device))
         if not output.isfinite().all():
             raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
-        for place, answer in enumerate(task.answers(output.cpu())):
+        for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
             chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
             yield {"error": None, **answer, **chosen}
 

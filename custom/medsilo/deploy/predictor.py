@@ -21,7 +21,14 @@ Send = Callable[[Sequence[Path]], int]  # returns how many files were not taken
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """The files that are to be predicted, by which model, and where the answers go."""
+    """The files that are to be predicted, by which model, and where the answers go.
+
+    >>> import torch
+    >>> from pathlib import Path
+    >>> cpu = torch.device("cpu")
+    >>> PredictionRequest(None, [Path("scan.nii.gz")], Path("found"), cpu, print, data=None, own=Path("run")).given
+    [PosixPath('scan.nii.gz')]
+    """
 
     source: Source
     given: Sequence[Path]  # files, or folders with such
@@ -34,7 +41,7 @@ class PredictionRequest:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts cases of one kind. A task's `predictor` is its name among the entry points `medsilo.predictors`.
+    """Predicts cases of one kind. A task's `use` has its name among the entry points `medsilo.predictors`.
 
     >>> from medsilo.extend import Predictor
     >>> Predictor("recordings", lambda asked: len(asked.given)).cases
@@ -59,7 +66,7 @@ def asked_to_predict(
     source = answering_together([ready_for(open_source(folder, site), data, compute) for folder in models])
     run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
     request = PredictionRequest(source, given, out, compute.device, say, data, run)
-    name, task = source.plan.task.predictor, source.plan.task.name
+    name, task = source.plan.task.use.predictor, source.plan.task.name
     if name not in PREDICTORS:
         raise MedsiloError(
             f"task {task} reads no image files or others that could be predicted; give a model of a task that does "

@@ -22,7 +22,13 @@ GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # of a run whose hospitals share 
 
 @dataclass(frozen=True)
 class Source:
-    """A model that is ready to answer, the plan it was trained by, and its training images' spacing if it is known."""
+    """A model that is ready to answer, the plan it was trained by, and its training images' spacing if it is known.
+
+    >>> import torch
+    >>> output, experts, confidence = Source(torch.nn.Linear(4, 2), None, None, {}).answer(torch.ones(3, 4))
+    >>> output.shape, confidence
+    (torch.Size([3, 2]), None)
+    """
 
     network: nn.Module
     plan: Plan

@@ -48,7 +48,7 @@ class Choices(Message):
         return self
 
 
-class Told(BaseModel):
+class SuperModelNews(BaseModel):
     """News for a site: with the delivery, whose personal models are in it; before the test, what was found."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -111,7 +111,7 @@ class SuperModelOutcome(Outcome):
     # ------------------------------------------------------------------ at a site
     def take(self, end: SiteEnd, told: Facts) -> Facts:
         """Keep the super model of what arrived, and tell how it does on the validation cases."""
-        shown = Told.model_validate(told).shown
+        shown = SuperModelNews.model_validate(told).shown
         models = zip(end.plan.participation.sites, end.modules["experts"].children(), strict=True)
         personal = {site: expert.state_dict() for site, expert in models if site in shown}
         common, selector = (end.modules[name].state_dict() for name in ("global", "selector"))
@@ -121,12 +121,12 @@ class SuperModelOutcome(Outcome):
         if "validation" in end.withheld:
             answer = {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
         else:
-            answer = _coarse(answer, end.task.metric_range, end.resolution["validation"])
+            answer = _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
         return {**answer, "spacing": spacing_of(end.spacings, end.smallest_average)}
 
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
         """Return the site's super model with the threshold that all sites' validation cases speak for."""
-        found = Told.model_validate(told)
+        found = SuperModelNews.model_validate(told)
         settled = settle(end.folder / paths.SUPER_MODEL, found)
         return Counting(settled).to(end.compute.device)
 
@@ -147,7 +147,9 @@ class SuperModelOutcome(Outcome):
                 common = model.expert(GLOBAL)(inputs) if model.rule == "threshold" else output
             refuse_nan(output)
             refuse_nan(common)
-            by_choice, by_all = (end.task.case_scores(scores.float(), targets).double() for scores in (output, common))
+            by_choice, by_all = (
+                end.task.goal.case_scores(scores.float(), targets).double() for scores in (output, common)
+            )
             chosen.update(names)
             for threshold in THRESHOLDS:
                 sums[threshold] += float(torch.where(confidence > threshold, by_choice, by_all).sum())
@@ -282,7 +284,7 @@ def recognised(told: Mapping[str, Choices]) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def settle(folder: Path, found: Told) -> SuperModel:
+def settle(folder: Path, found: SuperModelNews) -> SuperModel:
     """Return the super model in a site's folder with what was found, and keep it so."""
     model = SuperModel.load(folder)
     assert model.origin

@@ -54,6 +54,14 @@ class SuperModel(Experts):
     """A super model that knows where it comes from, so that it can be saved for other hospitals and loaded there.
 
     `origin` is needed for saving only; `Experts` says what the other arguments do.
+
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> shared, own, selector = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+    >>> model = SuperModel(shared, {"a": own}, selector, threshold=0.9)
+    >>> output, experts, confidence = model.answer(torch.ones(3, 4))
+    >>> output.shape, experts
+    (torch.Size([3, 2]), ['a', 'a', 'a'])
     """
 
     def __init__(
@@ -136,7 +144,7 @@ def assemble(
     outputs = len(sites) + (rule != "threshold")
 
     def expert(name: str, tensors: Tensors) -> nn.Module:
-        return _filled(plan.network.build(plan.task.channels, plan.task.outputs), name, tensors)
+        return _filled(plan.network.build(plan.task.channels, plan.task.goal.outputs), name, tensors)
 
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, only to be replaced
         model = SuperModel(

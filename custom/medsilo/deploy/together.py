@@ -25,11 +25,11 @@ class Committee(nn.Module):
 
     def __init__(self, task: Task, members: Sequence[nn.Module]) -> None:
         super().__init__()
-        if not task.by_case:
+        if not task.goal.by_case:
             raise MedsiloError("risks of two models can't be compared, so that they don't answer together; choose one")
         self.members = nn.ModuleList(members)
-        self.chooses = task.outputs > 1 and not task.overlaps
-        self.decides = not self.chooses and task.classes > 0
+        self.chooses = task.goal.outputs > 1 and not task.goal.overlaps
+        self.decides = not self.chooses and task.goal.classes > 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = torch.stack([member(inputs) for member in self.members])

@@ -39,7 +39,7 @@ class Acceptance:
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
         self.joined: dict[str, Joined] = {}  # live: what sites joined with
-        self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.layout.values())
+        self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.goal.layout.values())
 
     def accept(self, site: str, parcel: Parcel, asked: Asked, known: Collection[str]) -> SiteAnswer:
         """Return the typed answer; raises Refused. known: the sites that have answered already."""
@@ -91,14 +91,16 @@ class Acceptance:
             raise Refused("its numbers of cases are not those that it joined with")
 
     def _in_range(self, name: str, score: float | None) -> None:
-        low, high = self.plan.task.metric_range
+        low, high = self.plan.task.goal.metric_range
         if score is not None and not low <= score <= high:
             raise Refused(f"its {name} score {score:g} is outside {low:g} to {high:g}, the range of the metric")
 
     def _check_classes(self, answer: Joined) -> None:
         for part, counts in answer.classes.items():
-            if counts is not None and len(counts) != self.plan.task.classes:
-                raise Refused(f"its counts of the {part} part's classes are not {self.plan.task.classes} whole numbers")
+            if counts is not None and len(counts) != self.plan.task.goal.classes:
+                raise Refused(
+                    f"its counts of the {part} part's classes are not {self.plan.task.goal.classes} whole numbers"
+                )
 
     def _with_outcome(self, answer: Delivered | Tested, part: Part) -> SiteAnswer:
         self.outcome_of(answer, part)  # raises
@@ -138,21 +140,21 @@ def _same_version(name: str, site: Mapping[str, Any], server: Mapping[str, Any])
 
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:
     """Raise Refused unless these are counts of the task's layout that so many test cases can have."""
-    layout, most = plan.task.layout, cases.test
+    layout, most = plan.task.goal.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
             raise Refused(f"its counts have the surplus {plain(name, 40)}")
         if len(values) != layout[name]:
             raise Refused(f"its counts of {name} are not {layout[name]} numbers")
         if name in (CONFUSION, CHANCES):
-            each = len(values) // (plan.task.classes if name == CHANCES else 1)  # of all cases, for every class
+            each = len(values) // (plan.task.goal.classes if name == CHANCES else 1)  # of all cases, for every class
             whole = all(value >= 0 and value == math.floor(value) for value in values)
             if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
                 raise Refused(f"its counts of {name} are not those of {most} test cases")
             continue
         if name == RELIABILITY:
             continue  # below, when the cases of its places are known to be possible
-        check_sum(name, values, most, plan.task.range_of(name))
+        check_sum(name, values, most, plan.task.goal.range_of(name))
     if RELIABILITY in counts:
         check_reliability(counts, plan)
 
@@ -168,7 +170,7 @@ def check_sum(name: str, values: Sequence[float], most: int, between: tuple[floa
 
 def check_trials(answer: Tried, plan: Plan) -> None:
     """Raise Refused unless of each structure all trials are told, or none, and over no more cases than there are."""
-    every = plan.task.postprocessings
+    every = plan.task.goal.postprocessings
     told = {name: trials for name, trials in (every.trials if every else {}).items() if answer.trials.keys() & trials}
     if told and "validation" in answer.withheld:
         raise Refused("it tells of validation cases, and withholds what it tells of them")
@@ -181,7 +183,7 @@ def check_reliability(counts: Mapping[str, list[float]], plan: Plan) -> None:
     """Raise Refused unless these are sums of as many probabilities as there are cases in each place."""
     if CHANCES not in counts:
         raise Refused(f"its counts have {RELIABILITY} and not {CHANCES}")
-    cases = places_of(counts[CHANCES], plan.task.classes).sum(1).flatten().tolist()
+    cases = places_of(counts[CHANCES], plan.task.goal.classes).sum(1).flatten().tolist()
     for number, (total, count) in enumerate(zip(counts[RELIABILITY], cases, strict=True)):
         low, high = (count * (number % BROAD + end) / BROAD for end in (0, 1))
         if not low - 1e-3 <= total <= high + 1e-3:

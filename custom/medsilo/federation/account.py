@@ -6,28 +6,29 @@ later answers would follow. A process that dies anywhere leaves a ledger with as
 and that answer is sent, as it was, when the server asks for it again.
 """
 
+import json
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import Refused, reading
 from medsilo.core.files import write_json
 from medsilo.federation.kept_answer import KeptAnswers
 from medsilo.federation.participant import Participant
-from medsilo.federation.private_numbers import refuse_bare_counts
+from medsilo.federation.private_numbers import PrivateNumbers, refuse_bare_counts
 from medsilo.federation.protection import Protection
-from medsilo.federation.sealed.identity import signer_of
-from medsilo.federation.seams import Place, Site
+from medsilo.federation.sealed.identity import ledger_of
+from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
 from medsilo.learning.loop import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
 from medsilo.privacy.agreed import stricter
 from medsilo.privacy.mechanisms import Charge, Gaussian
-from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, Parcel, Request
 from medsilo.runs.paths import SPENT
 from medsilo.runs.schema import Spent
-from medsilo.sealing.signing import Certified
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
 from medsilo.site.settings import FILE_NAME
 
@@ -48,7 +49,7 @@ class PrivacyAccount:
         """Return the account of a study that is counted: where the hospital demands privacy, and where a plan promises
         it to patients. Raises Refused, before data are read, where the promise can't be kept or is not left."""
         plan, folder, demands = place.plan, place.folder, place.settings.privacy
-        protection = Protection(plan, place.site, place.settings, folder, place.lead)
+        protection = Protection(place)
         if demands is None and (plan.privacy is None or not protection.on):
             return None
         if plan.privacy is None:
@@ -57,8 +58,8 @@ class PrivacyAccount:
                 "add a section privacy with epsilon and delta"
             )
         refuse_bare_counts(plan, demands)
-        signer, asker = signer_of(place.kit), protection.asker
-        ledger = Ledger(protection.book.folder, asker.data, signer.key if isinstance(signer, Certified) else None)
+        asker = protection.asker
+        ledger = ledger_of(protection.book, asker.data, place.kit)
         spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
         account = cls(ledger, CountedStudy(spending, demands, protection.book.runs), folder)
         promise = stricter(plan.privacy, demands)
@@ -127,31 +128,112 @@ class Accounting:
     def __init__(self, inner: Site, account: PrivacyAccount, participant: Participant, beside: Pricing) -> None:
         """beside: what layers in between charge for an answer."""
         self.inner, self.account, self.participant, self.beside = inner, account, participant, beside
-        rounds = range(1, participant.plan.rounds + 1)
-        extra = [
-            charge
-            for task, number in [("join", 0), *(("round", number) for number in rounds), ("deliver", 0), ("test", 0)]
-            for charge in beside(task, number)
-        ]
-        account.admit([*participant.planned_charges(), *extra])
+        account.admit(self.planned())
         participant.state.counts = account.counts
 
     def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        """Answer, and send the head of the ledger along, so that the server notices when an old copy is restored.
+
+        The heads that the server sends back are not part of the request: a repeated request is the same with or without
+        them.
+        """
+        asked, ledger = Request.read(parcel.facts), self.account.ledger
+        ledger.check_heads([head.model_dump() for head in asked.ledgers])
+        facts = {name: value for name, value in parcel.facts.items() if name != "ledgers"}
+        reply = self._charged(Parcel(parcel.groups, facts), asked, stop)
+        return replace(reply, facts={**reply.facts, "ledger": ledger.told()})
+
+    def _charged(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
         if reply := self.account.again(parcel):
             return reply
-        asked, state = Request.read(parcel.facts), self.participant.state
-        charges = [*self.participant.charges(asked.task, asked.round), *self.beside(asked.task, asked.round)]
+        state, own = self.participant.state, (asked.task, asked.round)
+        charges = [*self._trained(*own), *self._numbers.charges(*own), *self.beside(*own)]
         self.account.afford(charges)
         state.attempt = self.account.begin()
         reply = self.inner.answer(parcel, stop)
-        numbers = self.participant.numbers
-        if numbers and numbers.counted:
-            self.account.enter("numbers of cases", numbers.counted[0], numbers.count_charges)
+        if self._numbers.counted:
+            self.account.enter("numbers of cases", self._numbers.counted[0], self._numbers.count_charges)
         done, state.done = state.done, -1  # unless it is charged, it does not leave, and its state is void
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
         self.account.settle(parcel, reply, what, charges)
         state.done = done
         return reply
+
+    def planned(self) -> list[Charge]:
+        """Return what all answers of the study cost."""
+        rounds = [("round", number) for number in range(1, self.participant.place.plan.rounds + 1)]
+        asked = [("join", 0), *rounds, ("deliver", 0), ("test", 0)]
+        trained = (charge for own in rounds for charge in self._trained(*own))
+        return [*trained, *self._numbers.planned(), *(charge for own in asked for charge in self.beside(*own))]
+
+    @property
+    def _numbers(self) -> PrivateNumbers:
+        assert self.participant.disclosure.numbers
+        return self.participant.disclosure.numbers
+
+    def _trained(self, task: str, number: int) -> list[Charge]:
+        """Return what training costs; a hospital that does not train pays for its numbers alone."""
+        private, phase_of = self.participant.trainer.private, self.participant.place.plan.course.phase_of
+        return private.charges(number, phase_of(number)) if private and task == "round" else []
+
+
+class LedgerWatch:
+    """A channel that remembers the heads of the hospitals' ledgers, over all studies of a server, and sends each its own.
+
+    A hospital refuses to go on from an old copy of its ledger; the server adds a warning to its answer.
+    """
+
+    def __init__(self, inner: Channel, file: Path) -> None:
+        """file: for all studies. If two studies write at the same time, one head may be lost until the next answer."""
+        self.inner, self.file = inner, file
+
+    def pause(self, seconds: float) -> None:
+        self.inner.pause(seconds)
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        def going(site: str) -> Parcel:
+            parcel, known = outgoing(site), self._known().get(site, [])
+            told = {"ledgers": [head.model_dump() for head in known]} if known else {}
+            return replace(parcel, facts={**parcel.facts, **told})
+
+        def coming(site: str, reply: Parcel) -> None:
+            told = reply.facts.get("ledger") if isinstance(reply.facts, dict) else None
+            if told is None:
+                return receive(site, reply)
+            head = LedgerHead.read(told)
+            if warning := self._gone_back(site, head):
+                others = reply.facts.get("warnings")
+                own = others[: MOST_WARNINGS - 1] if isinstance(others, list) else []
+                reply = replace(reply, facts={**reply.facts, "warnings": [*own, warning]})
+            receive(site, reply)
+            known = self._known()
+            others = [own for own in known.get(site, []) if own.began != head.began]
+            known[site] = [*others, head][-MOST_HEADS:]
+            write_json(self.file, {site: [own.model_dump() for own in heads] for site, heads in known.items()})
+
+        return self.inner.ask(sites, going, coming, timeout)
+
+    def _gone_back(self, site: str, head: LedgerHead) -> str:
+        known = self._known().get(site, [])
+        before = next((own for own in known if own.began == head.began), None)
+        if before and (head.lines < before.lines or (head.lines == before.lines and head.hash != before.hash)):
+            return (
+                f"its privacy ledger had {before.lines} lines and now has {head.lines} others, so an old copy was "
+                "restored; ask the hospital to run medsilo ledger verify"
+            )
+        if known and not before:
+            return (
+                f"it uses a privacy ledger that this server does not know; the one before had {known[-1].lines} lines. "
+                "Either the data set is another one, or the ledger was started again"
+            )
+        return ""
+
+    def _known(self) -> dict[str, list[LedgerHead]]:
+        if not self.file.exists():
+            return {}
+        with reading(f"the heads of ledgers in {self.file.name}"):
+            told = json.loads(self.file.read_text("utf-8"))
+            return {site: [LedgerHead.read(head) for head in heads] for site, heads in told.items()}
 
 
 def _finite(epsilon: float) -> float | None:

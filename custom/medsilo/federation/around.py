@@ -7,26 +7,40 @@ Around a site, from outside to inside, an order passes
     isolation       a process of its own, whose death is an answer; what is exact or in clear never leaves it
     ledger          an answer that is charged leaves once, after its charge is written
     layers of the plan, in its order
-    participant     does the study
+    disclosure      makes the answer of what was found exactly: what of it may leave, and how finely
+    participant     does the study, exactly; tensors come and go in the plan's envelope (secure aggregation)
 
 and an answer passes them the other way round. Around the server's channel stand, from outside to inside,
 
     retry           asks again, as the plan's participation says
+    ledger          keeps the heads of the hospitals' ledgers, where a plan promises privacy
     known tensors   names what a site has
     layers of the plan, in its order
     turns           notes who is asked and who answered, and counts the bytes of tensors
     channel         NVFlare, or a loop over sites in this process
+
+Two seams are inside of a round, since what stands there needs what the round has: a site's envelope (envelope.py) and
+the server's aggregation (aggregation.py). Secure aggregation is both; it stands nowhere else.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from medsilo.federation.account import Accounting, PrivacyAccount
-from medsilo.federation.asking import Retry
+from medsilo.federation.account import Accounting, LedgerWatch, PrivacyAccount
+from medsilo.federation.aggregation import RoundAggregation
+from medsilo.federation.asking import Questioner, Retry
+from medsilo.federation.disclosure import DisclosingSite
+from medsilo.federation.envelope import Envelope
 from medsilo.federation.known import KnownTensors, ReceivedTensors
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.protection import Protection
+from medsilo.federation.sealed.identity import signer_of
+from medsilo.federation.sealed.sealed_server import SealedServer
+from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.seams import Channel, Place, Site
+from medsilo.federation.server_state import ServerState
 from medsilo.federation.turns import Tell, TurnKeeper
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
@@ -35,25 +49,38 @@ from medsilo.runs.messages import Parcel
 
 
 class TrainingSite:
-    """A site as it is in the process that trains: the participant, and the layers that see what is exact."""
+    """A site as it is in the process that trains: the participant, behind its disclosure and layers."""
 
-    def __init__(self, place: Place, kind: type[Participant] = Participant) -> None:
-        account = PrivacyAccount.of(place)  # before data are read
-        own = (place.plan, place.site, place.sites, place.settings, place.folder)
-        self.participant = kind(*own, lead=place.lead, kit=place.kit)
-        self.folder, self.settings = place.folder, place.settings
-        self.site: Site = self.participant
-        for layer in reversed(place.plan.layers):
-            self.site = layer.site(self.site, place)
-        if account:
-            self.site = Accounting(self.site, account, self.participant, _prices(place.plan))
+    def __init__(self, participant: Participant) -> None:
+        self.participant = participant
+        self.folder, self.settings = participant.place.folder, participant.place.settings
+        self.site: Site = DisclosingSite(participant)
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         return self.site.answer(parcel, stop)
 
     def rest(self) -> None:
         """Let go of all networks: the next answer takes over from the folder."""
-        self.participant.rest()
+        self.participant.state.rest()
+
+
+def training_site(place: Place, kind: Callable[..., Participant] = Participant) -> TrainingSite:
+    """Return a site with the layers that see what is exact."""
+    account = PrivacyAccount.of(place)  # before data are read
+    whole = TrainingSite(kind(place, envelope=envelope_of(place)))
+    for layer in reversed(place.plan.layers):
+        whole.site = layer.site(whole.site, place)
+    if account:
+        whole.site = Accounting(whole.site, account, whole.participant, _prices(place.plan))
+    return whole
+
+
+def envelope_of(place: Place) -> Envelope:
+    """Return what the plan has tensors travel in."""
+    if not place.plan.transport.sealed:
+        return Envelope()
+    joins = Protection(place).join_sum
+    return SealedSite(place.plan, place.site, place.folder, signer_of(place.kit), joins)
 
 
 def _prices(plan: Plan) -> Callable[[str, int], Sequence[Charge]]:
@@ -68,24 +95,27 @@ def answering(
 
     names: whether answers may name tensors that are as they came.
     """
-    own = (place.plan, place.site, place.sites, place.settings, place.folder)
-    if place.settings.isolation:
-        permission.inner = IsolatedParticipant(*own, kind, place.lead, place.kit)
-    else:
-        permission.inner = TrainingSite(place, kind)
+    permission.inner = (IsolatedParticipant if place.settings.isolation else training_site)(place, kind)
     return ReceivedTensors(permission, place.folder, names) if place.settings.keep_received else permission
 
 
 def asking(
-    channel: Channel, plan: Plan, sites: Sequence[str], tell: Tell, lost: Callable[[str], None]
+    channel: Channel, plan: Plan, sites: Sequence[str], tell: Tell, lost: Callable[[str], None], heads: Path
 ) -> tuple[Retry, TurnKeeper]:
     """Return the server's channel with its layers, and what of it knows whose turn it is.
 
-    sites: those that train; lost: hears of every site that did not answer.
+    sites: those that train; lost: hears of every site that did not answer; heads: the file of the ledgers' heads.
     """
     turns = TurnKeeper(channel, tell)
     inner: Channel = turns
     for layer in reversed(plan.layers):
         inner = layer.server(inner, plan)
-    known = KnownTensors(inner, plan.transport.sealed, lost)
-    return Retry(known, plan.participation, sites), turns
+    inner = KnownTensors(inner, plan.transport.sealed, lost)
+    if plan.privacy:
+        inner = LedgerWatch(inner, heads)
+    return Retry(inner, plan.participation, sites), turns
+
+
+def aggregation_of(asker: Questioner, state: ServerState) -> RoundAggregation:
+    """Return how the plan has answers become the next round's tensors."""
+    return SealedServer(asker, state) if state.plan.transport.sealed else RoundAggregation(state)

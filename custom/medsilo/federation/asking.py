@@ -1,13 +1,17 @@
 """Asking sites: who is asked, how often, who is missing and why. No word here of how parcels travel."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from medsilo.core.errors import Aborted
+from medsilo.core.errors import Aborted, ParticipationError
+from medsilo.core.tensors import Groups
 from medsilo.course.participation import Participation
+from medsilo.federation.accepting import Acceptance
 from medsilo.federation.seams import Channel, Missing, Outgoing, Receive
-from medsilo.runs.messages import Parcel, SiteAnswer
+from medsilo.federation.turns import TurnKeeper
+from medsilo.runs.messages import Joined, Parcel, Request, SiteAnswer, Task
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
 
@@ -89,3 +93,62 @@ class Retry:
         reasons = "; ".join(f"{', '.join(sites)} {cause}" for cause, sites in causes.items())
         answered = f"{replies} of {len(needed)} sites answered"
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
+
+
+class Questioner:
+    """Asks the sites of a study, and takes nothing of an answer before all of it was accepted."""
+
+    def __init__(self, acceptance: Acceptance, channel: Retry, turns: TurnKeeper) -> None:
+        self.plan, self.study, self.acceptance = acceptance.plan, acceptance.study, acceptance
+        self.channel, self.turns = channel, turns
+
+    @property
+    def joined(self) -> Mapping[str, Joined]:
+        """The answers with which sites joined."""
+        return self.acceptance.joined
+
+    def ask(
+        self,
+        task: Task,
+        number: int,
+        sites: Sequence[str],
+        words: Callable[[str], tuple[Groups, dict[str, Any]]],
+        take: Callable[[str, SiteAnswer, Groups], None],
+    ) -> Exchange:
+        """Ask these sites, as often as the plan allows.
+
+        words: the tensors that a site is sent, and what its request tells beside what every one does. take: is given a
+        site's accepted answer with its tensors, and raises Refused where it must not count.
+        """
+        exchange, timeout = Exchange(list(sites)), self.plan.participation.timeout
+
+        def outgoing(site: str) -> Parcel:
+            groups, own = words(site)
+            request = Request(
+                task=task,
+                round=number,
+                study=self.study,
+                plan=self.plan.hash,
+                sites=tuple(self.acceptance.everyone),
+                timeout=timeout,
+                package=self.plan.code,
+                **own,
+            )
+            return request.parcel(groups)
+
+        def receive(site: str, reply: Parcel) -> None:
+            answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
+            take(site, answer, reply.groups)
+            exchange.replies[site] = answer
+            if isinstance(answer, Joined):
+                self.acceptance.joined[site] = answer
+
+        self.turns.begin(task, number, exchange.asked)
+        exchange.missing = self.channel.ask(exchange.asked, outgoing, receive, timeout)
+        exchange.bytes_up, exchange.bytes_down = self.turns.bytes_up, self.turns.bytes_down
+        return exchange
+
+    def check(self, exchange: Exchange, what: str) -> None:
+        """Raise ParticipationError where too few have answered."""
+        if breach := self.channel.breach(exchange, what):
+            raise ParticipationError(breach)

@@ -46,4 +46,4 @@ def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
         size = max(size, sum(plan.transport.packed(tensor).nbytes for tensor in sent))
         tensors = max(tensors, len(sent))
     sites = len(plan.participation.everyone)
-    return Bounds(SLACK + wider * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.layout.values()))
+    return Bounds(SLACK + wider * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.goal.layout.values()))

@@ -12,10 +12,10 @@ from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
-from medsilo.federation.around import asking
-from medsilo.federation.asking import Exchange
+from medsilo.federation.around import aggregation_of, asking
+from medsilo.federation.asking import Exchange, Questioner
+from medsilo.federation.blame import Blame
 from medsilo.federation.directions import rounded
-from medsilo.federation.sealed.sealed_server import Letters, SealedServer
 from medsilo.federation.seams import Channel, Missing
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
@@ -25,11 +25,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import (
     Delivered,
     End,
-    Joined,
-    Lettered,
-    Parcel,
-    Request,
-    Task,
+    SiteAnswer,
     Tested,
     Trained,
     Tried,
@@ -53,46 +49,59 @@ class Coordinator:
         on_round: Callable[[Round], None] = lambda line: None,
         settings: SiteSettings | None = None,
     ) -> None:
-        self.plan, self.course, self.outcome, self.record = plan, plan.course, plan.algorithm.outcome, record
-        self.sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
-        self.everyone = sorted({*self.sites, *plan.participation.unseen})  # those too that only see the outcome
-        self.required = plan.participation.required
-        self.engine, self.on_round = engine, on_round
-        self.study = record.folder.name
-        self.settings = settings or SiteSettings(device="cpu")  # the server's own
-        self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
+        """settings: the server's own."""
+        self.plan, self.record, self.engine, self.on_round = plan, record, engine, on_round
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
-        self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
         self.postprocessing: dict[str, Any] = {}  # that the sites' validation cases have chosen
+        settings = settings or SiteSettings(device="cpu")
+        sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
+        acceptance = Acceptance(plan, self.study, sites, sorted({*sites, *plan.participation.unseen}))
         mixers: dict[str, Mixer] = {}
-        self.server = ServerSide(
-            self.sites,
+        server = ServerSide(
+            sites,
             mixers,
-            self.acceptance.joined,
+            acceptance.joined,
             self._contributors,
             plan.task,
             plan.training,
             plan.seed,
-            self.settings.compute(),
-            self.settings.data,
+            settings.compute(),
+            settings.data,
             partial(channel.pause, 0.0),
         )
-        self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
-        self.channel, self.turns = asking(channel, plan, self.sites, record.tell_now, self.state.may_have_lost)
-        self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
-        self.sealed = self._sealed(mixers) if plan.transport.sealed else None
-        if cautions := plan.cautions(self.sites):
+        self.state = ServerState(plan, record, server, mixers, settings.waiting_memory << 20)
+        heads = record.folder.parent / paths.LEDGER_HEADS
+        layers = asking(channel, plan, sites, record.tell_now, self.state.may_have_lost, heads)
+        self.asker = Questioner(acceptance, *layers)
+        self.aggregation = aggregation_of(self.asker, self.state)
+        self.blame = Blame(plan.participation.when_missing)
+        if cautions := plan.cautions(sites):
             self.state.details["cautions"] = cautions
 
-    def _sealed(self, mixers: dict[str, Mixer]) -> SealedServer:
-        def enough(exchange: Exchange, what: str) -> None:
-            if breach := self.channel.breach(exchange, what):
-                raise ParticipationError(breach)
+    @property
+    def study(self) -> str:
+        """The study's name."""
+        return self.record.folder.name
 
-        state = self.state
-        return SealedServer(self.plan, self.study, state.layout, mixers, state.store, self._ask_letters, enough)
+    @property
+    def sites(self) -> Sequence[str]:
+        """The sites that train, in sorted order."""
+        return self.state.sites
+
+    @property
+    def everyone(self) -> Sequence[str]:
+        """The sites, those too that only see the outcome."""
+        return self.asker.acceptance.everyone
+
+    @property
+    def absent(self) -> dict[str, str] | None:
+        """The sites that did not join a study that has begun, and why."""
+        joined = self.ends.get("join")
+        if joined is None or self.asker.channel.breach(joined, "join"):
+            return None
+        return {site: gone.reason for site, gone in sorted(joined.missing.items())}
 
     def _contributors(self) -> set[str]:
         return {site for line in self.rounds for site in line.answered}
@@ -113,17 +122,10 @@ class Coordinator:
                 self.state.open(1)
                 self.state.save()
                 self.state.written()  # a disk that can't be written to shows before anybody trains
-            joined = self._end("join", 0)  # raises when too few have joined
-            self.absent = {site: gone.reason for site, gone in sorted(joined.missing.items())}
-            if self.sealed:
-                here = [site for site in self.sites if site in joined.replies]
-                transport = self.plan.transport
-                heaviest = max(self.acceptance.joined[site].cases.train or 1 for site in here)
-                self.sealed.agree(here, transport.sealing_counts or heaviest)
-                facts = {"mode": transport.sealing, "keys": self.sealed.keys, "protects": transport.promises}
-                self.state.details["sealing"] = facts
-            for number in range(self.state.done + 1, self.plan.rounds + 1):
-                self._round(number)
+            self._end("join", 0)  # raises when too few have joined
+            self.aggregation.agree(self.asker.joined)
+            while self.state.done < self.plan.rounds:
+                self._round(self.state.done + 1)
             self._finish()
             reason = None
         except MedsiloError as error:
@@ -134,7 +136,7 @@ class Coordinator:
             raise
         finally:
             self.state.writer.shutdown()
-            self.turns.end()
+            self.asker.turns.end()
             summary = summarise(self._account(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
@@ -144,20 +146,23 @@ class Coordinator:
         self.rounds = self.record.forget_after(self.state.done)
 
     def _check_sites(self) -> None:
-        if len(self.sites) < self.required:
+        if len(self.sites) < (required := self.plan.participation.required):
             raise ParticipationError(
                 f"{len(self.sites)} sites are there ({', '.join(self.sites) or 'none'}) but the plan needs "
-                f"{self.required}; start the others or lower participation.minimum"
+                f"{required}; start the others or lower participation.minimum"
             )
 
     def _round(self, number: int) -> None:
         started = time.monotonic()
-        phase = self.course.phase_of(number)
+        phase = self.plan.course.phase_of(number)
         self.state.open(number)
-        away = self._begin_sealed(number, phase)
+        away = {**self.aggregation.begin(number, phase), **self.blame.away(number)}
         exchange = self._exchange("round", number, phase, away=away)
         self.state.written()
-        breach = self.channel.breach(exchange, f"round {number}") or self._end_sealed(number)
+        breach = self._breach(exchange, number)
+        if breach and self.blame.takes_back(number, exchange, self.state):
+            self.rounds = self.record.forget_after(self.state.done)
+            return
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
@@ -184,42 +189,32 @@ class Coordinator:
             raise ParticipationError(breach)
         self.state.save()
 
-    def _begin_sealed(self, number: int, phase: Phase) -> dict[str, Missing]:
-        """Let a sealed round begin; returns the sites that are not in it, and why."""
-        if self.sealed is None:
-            return {}
-        late = Missing("refused", "was not there when the sites agreed on keys; it may be when the study is resumed")
-        absent = {site: late for site in self.sites if site not in self.sealed.sites}
-        return {**absent, **self.sealed.begin(number, phase)}
-
-    def _end_sealed(self, number: int) -> str | None:
-        """Let a sealed round end; returns why it can't."""
-        if self.sealed:
-            try:
-                self.sealed.finish(number)
-            except ParticipationError as error:
-                return str(error)
-            if said := self.sealed.cautions:
-                self.state.details["cautions"] = [*self.plan.cautions(self.sites), *said]
+    def _breach(self, exchange: Exchange, number: int) -> str | None:
+        """Return why a round can't be ended; None where its mixers have all that they need."""
+        try:
+            self.asker.check(exchange, f"round {number}")
+            self.aggregation.finish(number)
+        except ParticipationError as error:
+            return str(error)
         return None
 
     def _finish(self) -> None:
         """Deliver the outcome, choose the model, have it tested once."""
         number, end = self.plan.rounds, self._server_end()
-        if self.course.delivery is not self.course.last:
-            self.state.enter(self.course.delivery)
+        if self.plan.course.delivery is not self.plan.course.last:
+            self.state.enter(self.plan.course.delivery)
         delivered = self._end("deliver", number)
         self.state.written()
         self._consider_best(delivered, number)
         chosen = self.state.best["round"] if self.state.best else number
-        if self.outcome.common:
+        if self.plan.algorithm.outcome.common:
             self.state.save_common(paths.LAST, number)
         if chosen != number:
             with reading(f"the best checkpoint of run {self.record.folder.name}"):
                 self.state.go_back_to(chosen)
-        if not self.outcome.personal:
+        if not self.plan.algorithm.outcome.personal:
             self.state.save_common(paths.BEST, chosen)
-        conclusion = self.outcome.conclude(end, self._told(delivered))
+        conclusion = self.plan.algorithm.outcome.conclude(end, self._told(delivered))
         if conclusion:
             self.state.details |= conclusion.details
             self.outcome_told = conclusion.told
@@ -227,11 +222,11 @@ class Coordinator:
         if self.plan.trials:
             self._choose_postprocessing(self._end("try", number, selected=chosen, empty=empty), chosen)
         tested = self._end("test", number, selected=chosen, empty=empty)
-        self.state.details = self.outcome.concluded(self.state.details, self._told(tested))
+        self.state.details = self.plan.algorithm.outcome.concluded(self.state.details, self._told(tested))
 
     def _choose_postprocessing(self, exchange: Exchange, chosen: int) -> None:
         """Choose by what the sites have tried, and keep it with the model."""
-        every, replies = self.plan.task.postprocessings, sorted(exchange.replies.items())
+        every, replies = self.plan.task.goal.postprocessings, sorted(exchange.replies.items())
         assert every
         tried = {site: answer.trials for site, answer in replies if isinstance(answer, Tried) and answer.trials}
         self.postprocessing = every.chosen(added(tried.values()))
@@ -246,18 +241,16 @@ class Coordinator:
         told: dict[str, Any] = {}
         for site, answer in exchange.replies.items():
             if isinstance(answer, Delivered):
-                told[site] = self.acceptance.outcome_of(answer, "validation")
+                told[site] = self.asker.acceptance.outcome_of(answer, "validation")
             elif isinstance(answer, Tested):
-                told[site] = self.acceptance.outcome_of(answer, "test")
+                told[site] = self.asker.acceptance.outcome_of(answer, "test")
         return told
 
     # ------------------------------------------------------------------ asking
     def _end(self, task: End, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
         """Ask before the first or after the last round."""
-        exchange = self.ends[task] = self._exchange(task, number, self.course.delivery, selected, empty)
-        breach = self.channel.breach(exchange, task)
-        if breach:
-            raise ParticipationError(breach)
+        exchange = self.ends[task] = self._exchange(task, number, self.plan.course.delivery, selected, empty)
+        self.asker.check(exchange, task)
         return exchange
 
     def _exchange(
@@ -269,115 +262,56 @@ class Coordinator:
         empty: bool = False,
         away: Mapping[str, Missing] = MappingProxyType({}),
     ) -> Exchange:
-        """Ask every site, as often as the plan allows; those that are away are not asked."""
-        asked = self.sites if task in ("round", "try") else self.everyone
-        exchange = Exchange([site for site in asked if site not in away])
-        expected = self.state.expected(phase) if task == "round" else {}
-        if self.sealed and task == "round":
-            expected = self.sealed.expected(expected)
+        """Ask every site and take what it answers; those that are away are not asked."""
+        expected = self.aggregation.expected(phase) if task == "round" else {}
         smallest = self._smallest() if self.plan.training.truncate else None
 
-        def outgoing(site: str) -> Parcel:
+        def words(site: str) -> tuple[Groups, dict[str, Any]]:
             groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
-            request = self._request(
-                task,
-                number,
-                selected=selected,
-                train_cases=smallest,
-                last=max((line.round for line in self.rounds if site in line.answered), default=0),
-                outcome=self._outcome_for(site, task),
-                postprocessing=self.postprocessing if task == "test" else {},
-                sealing=self._letters(task, site, groups),
-            )
-            return request.parcel(groups)
+            return groups, {
+                "selected": selected,
+                "train_cases": smallest,
+                "last": max((line.round for line in self.rounds if site in line.answered), default=0),
+                "outcome": self._outcome_for(site, task),
+                "postprocessing": self.postprocessing if task == "test" else {},
+                "sealing": {} if task == "join" else self.aggregation.letters(site, groups),
+            }
 
-        def receive(site: str, reply: Parcel) -> None:
-            answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
+        def take(site: str, answer: SiteAnswer, groups: Groups) -> None:
             trained = task == "round" and phase.trains_at(site, number, self.sites, self.plan.seed)
-            check_forms(reply.groups, expected if trained else {})
+            check_forms(groups, expected if trained else {})
             if isinstance(answer, Trained):
                 if trained:
-                    self._take(site, reply.groups, answer, phase)
+                    self.aggregation.take(site, groups, answer.samples, phase)
                 self.state.has_settled(site)
-            exchange.replies[site] = answer
-            if isinstance(answer, Joined):
-                self.acceptance.joined[site] = answer
 
-        self.turns.begin(task, number, exchange.asked)
-        missing = self.channel.ask(exchange.asked, outgoing, receive, self.plan.participation.timeout)
-        exchange.missing = {**away, **missing}
-        exchange.bytes_up, exchange.bytes_down = self.turns.bytes_up, self.turns.bytes_down
-        return exchange
-
-    def _request(self, task: Task, number: int, **own: Any) -> Request:
-        """Return a request with what every one tells."""
-        return Request(
-            task=task,
-            round=number,
-            study=self.study,
-            plan=self.plan.hash,
-            sites=tuple(self.everyone),
-            timeout=self.plan.participation.timeout,
-            package=self.plan.code,
-            **own,
-        )
-
-    def _take(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> None:
-        if self.sealed is None:
-            self.state.take(site, groups, answer.samples, phase)
-            return
-        clear = {name: tensors for name, tensors in groups.items() if name not in self.sealed.groups}
-        self.state.take(site, clear, answer.samples, phase)
-        self.sealed.take(site, groups, answer.samples)
-
-    def _letters(self, task: str, site: str, groups: Groups) -> Letters:
-        """Return what a site is told beside what it is sent."""
-        return {} if self.sealed is None or task == "join" else self.sealed.letters(site, groups)
-
-    def _ask_letters(
-        self,
-        task: Task,
-        number: int,
-        sites: Sequence[str],
-        letters: Callable[[str], Letters],
-        take: Callable[[str, Letters], None],
-        groups: Groups | None = None,
-    ) -> Exchange:
-        """Ask sites for letters of a sealed study. groups: what all are sent beside."""
-        exchange = Exchange(list(sites))
-
-        def outgoing(site: str) -> Parcel:
-            return self._request(task, number, sealing=letters(site)).parcel(groups or {})
-
-        def receive(site: str, reply: Parcel) -> None:
-            answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
-            check_forms(reply.groups, {})
-            assert isinstance(answer, Lettered)
-            take(site, answer.sealing)
-            exchange.replies[site] = answer
-
-        self.turns.begin(task, number, exchange.asked)
-        exchange.missing = self.channel.ask(exchange.asked, outgoing, receive, self.plan.participation.timeout)
+        asked = self.sites if task in ("round", "try") else self.everyone
+        exchange = self.asker.ask(task, number, [site for site in asked if site not in away], words, take)
+        exchange.missing = {**away, **exchange.missing}
         return exchange
 
     def _outcome_for(self, site: str, task: str) -> dict[str, Any]:
         """Return what a site is told of the outcome."""
         if task == "deliver":
-            return self.outcome.told(self._server_end(), site)
+            return self.plan.algorithm.outcome.told(self._server_end(), site)
         return self.outcome_told if task == "test" else {}
 
     def _server_end(self) -> ServerEnd:
-        return ServerEnd(self.plan, self.state.layout, self.server, self.record.folder)
+        return ServerEnd(self.plan, self.state.layout, self.state.server, self.record.folder)
 
     def _smallest(self) -> int | None:
         """Return the training cases of the smallest site that trains."""
-        joined = self.acceptance.joined
+        joined = self.asker.joined
         known = (joined[site].cases.train for site in self.sites if site in joined)
         return min((cases for cases in known if cases), default=None)
 
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
         """Let the sites' validation scores choose; a site with fewer cases than it tells of has no say."""
-        if self.outcome.personal or self.plan.tracking.select != "best" or not self.plan.validates(rounds):
+        if (
+            self.plan.algorithm.outcome.personal
+            or self.plan.tracking.select != "best"
+            or not self.plan.validates(rounds)
+        ):
             return
         told = {
             site: answer.validation
@@ -393,8 +327,8 @@ class Coordinator:
             self.engine,
             self.sites,
             self.everyone,
-            self.required,
-            self.parameters,
+            self.plan.participation.required,
+            sum(parameter.numel() for parameter in self.state.layout["model"].parameters()),
             self.state.done,
             self.rounds,
             {task: end.replies for task, end in self.ends.items()},

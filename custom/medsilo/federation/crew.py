@@ -1,13 +1,16 @@
 """The further processes that train for a site, each on a device of its own, as the site's first process leads them."""
 
+from __future__ import annotations
+
 import os
 import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from socket import socket, socketpair
 from threading import Event, Thread
 from typing import Any
@@ -18,11 +21,12 @@ from torch.utils.data import Subset
 
 from medsilo.core.errors import Died, MedsiloError, Refused
 from medsilo.core.tensors import Modules
+from medsilo.course.phase import Phase
 from medsilo.federation.process.deaths import how_it_died
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.private import losses_of_cases, mixes_cases
-from medsilo.learning.team import ProcessTeam, fingerprint
+from medsilo.learning.team import ALONE, ProcessTeam, fingerprint
 from medsilo.plan import Plan
 from medsilo.runs.paths import TEAM
 from medsilo.site.settings import SiteSettings
@@ -62,7 +66,7 @@ def why_alone(plan: Plan, modules: Modules, private: bool) -> str | None:
         return "a promise of privacy is counted for one process"
     if plan.algorithm.input_layer(modules) is not None:
         return "an input layer learns from whole batches (set algorithm.amplitude to null)"
-    if plan.training.class_weights != "none" or plan.task.unbounded:
+    if plan.training.class_weights != "none" or plan.task.goal.unbounded:
         return "its loss over a batch is no mean over the batch's cases"
     kinds = filter(None, (mixes_cases(module) for module in modules.values()))
     if kind := next(kinds, None):
@@ -83,27 +87,60 @@ class CrewMember:
         return f"training process {self.rank + 1} on {self.device}"
 
 
+class LeadingTrainer(Trainer):
+    """A site's first process, which has a crew where batches are shared out."""
+
+    shares_out = False
+    crew: Crew | None = None
+
+    def share_out(self) -> None:
+        """Train on all the devices of the site's settings, in this process and further ones."""
+        settings = self.place.settings
+        if settings.processes == 1 or not self.place.trains:
+            return
+        why = why_alone(self.place.plan, self.state.modules, self.private is not None)
+        if why and settings.devices != "auto":
+            raise Refused(f"devices: batches of this plan can't be shared out, since {why}; or set devices: 1 there")
+        if why:
+            return
+        for rank in range(settings.processes):
+            settings.compute(rank)  # raises where there is no such device
+        self.shares_out = True
+
+    @contextmanager
+    def together(self, number: int, phase: Phase) -> Iterator[None]:
+        """Inside, this site's further processes train as this one does."""
+        if not self.shares_out or not phase.trains:
+            yield
+            return
+        crew = self.crew = self.crew or Crew(self)
+        try:
+            self.team = crew.begin(number)
+            yield
+            crew.finish()
+        except Exception as error:
+            self.crew, reason = None, crew.why(error)
+            crew.close()
+            raise reason from error
+        finally:
+            self.team = ALONE
+
+
 class Crew:
     """Lives from the first training on, until one of it dies or an answer fails."""
 
-    def __init__(self, trainer: Trainer, settings: SiteSettings, folder: Path) -> None:
-        """trainer: the site in this process. folder: the site's."""
+    def __init__(self, trainer: Trainer) -> None:
+        """trainer: the site in this process."""
         _check_loss(trainer)
-        self.trainer, self.settings, self.size = trainer, settings, settings.processes
-        self.folder = (folder / TEAM).absolute()
-        self.site: dict[str, Any] = {
-            "plan": trainer.plan.resolved(),
-            "site": trainer.site,
-            "sites": list(trainer.sites),
-            "settings": settings.model_dump(mode="json"),
-            "folder": str(folder.absolute()),
-            "meeting": str(self.folder / "meeting"),
-        }
+        place = trainer.place
+        self.trainer, self.settings, self.size = trainer, place.settings, place.settings.processes
+        self.folder = (place.folder / TEAM).absolute()
+        self.site: dict[str, Any] = {**place.told(), "meeting": str(self.folder / "meeting")}
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.closing, self.noticed, self.found = Event(), Event(), Event()
         self.dead: CrewMember | None = None
-        limit_memory(settings)
+        limit_memory(self.settings)
         self.members = [self._member(rank) for rank in range(1, self.size)]
         for member in self.members:
             Thread(target=self._watch, args=[member], daemon=True).start()
@@ -184,7 +221,7 @@ class Crew:
 
 def _check_loss(trainer: Trainer) -> None:
     """Raise Refused if the loss of two cases isn't the mean of theirs, so that shares of a batch would be another's."""
-    pieces = trainer.plan.task.pieces(trainer.data.train, 0)
+    pieces = trainer.place.plan.task.pieces(trainer.data.train, 0)
     if len(trainer.data.train) < 2:  # type: ignore[arg-type]
         return
     inputs, targets = (
@@ -192,8 +229,8 @@ def _check_loss(trainer: Trainer) -> None:
     )
     model, device = trainer.state.modules["model"], trainer.compute.device
     with torch.no_grad(), torch.random.fork_rng():
-        output = trainer.plan.task.infer(model.eval(), inputs.to(device)).float()
-    both, each = trainer._loss(output, targets.to(device)), losses_of_cases(output, targets.to(device), trainer._loss)
+        output = trainer.place.plan.task.infer(model.eval(), inputs.to(device)).float()
+    both, each = trainer.loss(output, targets.to(device)), losses_of_cases(output, targets.to(device), trainer.loss)
     if not torch.isclose(both, each.mean(), rtol=SAME, atol=SAME):
         raise Refused(
             "devices: the loss of a batch is no mean over its cases; set devices: 1 in the site's medsilo.yaml"

@@ -12,6 +12,7 @@ from medsilo.runs.schema import LARGEST, SentUpdate
 
 DIGITS = 4  # that are recorded
 FAR = 1e6  # times as far as the middle one of the last round's updates: no honest training goes there
+STANDS_OUT = 10.0  # times as far as the middle one of the others: it is to blame where all diverge after the round
 FARTHEST = 1e4  # a weight's change in a round, as the root of the mean square; before there is a last round, too
 
 
@@ -57,6 +58,17 @@ class RoundDirections:
         """Keep the directions of a site whose answer was accepted."""
         for group, direction in directions.items():
             self._noted.setdefault(group, {})[site] = direction
+
+    def farthest(self) -> tuple[str, float] | None:
+        """Return whose update stands out most, and by how many times the middle one of the others; None if nobody's."""
+        found: list[tuple[float, str]] = []
+        for own in self._noted.values():
+            for site, direction in own.items():
+                others = [other.norm for name, other in own.items() if name != site]
+                usual = median_low(others) if others else math.inf
+                found.append((direction.norm / usual if usual else math.inf if direction.norm else 0.0, site))
+        times, site = max(found, default=(0.0, ""))
+        return (site, times) if times > STANDS_OUT else None
 
     def updates(self) -> dict[str, dict[str, SentUpdate]]:
         """Return the record of the round, by site and group."""

@@ -1,26 +1,38 @@
-"""Disclosure: the one place that decides what of a site's numbers leaves, how finely, and what is counted as told.
+"""Disclosure: the layer that decides what of a site's numbers leaves, how finely, and what is counted as told.
 
-Scores, losses, counts, choices of a postprocessing and of a threshold, and numbers of cases: a participant computes
-them exactly, and what it puts into an answer comes from here. Where a plan promises privacy, private_numbers.py adds
-noise and says its price; who asked for how much is in the hospital's book (protection.py).
+Scores, losses, counts, choices of a postprocessing and of a threshold, and numbers of cases: a participant finds them
+exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_numbers.py
+adds noise and says its price; who asked for how much is in the hospital's book (protection.py).
 """
 
 import math
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, Protocol
 
 import torch
 
 from medsilo.core.coarse import Resolution
+from medsilo.core.memory import forget_most, most_held
+from medsilo.core.tensors import Groups
+from medsilo.federation.exact import (
+    ExactDelivery,
+    ExactLetter,
+    ExactResult,
+    ExactRound,
+    ExactScores,
+    ExactTest,
+    ExactTrials,
+)
 from medsilo.federation.private_numbers import How, PrivateNumbers
 from medsilo.federation.protection import Protection
-from medsilo.plan import Plan
-from medsilo.runs.messages import Counted
+from medsilo.federation.seams import Place
+from medsilo.learning.loop import Stop
+from medsilo.runs.messages import ANSWERS, Counted, Parcel, Request
 from medsilo.site.book import PARTS
-from medsilo.site.settings import FILE_NAME, SiteSettings
-from medsilo.site.settings import Part as SitePart
+from medsilo.site.settings import FILE_NAME, DataPart
 from medsilo.tasks.decisions import RELIABILITY, coarse_reliability, threshold_of
 from medsilo.tasks.metrics import (
     BINS,
@@ -51,37 +63,46 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-@dataclass(frozen=True)
-class ExactScores:
-    """A model's exact scores over a part's cases, and its score with noise where that is what leaves."""
-
-    loss: float
-    score: float
-    measures: Measures
-    noisy: float | None = None
-
-
 class Disclosure:
     """A site's numbers, as they may leave."""
 
     def __init__(
-        self,
-        plan: Plan,
-        data: SiteData,
-        settings: SiteSettings,
-        protection: Protection,
-        numbers: PrivateNumbers | None = None,
+        self, place: Place, data: SiteData, protection: Protection, numbers: PrivateNumbers | None = None
     ) -> None:
         """numbers: how they are told in a study that promises privacy."""
-        self.plan, self.task, self.data, self.settings = plan, plan.task, data, settings
+        self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
         self.protection, self.numbers = protection, numbers
         self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
-        self.sway = {part: self.task.sway(getattr(data, part), self.patients[part]) for part in PARTS}
+        self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
         self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
         self.too_near = {part for part in protection.too_near(data) if self._how(part) == "exact"}
 
-    def _resolution(self, part: SitePart) -> Resolution:
+    def told(self, found: ExactResult) -> Told:
+        """Return what an answer tells of what was found, and count it as told."""
+        match found:
+            case ExactLetter(sealing=sealing):
+                return {"sealing": sealing}
+            case ExactRound():
+                return self._trained(found)
+            case ExactDelivery():
+                if self.tells("validation"):
+                    self.protection.note(validation=1 + self.plan.algorithm.outcome.scores_besides)
+                return {**self.validated(found.validated), "outcome": found.outcome}
+            case ExactTrials(measures=measures):
+                told = self.trials(measures)
+                self.protection.note(validation=len(told))
+                return {"trials": told}
+            case ExactTest():
+                tested = self.tested(found.selected, found.scores)
+                decisive = found.decisive if CHANCES in tested["counts"] else None
+                threshold = None if decisive is None else self.threshold(decisive)
+                self.protection.note(test=self.tells("test"), validation=threshold is not None)
+                return {**tested, "threshold": threshold, "outcome": found.outcome}
+        shares = self.settings.shares(self.task.synthetic) and not self.plan.transport.sealed
+        return {"shares": shares, "classes": self.classes()}
+
+    def _resolution(self, part: DataPart) -> Resolution:
         own, share = self.protection.resolution(self.patients[part]), self.sway[part]
         return own if share is None else replace(own, weight=max(own.weight, share))
 
@@ -104,10 +125,6 @@ class Disclosure:
         return scored.score if math.isfinite(scored.score) else -sys.float_info.max
 
     # ------------------------------------------------------------------ answers
-    def common(self) -> Told:
-        """Return what is in every answer."""
-        return {"cases": self.counted, "withheld": self.withheld, "noisy": self.noisy}
-
     def warnings(self) -> list[str]:
         """Say what the lead should know: of the split, and of parts of which another study had nearly the same
         patients, so that no score over them leaves."""
@@ -120,18 +137,11 @@ class Disclosure:
             ),
         ]
 
-    def trained(self, loss: float, samples: int, validated: ExactScores | None) -> Told:
-        """Return what is told of a round, and count it."""
-        told = {**self.validated(validated), "train_loss": finite(self.train_loss(loss, samples))}
-        tells = validated is not None and self.tells("validation")
+    def _trained(self, found: ExactRound) -> Told:
+        told = {**self.validated(found.validated), "train_loss": finite(self.train_loss(found.loss, found.samples))}
+        tells = found.validated is not None and self.tells("validation")
         self.protection.note(train=told["train_loss"] is not None, validation=tells)
-        return {"samples": 1 if self.sealed_parts else self.samples(samples), **told}
-
-    def delivered(self, validated: ExactScores | None, besides: int) -> Told:
-        """Return what is told of the delivered model, and count it with the scores that the outcome tells besides."""
-        if self.tells("validation"):
-            self.protection.note(validation=1 + besides)
-        return self.validated(validated)
+        return {"samples": 1 if self.sealed_parts else self.samples(found.samples), **told}
 
     def validated(self, scored: ExactScores | None) -> Told:
         """Return a validation as it is told."""
@@ -157,16 +167,6 @@ class Disclosure:
             "selected": selected,
             "counts": counts,
         }
-
-    def note_test(self, threshold: bool) -> None:
-        """Count a test as told, and a threshold that follows from validation cases."""
-        self.protection.note(test=self.tells("test"), validation=threshold)
-
-    def tried(self, measures: Measures) -> Counts:
-        """Return what trials of postprocessing have summed up over validation cases, and count each."""
-        told = self.trials(measures)
-        self.protection.note(validation=len(told))
-        return told
 
     def loss_within(self, loss: float, samples: int) -> float | None:
         """Return a loss over training cases that a method asks for within a round, and count it."""
@@ -198,7 +198,7 @@ class Disclosure:
         """The parts whose numbers of cases only the hospital knows."""
         return ("train",) if self.plan.transport.sealing_counts else ()
 
-    def tells(self, part: SitePart) -> bool:
+    def tells(self, part: DataPart) -> bool:
         """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
         difference to another score, or if the study promises privacy and it is neither public nor has noise."""
         if self._how(part) != "exact":
@@ -207,7 +207,7 @@ class Disclosure:
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
 
-    def _how(self, part: SitePart) -> How:
+    def _how(self, part: DataPart) -> How:
         return self.numbers.how(part) if self.numbers else "exact"
 
     @property
@@ -230,7 +230,7 @@ class Disclosure:
     def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
         """Return a part's score with noise; every call is another release."""
         assert self.numbers
-        return self.numbers.score(part, number, measures[self.task.metric], *self.task.metric_range)
+        return self.numbers.score(part, number, measures[self.task.goal.metric], *self.task.goal.metric_range)
 
     @property
     def least(self) -> int:
@@ -245,7 +245,7 @@ class Disclosure:
 
     def score(self, part: Part, score: float) -> float:
         """Return a part's mean score as it is told."""
-        return self.resolution[part].mean(score, *self.task.metric_range)
+        return self.resolution[part].mean(score, *self.task.goal.metric_range)
 
     def loss(self, part: Part, loss: float, measures: Measures) -> float:
         """Return a part's mean loss as it is told: where patients are behind it, no case counts for more than MOST."""
@@ -268,25 +268,25 @@ class Disclosure:
     def _counts(self, measures: Measures) -> Counts:
         task, resolution, patients = self.task, self.resolution["test"], self.patients["test"]
         if resolution.exact:
-            return task.counts(measures, patients, self.least)
+            return task.goal.counts(measures, patients, self.least)
         cut = {
-            name: values.clamp(*task.told_range(name)) if task.layout.get(name) == 2 else values
+            name: values.clamp(*task.goal.told_range(name)) if task.goal.layout.get(name) == 2 else values
             for name, values in measures.items()
             if name != LOSS
         }
         told = {name: self._coarse_mean(name, *values) for name, values in self._pairs(cut, patients).items()}
-        of_classes = task.counts(cut, patients, CLASS * self.least) if task.classifies else {}
+        of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
-            told[CHANCES] = coarse_chances(of_classes[CHANCES], task.classes, resolution)
+            told[CHANCES] = coarse_chances(of_classes[CHANCES], task.goal.classes, resolution)
             told[RELIABILITY] = coarse_reliability(
-                of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.classes, resolution
+                of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.goal.classes, resolution
             )
         return told
 
     def trials(self, measures: Measures) -> Counts:
         """Return the sums over validation cases by which a postprocessing is chosen, as they are told."""
-        every = self.task.postprocessings
+        every = self.task.goal.postprocessings
         if every is None or not self.tells("validation"):
             return {}
         if self.resolution["validation"].exact:
@@ -305,7 +305,7 @@ class Disclosure:
     @property
     def tells_threshold(self) -> bool:
         """Return whether a threshold that follows from validation cases may leave; never under a promise of privacy."""
-        asked = self.task.decides and self.numbers is None and self.settings.calibration
+        asked = self.task.goal.decides and self.numbers is None and self.settings.calibration
         return asked and self.cases["validation"] > 0 and self.tells("validation")
 
     def threshold(self, measures: Measures) -> float | None:
@@ -321,8 +321,8 @@ class Disclosure:
 
     def _pairs(self, measures: Measures, patients: Sequence[str]) -> Counts:
         """Sums over cases with their number."""
-        counts = self.task.counts(measures, patients, self.least)
-        return {name: values for name, values in counts.items() if self.task.layout[name] == 2}
+        counts = self.task.goal.counts(measures, patients, self.least)
+        return {name: values for name, values in counts.items() if self.task.goal.layout[name] == 2}
 
     def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
         """A sum and its number of cases (or patients) as they are told."""
@@ -333,7 +333,7 @@ class Disclosure:
             share, name = number * resolution.weight, name.removesuffix(BY_PATIENT)  # each patient counts for one
         else:
             share = number / self.cases["test"]
-        mean = resolution.among(share).mean(total / number, *self.task.told_range(name))
+        mean = resolution.among(share).mean(total / number, *self.task.goal.told_range(name))
         return [mean * resolution.count(int(number)), float(resolution.count(int(number)))]
 
     def classes(self) -> dict[str, list[int] | None]:
@@ -347,3 +347,45 @@ class Disclosure:
             else None
             for part, own in counts.items()
         }
+
+
+class Finds(Protocol):
+    """A site inside of its disclosure: exact."""
+
+    disclosure: Disclosure
+    warnings: list[str]  # what the lead should know of what was found last
+
+    def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
+        """Do what is asked."""
+
+
+class DisclosingSite:
+    """A site that answers with what its participant found, as it may leave."""
+
+    def __init__(self, inner: Finds) -> None:
+        self.inner = inner
+
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        asked, started = Request.read(parcel.facts), time.monotonic()
+        forget_most()
+        found = self.inner.find(asked, parcel.groups, stop)
+        disclosure = self.inner.disclosure
+        answer = ANSWERS[asked.task](
+            task=asked.task,
+            round=asked.round,
+            study=asked.study,
+            package=disclosure.plan.code,
+            seconds=time.monotonic() - started,
+            memory=most_held(),
+            cases=disclosure.counted,
+            withheld=disclosure.withheld,
+            noisy=disclosure.noisy,
+            warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
+            **disclosure.told(found),
+        )
+        reply = answer.parcel(found.groups)
+        reply.metrics = {
+            name: disclosure.settings.rounded(value) if isinstance(value, float) else value
+            for name, value in reply.metrics.items()
+        }
+        return reply

@@ -10,16 +10,14 @@ from torch.utils.data import Dataset, Subset
 from medsilo.core.errors import DataError
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.drawing import draw_found, draw_images
+from medsilo.federation.seams import Place
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
-from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.site.book import PARTS
-from medsilo.site.settings import SiteSettings
-from medsilo.tasks.metrics import (
-    Measures,
-)
+from medsilo.tasks.metrics import Measures
+from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.task import Cases, SiteData, names_of
 
 PICTURES = 3
@@ -30,19 +28,17 @@ Measuring = Callable[[Dataset], Measure]  # of cases in order
 class Evaluation:
     """A site's cases, as they are scored: exact numbers, of which disclosure.py decides what leaves."""
 
-    def __init__(
-        self, plan: Plan, site: str, data: SiteData, settings: SiteSettings, compute: Compute, protected: bool
-    ) -> None:
+    def __init__(self, place: Place, data: SiteData, compute: Compute, protected: bool) -> None:
         """protected: whether patients are behind the data, so that each case's loss is measured, too."""
-        self.plan, self.task, self.site, self.data = plan, plan.task, site, data
-        self.settings, self.compute, self.protected = settings, compute, protected
-        self.cases = {part: len(getattr(data, part)) for part in PARTS}
-        for part, cases in self.cases.items():
-            if cases == 0 and site in plan.participation.unseen and part != "test":
+        self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
+        self.settings, self.compute, self.protected = place.settings, compute, protected
+        for part in PARTS:
+            cases = len(getattr(data, part))
+            if cases == 0 and not place.trains and part != "test":
                 continue
             if cases == 0:
-                raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
-            _check_inputs(part, self.pieces(getattr(data, part), "check"), plan.task.shape)
+                raise DataError(f"the {part} part of task {self.task.name} has no cases at this site; check its split")
+            _check_inputs(part, self.pieces(getattr(data, part), "check"), self.task.shape)
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
         """Return the cases of a part in the task's shape, always the same."""
@@ -56,14 +52,14 @@ class Evaluation:
         task, order = self.task, self._order(part, model)
         measure = (measuring or self._by_metric)(_ordered(part, order))
         if self.protected:
-            measure = with_losses(measure, task.case_losses)
+            measure = with_losses(measure, task.goal.case_losses)
         measure = of_numbers(measure)
         data = self._in_order(part, order)
-        loss, measures = evaluate(model, data, task.loss, measure, self.compute, stop, task.infer)
+        loss, measures = evaluate(model, data, task.goal.loss, measure, self.compute, stop, task.infer)
         if order is not None:
             back = order.argsort()
             measures = {name: values[back] for name, values in measures.items()}
-        return loss, task.score(measures[task.metric]), measures
+        return loss, task.goal.score(measures[task.goal.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the cases as this model is evaluated on them."""
@@ -71,7 +67,7 @@ class Evaluation:
 
     def _by_metric(self, cases: Dataset) -> Measure:
         """Return what measures cases by the task's metric alone."""
-        return lambda output, target: {self.task.metric: self.task.case_scores(output, target)}
+        return lambda output, target: {self.task.goal.metric: self.task.goal.case_scores(output, target)}
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
         """Return the order of a part's cases: mixed, always in the same way, where a batch norm judges by the batch."""
@@ -91,10 +87,10 @@ class Evaluation:
 
     def draw_inputs(self, layer: nn.Module | None, folder: Path) -> None:
         """Draw some training images before and after the input layer."""
-        if layer is None or not self.draws or not self.cases["train"]:
+        if layer is None or not self.draws or not len(self.data.train):  # type: ignore[arg-type]
             return
         cases = self.pieces(self.data.train, "pictures")
-        images = torch.stack([cases[case][0] for case in range(min(PICTURES, self.cases["train"]))])
+        images = torch.stack([cases[case][0] for case in range(min(PICTURES, len(cases)))])  # type: ignore[arg-type]
         draw_images(layer, images.to(self.compute.device), folder / paths.PICTURES)
 
     @torch.no_grad()
@@ -103,10 +99,10 @@ class Evaluation:
 
         judged: the model by which the cases were ordered when they were tested.
         """
-        task = self.task
-        if not task.segments or not self.draws:
+        task, goal = self.task, self.task.goal
+        if not isinstance(goal, Segmentation) or not self.draws:
             return
-        ranked, order = measures[task.metric].argsort(stable=True), self._order(self.data.test, judged)
+        ranked, order = measures[goal.metric].argsort(stable=True), self._order(self.data.test, judged)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
         chosen = {which: int(ranked[place]) for which, place in places.items()}
         first = 0
@@ -116,7 +112,7 @@ class Evaluation:
             if here:
                 with self.compute.cast():
                     output = task.infer(model.eval(), inputs)
-                found, right = (task.masks(labels) for labels in (task.found(output.float(), targets), targets))
+                found, right = (goal.masks(labels) for labels in (goal.found(output.float(), targets), targets))
                 for which, n in here.items():
                     draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
             first += len(inputs)

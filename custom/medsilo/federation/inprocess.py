@@ -4,13 +4,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import load_tensors
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.around import TrainingSite, training_site
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
@@ -61,7 +62,7 @@ class LastModels(Mapping[str, nn.Module]):
 class Loop:
     """The transport of one process: sites answer one after the other, in sorted order."""
 
-    def __init__(self, participants: Mapping[str, Participant | TrainingSite], rests: bool = False) -> None:
+    def __init__(self, participants: Mapping[str, TrainingSite], rests: bool = False) -> None:
         """rests: between its answers a site holds no networks; the folders have what it needs."""
         self.participants, self.rests = participants, rests
         self.clocks = {site: Clock(own.folder, own.settings.limits) for site, own in participants.items()}
@@ -92,10 +93,12 @@ def run(
     resume: bool = False,
     settings: SiteSettings | None = None,
     on_round: OnRound = lambda line: None,
+    kind: Callable[..., Participant] = Participant,
 ) -> StudyResult:
     """Run a plan over its sites, or over these.
 
-    With a `folder` the run tree is written there, and `resume` goes on from its last checkpoint.
+    With a `folder` the run tree is written there, and `resume` goes on from its last checkpoint. kind: makes each site,
+    to watch it.
     """
     plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
     if sites is not None:
@@ -104,7 +107,7 @@ def run(
         raise MedsiloError("zero sites: name them in participation.sites or give `sites`")
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
-        work = _run_central if plan.algorithm.pooled else _run_federated
+        work = _run_central if plan.algorithm.pooled else partial(_run_federated, kind=kind)
         with tracked(plan, Record(root), bool(folder)) as tracking:
 
             def follow(line: Round) -> None:
@@ -118,13 +121,20 @@ def run(
         return run if folder else replace(run, models=dict(run.models))
 
 
-def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> StudyResult:
+def _run_federated(
+    plan: Plan,
+    root: Path,
+    resume: bool,
+    settings: SiteSettings,
+    on_round: OnRound,
+    kind: Callable[..., Participant],
+) -> StudyResult:
     names = plan.participation.everyone
     with ExitStack() as places:
         for site in names:
             places.callback(take_place(plan, site, settings.of(site), site_folder(root, site)))
         rests = 4 * COPIES * plan.parameters * len(names) > AWAKE
-        participants = _participants(plan, root, settings, rests)
+        participants = _participants(plan, root, settings, kind, rests)
         transport, sites = Loop(participants, rests), plan.participation.sites
         coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
         summary = coordinator.run(resume)
@@ -135,24 +145,26 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     if resume:
         raise MedsiloError("central training can't be resumed; run it again in a new folder")
     names = plan.participation.sites
-    hospitals = {site: own.participant for site, own in _participants(plan, root, settings).items()}
-    pool = Pool(plan, hospitals, settings, site_folder(root, POOL))
+    hospitals = {site: own.participant for site, own in _participants(plan, root, settings, Participant).items()}
+    pool = Pool(Place(plan, POOL, [POOL], settings, site_folder(root, POOL)), hospitals)
     record = Record(root)
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
-    coordinator = Coordinator(alone, [POOL], Loop({POOL: pool}), record, "in-process", on_round)
+    coordinator = Coordinator(alone, [POOL], Loop({POOL: TrainingSite(pool)}), record, "in-process", on_round)
     summary = spread_over_hospitals(pool, coordinator.run(), plan)
     record.write_summary(summary)
     model = _last_model(plan, site_folder(root, POOL))
     return StudyResult(dict.fromkeys(names, model), coordinator.rounds, summary)
 
 
-def _participants(plan: Plan, root: Path, settings: SiteSettings, rests: bool = False) -> dict[str, TrainingSite]:
+def _participants(
+    plan: Plan, root: Path, settings: SiteSettings, kind: Callable[..., Participant], rests: bool = False
+) -> dict[str, TrainingSite]:
     names = plan.participation.everyone
     participants = {}
     for site in names:
         place = Place(plan, site, names, settings.of(site), site_folder(root, site))
         Permission(place).check()
-        participants[site] = TrainingSite(place)
+        participants[site] = training_site(place, kind)
         if rests:
             participants[site].rest()
     return participants

@@ -17,7 +17,12 @@ from medsilo.site.settings import SiteSettings
 
 @dataclass(frozen=True)
 class SiteOfInquiry:
-    """A hospital, as it knows itself when it is asked."""
+    """A hospital, as it knows itself when it is asked.
+
+    >>> from pathlib import Path
+    >>> SiteOfInquiry("st-anna", None, Path("kept"), signer=None).name
+    'st-anna'
+    """
 
     name: str
     settings: SiteSettings
@@ -27,7 +32,13 @@ class SiteOfInquiry:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """A question to all hospitals. Its name among the entry points `medsilo.inquiries` is that of its job."""
+    """A question to all hospitals. Its name among the entry points `medsilo.inquiries` is that of its job.
+
+    >>> from pathlib import Path
+    >>> inquiry = Inquiry(read=Path.read_text, bounds=None, collect=None, site=None)
+    >>> inquiry.sealed
+    False
+    """
 
     read: Callable[[Path], Any]  # reads and checks the question that all hospitals get
     bounds: Callable[[Any], Bounds]  # of what a hospital may answer

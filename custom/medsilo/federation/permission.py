@@ -2,21 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, Refused, Undecided
 from medsilo.core.tensors import Groups
 from medsilo.federation.kept_answer import digest_of
 from medsilo.federation.protection import book_of
-from medsilo.federation.sealed.identity import KitFiles, signer_of
+from medsilo.federation.sealed.identity import accepted_of, approvals_of
 from medsilo.federation.seams import Place, Site
 from medsilo.learning.loop import Stop
 from medsilo.runs.messages import Parcel, Request
-from medsilo.sealing.signing import Certified
-from medsilo.site.accepted import AcceptedSettings
 from medsilo.site.approvals import Approvals, AskingPlan, Decision
-from medsilo.site.book import Book, data_set
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.settings import FILE_NAME
 
 LOOK = 1.0  # seconds between two looks at whether a decision has changed
 
@@ -120,18 +116,3 @@ class Permission:
             at=int(time.time()),
         )
         self.approvals.keep(asked)
-
-
-def accepted_of(site: str, kit: KitFiles) -> AcceptedSettings:
-    """Return what a hospital remembers of its own settings, which it signs with the key of its kit."""
-    signer = signer_of(kit)
-    assert isinstance(signer, Certified)
-    return AcceptedSettings(Path(kit.certificate).parents[1], site, signer)
-
-
-def approvals_of(book: Book, site: str, kit: KitFiles, settings: SiteSettings) -> Approvals:
-    """Return a site's approvals, which it signs with the key of its kit."""
-    signer = signer_of(kit)
-    assert isinstance(signer, Certified)
-    folder = settings.data.folder if settings.data else None
-    return Approvals(book.folder, site, signer, data_set(folder, "") if folder else "")

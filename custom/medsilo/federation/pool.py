@@ -1,18 +1,21 @@
 """Central training: one model on all hospitals' pooled training data, tested at every hospital."""
 
-from pathlib import Path
+from __future__ import annotations
 
 import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
-from medsilo.federation.evaluation import Measuring
-from medsilo.federation.participant import Participant, Told
+from medsilo.federation.disclosure import Told
+from medsilo.federation.evaluation import Evaluation, Measuring
+from medsilo.federation.exact import ExactScores
+from medsilo.federation.participant import Participant
+from medsilo.federation.scoring import write_measures
+from medsilo.federation.seams import Place
 from medsilo.federation.summary import means, tested_as
-from medsilo.learning.loop import Stop
+from medsilo.learning.loop import Compute, Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Selection, SiteResult, Summary
-from medsilo.site.settings import SiteSettings
 from medsilo.tasks.decisions import with_derived
 from medsilo.tasks.metrics import Measures, added
 from medsilo.tasks.task import Cases, SiteData
@@ -23,13 +26,36 @@ POOL = "pooled"
 class Pool(Participant):
     """The site that has everything. Scores are means over the hospitals, as a federated method's are."""
 
-    def __init__(self, plan: Plan, hospitals: dict[str, Participant], settings: SiteSettings, folder: Path) -> None:
+    evaluation: AtHospitals
+
+    def __init__(self, place: Place, hospitals: dict[str, Participant]) -> None:
         parts = ("train", "validation", "test")
         pooled = SiteData(*(_together([getattr(h.data, part) for h in hospitals.values()]) for part in parts))
         self.hospitals = hospitals
-        self.scores: dict[str, list[tuple[float, float, Measures]]] = {site: [] for site in hospitals}
         self.thresholds: dict[str, float | None] = {}
-        super().__init__(plan, POOL, [POOL], settings, folder, pooled)
+        super().__init__(place, pooled)
+
+    def evaluates(self, compute: Compute, protected: bool) -> AtHospitals:
+        return AtHospitals(self.place, self.data, compute, protected, self.hospitals)
+
+    def decisive(self, model: nn.Module, stop: Stop) -> None:
+        """Let each hospital choose its own threshold."""
+        found = {site: hospital.decisive(model, stop) for site, hospital in self.hospitals.items()}
+        self.thresholds = {
+            site: None if cases is None else self.hospitals[site].disclosure.threshold(cases)
+            for site, cases in found.items()
+        }
+
+
+class AtHospitals(Evaluation):
+    """An evaluation over all hospitals' cases, hospital by hospital."""
+
+    def __init__(
+        self, place: Place, data: SiteData, compute: Compute, protected: bool, hospitals: dict[str, Participant]
+    ) -> None:
+        super().__init__(place, data, compute, protected)
+        self.hospitals = hospitals
+        self.scores: dict[str, list[tuple[float, float, Measures]]] = {site: [] for site in hospitals}
 
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
@@ -40,10 +66,6 @@ class Pool(Participant):
         losses, scores, measures = zip(*(scores[-1] for scores in self.scores.values()), strict=True)
         together = {name: torch.cat([measured[name] for measured in measures]) for name in measures[0]}
         return sum(losses) / len(losses), sum(scores) / len(scores), together
-
-    def threshold(self, model: nn.Module, stop: Stop) -> None:
-        """Let each hospital choose its own threshold."""
-        self.thresholds = {site: hospital.threshold(model, stop) for site, hospital in self.hospitals.items()}
 
 
 def _together(parts: list[Dataset]) -> Dataset:
@@ -61,12 +83,13 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
     sites: dict[str, SiteResult] = {}
     tested: dict[str, Told] = {}
     for site, hospital in pool.hospitals.items():
-        *curve, test = pool.scores[site]
-        told = tested[site] = hospital.tested(selected, *test)
+        *curve, test = pool.evaluation.scores[site]
+        write_measures(hospital.place.folder, test[2], hospital.disclosure.patients["test"])
+        told = tested[site] = hospital.disclosure.tested(selected, ExactScores(*test))
         scored = iter(curve)
         validation = [next(scored)[1] if plan.validates(rounds) else None for rounds in range(plan.rounds + 1)]
         sites[site] = inner.changed(
-            cases=hospital.cases,
+            cases=hospital.disclosure.cases,
             classes=hospital.disclosure.classes(),
             validation=validation,
             **tested_as(
@@ -78,7 +101,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
                 pool.thresholds.get(site),
             ),
         )
-    classes = plan.task.classes
+    classes = plan.task.goal.classes
     counts = (with_derived(told["counts"], classes, pool.thresholds.get(site)) for site, told in tested.items())
     return summary.changed(
         plan_hash=plan.hash,
@@ -86,5 +109,5 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
         selected=Selection(by="mean", rounds=dict.fromkeys(sites, selected)),
         sites=sites,
         pooled_test=means(plan.task, sites)["pooled_test"],
-        pooled=plan.task.figures(added(counts)),
+        pooled=plan.task.goal.figures(added(counts)),
     )

@@ -19,16 +19,17 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import write_json
 from medsilo.plan import Plan
-from medsilo.privacy.accounting import laplace_for
+from medsilo.privacy.accounting import geometric_for
 from medsilo.privacy.agreed import Demands, Promise, Told, Unit, stricter
-from medsilo.privacy.mechanisms import Charge, Geometric, Laplace, Public
+from medsilo.privacy.mechanisms import Charge, Geometric, Public
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.site.book import PARTS
 from medsilo.site.settings import FILE_NAME
 from medsilo.tasks.task import SiteData, patients_of, records_of
 
-DIGITS = 4  # of a score with noise: no low digit tells what was added
+DIGITS = 4  # of a score with noise
+STEPS = 1000  # in half of a score's range
 How = Literal["exact", "noisy", "silent"]
 # What an answer tells in numbers, by what it answers.
 NUMBERS: dict[str, tuple[Told, ...]] = {
@@ -113,11 +114,11 @@ class PrivateNumbers:
         return Geometric(scale=1 / self._own(self.plan.privacy.counts.epsilon))
 
     @cached_property
-    def scoring(self) -> Laplace:
-        """Return the noise on one score, over what one unit changes; all scores of the study keep to their ε."""
+    def scoring(self) -> Geometric:
+        """Return the noise on the sum behind one score, in whole steps; all scores of the study keep to their ε."""
         assert self.plan.privacy and self.plan.privacy.scores
         epsilon = self._own(self.plan.privacy.scores.epsilon)
-        return Laplace(scale=laplace_for(epsilon, self.promise.delta, self._scores))
+        return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
 
     def _own(self, epsilon: float) -> float:
         """Return a part of the plan's ε in proportion to what is promised here, where the hospital demands less."""
@@ -190,17 +191,17 @@ class PrivateNumbers:
     def score(self, part: str, number: int, values: Tensor, low: float, high: float) -> float:
         """Return a part's mean score with noise: the mean over units of each unit's mean over its cases.
 
-        Each unit's distance from the middle of the range is at most half of the range, and so is what it changes in
-        their sum.
+        Each unit's distance from the middle of the range is at most half of the range, in whole steps of a thousandth
+        of that, and so is what it changes in their sum.
         """
         middle, half = (low + high) / 2, (high - low) / 2
         own: dict[str, list[float]] = defaultdict(list)
         cut = values.double().nan_to_num(middle).clamp(low, high).tolist()
         for unit, value in zip(self.units[part], cut, strict=True):
             own[unit].append(value)
-        total = sum(sum(found) / len(found) - middle for found in own.values())
-        noise = float(self._secret("score", part, number).laplace(1)[0]) * self.scoring.scale * half
-        return round(min(max(middle + (total + noise) / self.size(part), low), high), DIGITS)
+        total = sum(round((sum(found) / len(found) - middle) / half * STEPS) for found in own.values())
+        noise = self._secret("score", part, number).geometric(self.scoring.scale * STEPS)
+        return round(min(max(middle + (total + noise) / STEPS * half / self.size(part), low), high), DIGITS)
 
     def _secret(self, *purpose: str | int) -> NoiseSource:
         """Return the random numbers of one release: nobody's, or with drawn hospitals the seed's."""

@@ -1,15 +1,16 @@
 """Protect a hospital's patients from a lead who asks much: a split of its own, and counted answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
+from medsilo.federation.seams import Place
 from medsilo.plan import Plan
 from medsilo.runs.paths import hospital_folder
 from medsilo.site.book import PARTS, Asker, Book, data_set
-from medsilo.site.settings import FILE_NAME, Part, SiteSettings
+from medsilo.site.settings import FILE_NAME, DataPart, SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData, patients_of
 
@@ -19,12 +20,12 @@ SHARES = (0.6, 0.2, 0.2)  # of patients, where a hospital names none
 class Protection:
     """A site's protection in one study; it does nothing where nobody needs it."""
 
-    def __init__(self, plan: Plan, site: str, settings: SiteSettings, folder: Path, lead: str) -> None:
-        self.plan, self.site, self.settings, self.folder = plan, site, settings, folder
-        self.on = settings.protects(plan.task.synthetic)
-        self.book = book_of(settings, site, folder)
-        source = settings.data
-        self.asker = Asker(lead, data_set(source.folder if source else None, plan.task.name), folder.parents[1].name)
+    def __init__(self, place: Place) -> None:
+        self.plan, self.site, self.settings, self.folder = place.plan, place.site, place.settings, place.folder
+        self.on = self.settings.protects(self.plan.task.synthetic)
+        self.book = book_of(self.settings, self.site, self.folder)
+        source = self.settings.data
+        self.asker = Asker(place.lead, data_set(source.folder if source else None, self.plan.task.name), place.study)
 
     def admit(self) -> None:
         """Raise Refused, before data are read, for a study that asks for more than this hospital answers."""
@@ -64,12 +65,20 @@ class Protection:
             f"this hospital divides its patients by itself ({', '.join(map(str, own))}); task.shares is not used here"
         ]
 
-    def too_near(self, data: SiteData) -> set[Part]:
+    def too_near(self, data: SiteData) -> set[DataPart]:
         """Return the parts of which no score may leave, since another study had nearly the same patients in one."""
         if not self.on:
             return set()
-        parts: dict[Part, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
+        parts: dict[DataPart, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
         return self.book.near(self.asker.data, parts, self.settings.least(False))
+
+    def join_sum(self, first: str, sites: Collection[str], number: int | None = None) -> None:
+        """Remember whose numbers are in a sealed sum; raises Refused where it and an earlier one would tell one model.
+
+        first: stands for the weights that the study begins with.
+        """
+        if self.on:
+            self.book.join_sum(f"{self.asker.data} {first}", sites, self.asker.study, number)
 
     def resolution(self, names: Sequence[str]) -> Resolution:
         """Return how finely numbers over these cases are told. names: the patient of each."""
@@ -123,7 +132,7 @@ def with_own_split(source: DataSource, book: Book, data: str, writes: bool = Tru
     return own.remembered_by(book.places(data, split, writes))
 
 
-def planned_answers(plan: Plan) -> dict[Part, int]:
+def planned_answers(plan: Plan) -> dict[DataPart, int]:
     """Return how many answers with scores over each part a plan asks for; a threshold is one over validation
     cases, and so is a trial of postprocessing."""
     outcome = plan.algorithm.outcome

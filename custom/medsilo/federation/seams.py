@@ -4,15 +4,15 @@ A layer around a site is a site, and a layer around a channel is a channel (arou
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from medsilo.core.errors import Died, Lacks, MedsiloError
 from medsilo.core.text import plain
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.learning.loop import Stop
-from medsilo.plan import Plan
+from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
 
@@ -22,7 +22,11 @@ Receive = Callable[[str, Parcel], None]
 
 @dataclass(frozen=True)
 class Missing:
-    """The reason why a site gave nothing in a round."""
+    """The reason why a site gave nothing in a round.
+
+    >>> Missing("lost", "no answer in time").text
+    'lost: no answer in time'
+    """
 
     kind: Literal["refused", "lost"]
     reason: str
@@ -43,7 +47,12 @@ class Missing:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a site in a study: its plan, its hospital's settings, its folder."""
+    """The place of a site in a study: its plan, its hospital's settings, its folder.
+
+    >>> from pathlib import Path
+    >>> Place(None, "a", ["a", "b"], None, Path("runs/my-study/sites/a")).study
+    'my-study'
+    """
 
     plan: Plan
     site: str
@@ -58,16 +67,64 @@ class Place:
         """The study's name."""
         return self.folder.parents[1].name
 
+    @property
+    def trains(self) -> bool:
+        """Return whether the site trains, or only sees the outcome."""
+        return self.site not in self.plan.participation.unseen
+
+    @property
+    def trainers(self) -> list[str]:
+        """The sites that train in this study, in sorted order."""
+        return sorted(set(self.sites) - set(self.plan.participation.unseen))
+
+    def told(self) -> dict[str, Any]:
+        """Return the place as another process of the site is told of it."""
+        return {
+            "plan": self.plan.resolved(),
+            "site": self.site,
+            "sites": list(self.sites),
+            "settings": self.settings.model_dump(mode="json"),
+            "folder": str(self.folder.absolute()),
+            "lead": self.lead,
+            "kit": asdict(self.kit) if self.kit else None,
+        }
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> "Place":
+        """Return the place that the site's first process told of."""
+        settings = SiteSettings.model_validate(told["settings"])
+        plan = parse_plan(told["plan"], allowed=settings.packages)
+        kit = KitFiles(**told["kit"]) if told["kit"] else None
+        return cls(plan, told["site"], told["sites"], settings, Path(told["folder"]), told["lead"], kit)
+
 
 class Site(Protocol):
-    """A site of a study. Layers stand around one, and are one."""
+    """A site of a study. Layers stand around one, and are one.
+
+    >>> class Counting:  # a layer
+    ...     def __init__(self, inner: Site) -> None:
+    ...         self.inner, self.answers = inner, 0
+    ...     def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+    ...         self.answers += 1
+    ...         return self.inner.answer(parcel, stop)
+    """
 
     def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
         """Answer a parcel. `stop` is asked before every batch, and raises to end the work."""
 
 
 class Channel(Protocol):
-    """The server's side of the line to the sites. Layers stand around one, and are one."""
+    """The server's side of the line to the sites. Layers stand around one, and are one.
+
+    >>> class Counting:  # a layer
+    ...     def __init__(self, inner: Channel) -> None:
+    ...         self.inner, self.asked = inner, 0
+    ...     def ask(self, sites, outgoing, receive, timeout):
+    ...         self.asked += len(sites)
+    ...         return self.inner.ask(sites, outgoing, receive, timeout)
+    ...     def pause(self, seconds: float) -> None:
+    ...         self.inner.pause(seconds)
+    """
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         """Ask all these sites at once; `receive` raises Refused for an answer that must not count.

@@ -46,6 +46,7 @@ class ServerState:
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.done = 0
         self.directions = RoundDirections({}, (), 0)
+        self.suspect: tuple[str, float] | None = None  # whose update stood out most in the last round that was mixed
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
         self.writing: Future[None] | None = None
 
@@ -157,7 +158,7 @@ class ServerState:
         expected = self.expected(self.course.phase_of(number))
         for group in expected:
             self.mixers[group].finish()
-        self.done = number
+        self.done, self.suspect = number, self.directions.farthest()
 
     # ------------------------------------------------------------------ the best model
     def consider_best(self, scores: Mapping[str, float | None], rounds: int) -> None:
@@ -224,7 +225,8 @@ class ServerState:
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
         hidden, told = self.store.state()
         tensors, facts = {**tensors, **hidden}, {**facts, **told}
-        self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts)
+        before = self.done - 1 if self.suspect else None  # it may have to be taken back
+        self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts, before)
 
     def written(self) -> None:
         """Wait for the checkpoint that is being written; raises what went wrong with it."""
@@ -235,7 +237,25 @@ class ServerState:
     def restore(self) -> None:
         """Go on from the newest checkpoint."""
         self.record.sweep()
-        tensors, facts = self.record.load_checkpoint()
+        self._restore(*self.record.load_checkpoint())
+
+    def take_back(self) -> tuple[str, float] | None:
+        """Undo the last round that was mixed, where an update stood out in it; return whose, and by how many times.
+
+        Called when everybody diverges after it. Sealed rounds can't be repeated over fewer sites.
+        """
+        suspect, self.suspect = self.suspect, None
+        if suspect is None or self.plan.transport.sealed:
+            return None
+        self.written()
+        best = self.best  # of an earlier round: the one that is undone was not scored
+        self.mixers.clear()
+        self.place, self.directions = None, RoundDirections({}, (), 0)
+        self._restore(*self.record.load_checkpoint(self.done - 1))
+        self.best = best
+        return suspect
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if facts["plan"] != self.plan.hash:
             raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
         if facts["sites"] != list(self.sites):

@@ -17,6 +17,7 @@ from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_text
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import places_of, views
+from medsilo.federation.reasons import DIVERGED
 from medsilo.learning.loop import Compute, is_finite
 from medsilo.mixing.forms import Pulled, Rows
 from medsilo.plan import Plan
@@ -76,9 +77,7 @@ class SiteState:
         for module in self.modules.values():
             for name, tensor in module.state_dict().items():
                 if not is_finite(tensor):
-                    raise Refused(
-                        f"training diverged in round {number}: {name} is NaN or infinite; lower the learning rate"
-                    )
+                    raise Refused(f"{DIVERGED} in round {number}: {name} is NaN or infinite; lower the learning rate")
 
     # ------------------------------------------------------------------ from round to round
     def stand_after(self, number: int, last: int) -> str | None:

@@ -60,7 +60,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
     plan = led.plan
     sites = {site: _site_result(led, site) for site in led.sites}
     tests = [tested for site in led.sites if (tested := led.tested(site))]
-    told = [with_derived(tested.counts, plan.task.classes, tested.threshold) for tested in tests]
+    told = [with_derived(tested.counts, plan.task.goal.classes, tested.threshold) for tested in tests]
     return Summary(
         status="finished" if reason is None else "failed",
         reason=reason,
@@ -70,7 +70,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
         task_title=plan.task.title,
         synthetic=plan.task.synthetic,
         engine=led.engine,
-        metric=plan.task.metric,
+        metric=plan.task.goal.metric,
         seed=plan.seed,
         protocol=plan.protocol,
         plan_hash=plan.hash,
@@ -87,7 +87,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
         sites=sites,
         unseen={site: _site_result(led, site) for site in led.everyone if site not in led.sites},
         **means(plan.task, sites),
-        pooled=plan.task.figures(added(told)),
+        pooled=plan.task.goal.figures(added(told)),
         stands_out=standing_out(led.rounds),
         details=Details(**led.details),
         seconds=round(seconds, 3),
@@ -100,7 +100,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
 def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None]:
     """Return the mean test score over the sites that tell theirs, and the mean over their cases."""
     tests = [site.test for site in sites.values() if site.test]
-    told = [(score, test["cases"] or 0) for test in tests if (score := test[task.metric]) is not None]
+    told = [(score, test["cases"] or 0) for test in tests if (score := test[task.goal.metric]) is not None]
     cases = sum(count for _, count in told)
     return {
         "mean_test": sum(score for score, _ in told) / len(told) if told else None,
@@ -145,12 +145,12 @@ def tested_as(
     threshold: float | None = None,
 ) -> dict[str, Any]:
     """Return a site's test as the summary has it; `withheld` names what the site keeps because of too few cases."""
-    known = with_derived(dict(counts), task.classes, threshold)
+    known = with_derived(dict(counts), task.goal.classes, threshold)
     return {
-        "test": {task.metric: score, "loss": loss, "cases": cases},
-        "figures": task.figures(known),
-        "withheld": sorted(task.layout.keys() - counts.keys()),
-        "decisions": decisions_in(known, task.classes, threshold) if CONFUSION in known else None,
+        "test": {task.goal.metric: score, "loss": loss, "cases": cases},
+        "figures": task.goal.figures(known),
+        "withheld": sorted(task.goal.layout.keys() - counts.keys()),
+        "decisions": decisions_in(known, task.goal.classes, threshold) if CONFUSION in known else None,
     }
 
 

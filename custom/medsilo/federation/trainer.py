@@ -1,74 +1,147 @@
-"""A site's cases and networks, and passes of the one over the other: what each process that trains for a site has."""
+"""A site's training: its cases and networks, and passes of the one over the other, in each process that trains."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
+from medsilo.core.errors import Refused
+from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
+from medsilo.federation.doing import NowFile
 from medsilo.federation.private_site import PrivateSite
+from medsilo.federation.protection import Protection
+from medsilo.federation.seams import Place
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import (
-    Compute,
-    DrawnCases,
-    Lesson,
-    LossFunction,
-    Stop,
-    batches,
-    passed_through,
-    steps_in,
-    train_epoch,
-)
+from medsilo.learning.loop import Compute, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.team import ALONE, Team
-from medsilo.plan import Plan
 from medsilo.tasks.task import SiteData, label_counts, names_of, patients_of
 
 SHUFFLE = "shuffle"  # for what data are drawn in training
+Tells = Callable[[nn.Module, Stop], float | None]  # a network's number, as it may leave
+
+
+def tells_nothing(model: nn.Module, stop: Stop) -> None:
+    """A further process of a site: the first one knows, and tells."""
 
 
 class Trainer:
     """A site of a study, as far as it trains."""
 
-    plan: Plan
-    site: str
-    sites: Sequence[str]  # of the study, in sorted order
-    compute: Compute
-    data: SiteData
-    train: Dataset  # the training cases of this study
-    state: SiteState
-    private: PrivateSite | None = None
-    secret: int | None = None  # where real patients were promised privacy, a number that only this hospital knows
-    team: Team = ALONE  # in training
+    def __init__(
+        self,
+        place: Place,
+        data: SiteData,
+        state: SiteState,
+        protection: Protection,
+        private: PrivateSite | None = None,
+        tells: tuple[Tells, Tells] = (tells_nothing, tells_nothing),
+    ) -> None:
+        """tells: a network's loss over the training cases and its score over the validation cases."""
+        self.place, self.data, self.state, self.protection = place, data, state, protection
+        self.private, self.tells = private, tells
+        self.train: Dataset = data.train  # the training cases of this study
+        self.doing = NowFile(place.folder, device=str(state.compute.device))
+        self.team: Team = ALONE
+
+    @property
+    def compute(self) -> Compute:
+        """The device that trains."""
+        return self.state.compute
+
+    @cached_property
+    def secret(self) -> int | None:
+        """A number that only this hospital knows, where real patients were promised privacy."""
+        return self.protection.book.number("draws") if self.private and not self.place.plan.task.synthetic else None
+
+    @property
+    def drawn_from(self) -> int:
+        """Return the number from which chance in training follows: the plan's seed, or a secret of this hospital."""
+        return self.place.plan.seed if self.secret is None else self.secret
+
+    @property
+    def samples(self) -> int:
+        """Return the cases that this site trains on."""
+        return len(self.train)  # type: ignore[arg-type]
 
     def mark_of_cases(self) -> str:
         """Return a hash of whose the training cases are, in their order."""
         return hashlib.sha256("\x1f".join(patients_of(self.data.train)).encode()).hexdigest()
 
+    # ------------------------------------------------------------------ whose cases
+    def truncate(self, cases: int | None) -> None:
+        """Train on so many cases, always the same ones, when the plan asks for sites of one size."""
+        all_of_them: int = len(self.data.train)  # type: ignore[arg-type]
+        if not self.place.plan.training.truncate or cases is None or cases >= all_of_them:
+            self.train = self.data.train
+            return
+        seed = self.place.plan.seed
+        if self.protection.on:  # always the same cases, in steps that are no single patient's
+            unit = self.protection.resolution(patients_of(self.data.train)).unit
+            seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
+        drawn = torch.randperm(all_of_them, generator=generator_for(seed, self.place.site, "truncate"))
+        self.train = Subset(self.data.train, sorted(drawn[: max(cases, 1)].tolist()))
+        self.check_averages()
+
+    def check_averages(self) -> None:
+        """Raise Refused unless an average that leaves the site covers as many images, and patients, as demanded."""
+        least, plan = self.place.settings.smallest_average, self.place.plan
+        if not self.place.trains:
+            return
+        for average in (group.average for phase in plan.course.phases for group in phase.sent):
+            images = average.covers(self.samples, plan.training) if average else least
+            patients = len(set(patients_of(self.train))) if average and self.protection.on else images
+            if min(images, patients) < least:
+                raise Refused(
+                    f"this plan averages {images} images of this site's {patients} patients, and no average of fewer "
+                    f"than {least} leaves (smallest_average in its medsilo.yaml); bring more, or take another plan: a "
+                    "larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
+                )
+
+    # ------------------------------------------------------------------ a round
+    def work(self, number: int, phase: Phase, stop: Stop) -> float:
+        """Do what a phase does in a round; returns the mean training loss."""
+        plan = self.place.plan
+        if plan.training.optimizer_state == "reset":
+            self.state.make_optimizers()
+        for optimizer in self.state.optimizers.values():
+            plan.training.begin_round(optimizer, number, plan.rounds)
+        with self.together(number, phase):
+            bench = self.bench(SHUFFLE, number, stop)
+            if phase.trains:
+                self.doing.begin("training", plan.training.steps_of_round(bench.steps))
+            else:
+                self.doing.begin("measuring")
+            return phase.work(bench)
+
+    def together(self, number: int, phase: Phase) -> AbstractContextManager:
+        """Inside, all processes of this site train; here is one alone."""
+        return nullcontext()
+
     def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""
-        layer = self.plan.algorithm.input_layer(self.state.modules)
-        size = self.plan.training.batch_size
-        task = self.plan.task
-        steps = self.private.steps_in_epoch if self.private else steps_in(self._samples(), size)
+        plan, site = self.place.plan, self.place.site
+        layer = plan.algorithm.input_layer(self.state.modules)
+        size, task = plan.training.batch_size, plan.task
+        steps = self.private.steps_in_epoch if self.private else steps_in(self.samples, size)
         if task.draws:  # there are no passes to begin anew
-            steps = self.plan.training.local_steps or steps
+            steps = plan.training.local_steps or steps
         private = self.private.training(number, self.state.modules) if self.private and purpose == SHUFFLE else None
         compute = replace(self.compute, team=self.team) if purpose == SHUFFLE else self.compute
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
-            order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
-            drawn = seed_for(self.drawn_from, self.site, "augment", purpose, number, local_epoch)
+            order = generator_for(plan.seed, site, purpose, number, local_epoch)
+            drawn = seed_for(self.drawn_from, site, "augment", purpose, number, local_epoch)
             number_of = steps if most is None else min(most, steps)
-            cases = self.train
-            if task.augments:
-                cases = DrawnCases(cases, task.augmented, drawn, self._names(cases))
+            cases = task.varied(self.train, drawn, self._names(self.train))
             if private:
                 drawn_batches = private.sample.batches(cases, number_of, compute)
                 if layer:  # its amplitude was released before, so that a case is changed by nothing of another
@@ -84,68 +157,47 @@ class Trainer:
             return train_epoch(data, lessons, compute, stop)
 
         return Workbench(
-            self.site,
-            self._trainers,
+            site,
+            self.place.trainers,
             self.state.modules,
             self.state.optimizers,
-            self.plan.training,
-            self._loss,
+            plan.training,
+            self.loss,
             compute,
             epoch,
-            lambda: self._in_order(self.data.train, stop),
+            lambda: self.in_order(self.data.train, stop),
             self.private.size if self.private else len(self.data.train),  # type: ignore[arg-type]
             steps,
-            generator_for(self.drawn_from, self.site, "method", number),
-            self.plan.algorithm.perturbation,
+            generator_for(self.drawn_from, site, "method", number),
+            plan.algorithm.perturbation,
             private,
             self._labels,
-            lambda model: compute.team.told(self._told_loss(model, stop)),
-            lambda model: compute.team.told(self._told_score(model, stop)),
+            lambda model: compute.team.told(self.tells[0](model, stop)),
+            lambda model: compute.team.told(self.tells[1](model, stop)),
         )
 
-    def _told_loss(self, model: nn.Module, stop: Stop) -> float | None:
-        """Return a network's mean loss over the training cases as it may leave; the site's first process knows it."""
-        return None
+    @cached_property
+    def loss(self) -> LossFunction:
+        """Return what training minimises: the task's loss, with the weights that the plan gives classes."""
+        task, weights = self.place.plan.task, self.place.plan.training.class_weights
+        if weights == "none":
+            return task.goal.loss
+        counted = balanced(self._labels()) if weights == "balanced" else weights
+        return weighted(task.goal.loss, torch.as_tensor(counted), task.goal.cross_entropy)
 
-    def _told_score(self, model: nn.Module, stop: Stop) -> float | None:
-        """Return a network's score over the validation cases, likewise."""
-        return None
-
-    @property
-    def _trainers(self) -> list[str]:
-        """The hospitals that train in this study, in sorted order."""
-        return [site for site in self.sites if site not in self.plan.participation.unseen]
-
-    @property
-    def drawn_from(self) -> int:
-        """Return the number from which chance in training follows: the plan's seed, or a secret of this hospital."""
-        return self.plan.seed if self.secret is None else self.secret
+    def in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a part's cases once, behind the input layer."""
+        plan = self.place.plan
+        layer = plan.algorithm.input_layer(self.state.modules)
+        cases = plan.task.pieces(part, seed_for(self.drawn_from, self.place.site, "in order"), self._names(part))
+        for inputs, targets in batches(cases, plan.task.evaluation_batch, self.compute):
+            stop()
+            yield layer.eval()(inputs) if layer else inputs, targets
 
     def _names(self, cases: Dataset) -> Sequence[str] | None:
         """Return what a case's chance follows from where privacy is promised; None: from its place."""
         return names_of(cases) if self.private else None
 
-    def _samples(self) -> int:
-        """Return the cases that this site trains on."""
-        return len(self.train)  # type: ignore[arg-type]
-
-    @cached_property
-    def _loss(self) -> LossFunction:
-        """Return what training minimises: the task's loss, with the weights that the plan gives classes."""
-        task, weights = self.plan.task, self.plan.training.class_weights
-        if weights == "none":
-            return task.loss
-        counted = balanced(self._labels()) if weights == "balanced" else weights
-        return weighted(task.loss, torch.as_tensor(counted), task.cross_entropy)
-
     def _labels(self) -> list[int]:
         """Return how often each label occurs among the training cases."""
-        return label_counts(self.data.train, self.plan.task.classes)
-
-    def _in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield a part's cases once, behind the input layer."""
-        layer = self.plan.algorithm.input_layer(self.state.modules)
-        cases = self.plan.task.pieces(part, seed_for(self.drawn_from, self.site, "in order"), self._names(part))
-        for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
-            stop()
-            yield layer.eval()(inputs) if layer else inputs, targets
+        return label_counts(self.data.train, self.place.plan.task.goal.classes)

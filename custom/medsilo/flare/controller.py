@@ -99,10 +99,10 @@ class MedsiloController(Controller):
         return Progress(
             study=running.study,
             planned=plan.rounds,
-            metric=plan.task.metric,
+            metric=plan.task.goal.metric,
             absent=running.absent,
             rounds=rounds,
-            turns=running.turns.now(),
+            turns=running.asker.turns.now(),
         )
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:

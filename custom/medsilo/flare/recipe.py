@@ -1,4 +1,4 @@
-"""A plan as a recipe of NVFlare: the same job as `medsilo pack` writes, in any of NVFlare's environments.
+"""A plan as a recipe of NVFlare: the same job as `medsilo submit --out` writes, in any of NVFlare's environments.
 
 NVFlare's own export makes a job's files from the attributes of Python objects, and drops an argument that is kept under
 another name. Here the job is written as everywhere else, and NVFlare is given the folder.

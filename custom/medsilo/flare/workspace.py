@@ -9,8 +9,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.core.files import write_text
-from medsilo.federation.permission import accepted_of
-from medsilo.federation.sealed.identity import KitFiles
+from medsilo.federation.sealed.identity import KitFiles, accepted_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.site.accepted import check_there

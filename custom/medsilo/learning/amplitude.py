@@ -26,6 +26,13 @@ class AmplitudeNorm(nn.Module):
 
     In training, until frozen, every batch first moves A and is then normalised with it. In evaluation A never moves;
     before any batch has been seen, images pass unchanged. No gradient flows through it and the input stays as it is.
+
+    >>> import torch
+    >>> norm = AmplitudeNorm((3, 16, 16))
+    >>> norm(torch.rand(8, 3, 16, 16)).shape
+    torch.Size([8, 3, 16, 16])
+    >>> norm.amplitude.shape
+    torch.Size([3, 16, 9])
     """
 
     amplitude: Tensor  # [C, ..., W // 2 + 1], as torch.fft.rfftn lays it out, unnormalised

@@ -29,7 +29,8 @@ from medsilo.learning.steps import Step, plain_step
 from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once
-WITHIN = 1 - 1e-6  # of the bound, for what float32 rounds up
+WITHIN = 1 - 1e-6  # of the bound, for what is rounded up, also by the noise's grid
+COLUMNS = 1 << 18  # numbers of each case that are summed at once
 SAME = 1e-2  # share by which the cases' gradients may miss the batch's through rounding
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -205,7 +206,7 @@ class PrivateSteps:
         exact = torch.cat([own.flatten() for own in clipped.total])
         noisy = self.secret.with_normal(exact, self.noise * bound) / self.sample.expected
         for weight, own in zip(weights, noisy.split([w.numel() for w in weights]), strict=True):
-            weight.grad = own.view_as(weight)
+            weight.grad = own.view_as(weight).to(weight.dtype)
         self.bounds.follow(name, lengths, self.sample.expected_units, self.secret)
         return total / max(1, len(inputs))
 
@@ -257,7 +258,7 @@ class ClippedSum:
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
-        self.total = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
+        self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
         self.lengths: list[Tensor] = []
         self.open: tuple[int, list[Tensor]] | None = None  # the unit whose cases may go on, and its gradient so far
 
@@ -285,12 +286,14 @@ class ClippedSum:
     def _clip(self, gradients: Sequence[Tensor]) -> None:
         if not len(gradients[0]):
             return
-        parts = [torch.linalg.vector_norm(own.flatten(1), dim=1) for own in gradients]
+        parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # a length of 0 gives 1
         self.lengths.append(lengths)
         for total, own in zip(self.total, gradients, strict=True):
-            total += torch.tensordot(factors, own, 1)
+            whole, each = total.view(-1), own.flatten(1)
+            for start in range(0, len(whole), COLUMNS):  # float32 would round by more than the bound has to spare
+                whole[start : start + COLUMNS] += factors @ each[:, start : start + COLUMNS].double()
 
 
 def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:

@@ -5,8 +5,10 @@ So a run needs no generator state in its checkpoints, and sites may train in any
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_for(seed: int, *purpose: str | int) -> int:
@@ -15,6 +17,8 @@ def seed_for(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def generator_for(seed: int, *purpose: str | int) -> torch.Generator:
+def generator_for(seed: int, *purpose: str | int) -> "torch.Generator":
     """A CPU generator for this purpose."""
+    import torch  # seeds alone are for commands that train nothing, too
+
     return torch.Generator().manual_seed(seed_for(seed, *purpose))

@@ -198,7 +198,7 @@ def with_noise(statistics: Statistics, scale: float, generator: torch.Generator)
     return [(noisy(mean.cpu()), noisy(variance.cpu()).clamp(min=0)) for mean, variance in statistics]
 
 
-class Measured(nn.Module):
+class StatisticsHolder(nn.Module):
     """A place for a site's statistics until they are sent; `samples` is 0 until they were measured.
 
     In double precision, so that transport.precision doesn't round them: W lives on small differences.

@@ -14,7 +14,11 @@ ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Fie
 
 
 class Training(Section):
-    """The plan's `training`: the same at every site."""
+    """The plan's `training`: the same at every site.
+
+    >>> Training(rounds=3, learning_rate=0.001).batch_size
+    16
+    """
 
     rounds: int = Field(10, ge=1, le=10_000, description="rounds of the study")
     local_epochs: int = Field(1, ge=1, le=1000, description="passes over a site's training data per round")

@@ -21,8 +21,8 @@ from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.layers import batch_norm_names, head_names, norm_names
 from medsilo.learning.statistics import (
     Layers,
-    Measured,
     Statistics,
+    StatisticsHolder,
     batch_norm_input_statistics,
     input_channels,
     measured_layers,
@@ -98,7 +98,7 @@ class StatisticsMixture(Algorithm):
     def networks(self, build: Blueprint) -> Modules:
         model = build()
         self.check({"model": model})  # else a network without these layers would fail below, in other words
-        return {"model": model, "statistics": Measured(self._channels(model))}
+        return {"model": model, "statistics": StatisticsHolder(self._channels(model))}
 
     @property
     def measured(self) -> Layers:
@@ -203,7 +203,7 @@ class StatisticsMixture(Algorithm):
             secret.seed()  # from the machine, not from the plan: the server knows the plan's seed
             statistics = with_noise(statistics, self.noise, secret)
         holder = bench.modules["statistics"]
-        assert isinstance(holder, Measured)
+        assert isinstance(holder, StatisticsHolder)
         holder.take(statistics, bench.samples)
 
 

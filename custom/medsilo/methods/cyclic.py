@@ -18,7 +18,7 @@ from medsilo.mixing.forms import Form, Unsealable
 from medsilo.mixing.mixers import Mixer, UniformMean
 
 
-class Passed(UniformMean):
+class OnlyAnswer(UniformMean):
     """The model of the one hospital that trained; without an answer it stays as it was."""
 
     @property
@@ -28,7 +28,7 @@ class Passed(UniformMean):
 
 def passed_on(server: ServerSide) -> Mixer:
     """Return the mixer that hands a model on."""
-    return Passed()
+    return OnlyAnswer()
 
 
 class Cyclic(Algorithm):

@@ -11,13 +11,13 @@ from torch import Tensor
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.learning.training import Training
-from medsilo.methods.weighed import Weighed
+from medsilo.methods.weighed import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 
 BETAS = (0.5, 0.999)  # of Adam
 
 
-class FedAWA(Weighed):
+class FedAWA(WeighingMethod):
     """θ ← Σ_k λ_k θ_k, λ = softmax(T), with T optimised by the server for what the vectors g_k = θ_k − θ agree on.
 
     T ← T − Adam(∇ Σ_k λ_k (1 − cos(θ, θ_k)) + λ_k ‖g_k − Σ_j λ_j g_j‖). T begins as the sites' shares of all cases, and

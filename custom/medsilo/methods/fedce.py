@@ -18,8 +18,8 @@ from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.personal import copy_into
 from medsilo.learning.training import Training
-from medsilo.methods.weighed import Weighed
-from medsilo.mixing.late import Answered, LateMean, Shares
+from medsilo.methods.weighed import WeighingMethod
+from medsilo.mixing.late import LateMean, SharedNumbers, Shares
 from medsilo.tasks.task import Task
 
 LEAST = 1e-6  # of a contribution, before they are divided by their sum
@@ -39,7 +39,7 @@ class Contribution(nn.Module):
             self.register_buffer(name, torch.full((), value, dtype=torch.float64))
 
 
-class FedCE(Weighed):
+class FedCE(WeighingMethod):
     """θ ← Σ a_k θ_k, with a_k by what site k contributes in the space of gradients and in that of data.
 
     Gradients: 1 − cos(g_k, Σ_{j≠k} a_j g_j), g_k = θ_k − θ, with the cosine's mean over the rounds. Data: 1 − the mean
@@ -63,7 +63,7 @@ class FedCE(Weighed):
         contribution = Group(
             "contribution",
             contribution_of,
-            lambda server: Answered(lambda site: {"share": server.mixers["model"].shares.get(site, 0.0)}),
+            lambda server: SharedNumbers(lambda site: {"share": server.mixers["model"].shares.get(site, 0.0)}),
             personal=True,
             ranges=contribution_ranges,
             says=lambda tensors: [
@@ -94,7 +94,7 @@ class FedCE(Weighed):
 
     # What the server does
     def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
-        told = cast(Answered, server.mixers["contribution"])
+        told = cast(SharedNumbers, server.mixers["contribution"])
         sites = list(mean.samples)
         before = [mean.memory.get(site, {"share": 1 / len(sites)})["share"] for site in sites]
         (products,) = mean.products().values()

@@ -13,7 +13,7 @@ from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.training import Training
-from medsilo.methods.weighed import Weighed
+from medsilo.methods.weighed import WeighingMethod
 from medsilo.mixing.late import LateMean, Renew, Sent, Shares, Weighing
 
 WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
@@ -33,7 +33,7 @@ class Gap(nn.Module):
         self.register_buffer("measured", torch.zeros((), dtype=torch.bool))
 
 
-class FedDGGA(Weighed):
+class FedDGGA(WeighingMethod):
     """a_i ← a_i + d_r / K · G_i / max_j |G_j|, cut to [0, 1] and divided by their sum; θ ← Σ a_i θ_i.
 
     G_i = L_i(θ) − L_i(θ_i) is the generalisation gap: how much worse the shared model is on the site's training cases

@@ -76,7 +76,7 @@ class FedRoD(SharedAndOwn):
             )
 
     def fits(self, task: Task) -> None:
-        if task.segments or not task.classes:
+        if not task.goal.classifies:
             raise PlanError(
                 f"algorithm.name: {self.name} balances the classes of cases, which task {task.name} doesn't have; "
                 "choose fedrep or fedper, whose hospitals have heads of their own, too"

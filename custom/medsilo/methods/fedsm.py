@@ -121,7 +121,7 @@ class ModelsAndSelector(Algorithm):
         return self
 
     def fits(self, task: Task) -> None:
-        if not task.by_case:
+        if not task.goal.by_case:
             raise PlanError(
                 f"algorithm.name: {self.name} asks another model for each case, and risks of two models can't be "
                 "compared; choose fedavg, or ditto for models of the hospitals' own"

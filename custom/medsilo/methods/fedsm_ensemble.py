@@ -27,8 +27,8 @@ class FedSMEnsemble(SelectorAfterwards):
 
     def fits(self, task: Task) -> None:
         super().fits(task)
-        if task.outputs < 2 or task.overlaps:
-            other = "regions that overlap" if task.overlaps else "one number"
+        if task.goal.outputs < 2 or task.goal.overlaps:
+            other = "regions that overlap" if task.goal.overlaps else "one number"
             raise PlanError(
                 f"algorithm.name: {self.name} mixes probabilities of classes, and networks of this task give {other}; "
                 "choose fedsm"

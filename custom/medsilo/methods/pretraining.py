@@ -69,7 +69,7 @@ class Pretraining(Section):
         public = at.task.pieces(_together(parts), seed_for(at.seed, "pre-training pieces"))
         model.to(at.compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())
-        learn = lesson(model, objective_of(at.task.loss), optimizer, at.compute)
+        learn = lesson(model, objective_of(at.task.goal.loss), optimizer, at.compute)
         loss = math.nan
         with at.compute.reproducible(seed_for(at.seed, "pre-training")):
             for epoch in range(self.epochs):

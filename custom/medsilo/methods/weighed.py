@@ -13,7 +13,7 @@ from medsilo.methods.server_step import other_tensors, trained_weights
 from medsilo.mixing.late import LateMean, Shares, at_most
 
 
-class Weighed(Algorithm):
+class WeighingMethod(Algorithm):
     """θ ← Σ_k a_k θ_k, also of running statistics, with weights that the server works out once all have answered."""
 
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.largest_share": 1.0}}

@@ -37,7 +37,12 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Rows:
-    """Each site gets a mixture of its own, by a row of weights that are known before anything is sent."""
+    """Each site gets a mixture of its own, by a row of weights that are known before anything is sent.
+
+    weights: the rows, as they are while sites have told nothing that they follow from.
+    """
+
+    weights: tuple[tuple[float, ...], ...]
 
 
 Compare = Callable[[Sequence[str], Mapping[str, Tensors]], Tensor]

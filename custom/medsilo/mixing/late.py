@@ -139,7 +139,7 @@ def at_most(weights: Shares, largest: float) -> dict[str, float]:
     return dict(zip(weights, shares.tolist(), strict=True))
 
 
-class Answered(Identity):
+class SharedNumbers(Identity):
     """Numbers that every site says of itself, and is given back with numbers of the server's in it.
 
     answer: returns these for a site, by name; asked when the round closes, also for sites that did not answer. A site

@@ -601,7 +601,7 @@ class SimilarityMix(JointMixer):
             return Unsealable("it keeps what absent sites sent last (absent: last)")
         if not isinstance(self.weights, Tensor):
             return Unsealable("its weights follow from the tensors themselves, or differ from one tensor to the next")
-        return Rows()
+        return Rows(tuple(map(tuple, self.weights.tolist())))
 
     def rows(self) -> dict[str, list[float]]:
         """Return each site's weights, where they are one matrix that is known before the round."""

@@ -19,6 +19,15 @@ class Network(Section):
     """A network of the plan: its name and its numbers; `build` makes the module.
 
     Subclasses declare `name: Literal["..."] = "..."` and their own numbers.
+
+    >>> from typing import Literal
+    >>> from torch import nn
+    >>> class Straight(Network):
+    ...     name: Literal["straight"] = "straight"
+    ...     def build(self, channels: int, classes: int) -> nn.Module:
+    ...         return nn.Linear(channels, classes)
+    >>> Straight().build(3, 2)
+    Linear(in_features=3, out_features=2, bias=True)
     """
 
     name: str

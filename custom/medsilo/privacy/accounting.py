@@ -78,12 +78,12 @@ def noise_for(
     return found
 
 
-def laplace_for(epsilon: float, delta: float, count: int) -> float:
-    """Return the least scale of Laplace noise, to a thousandth, with which so many releases cost at most ε at this δ.
+def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
+    """Return the least scale of geometric noise, to a thousandth, with which so many releases cost at most ε at this δ.
 
     It is over what one unit changes. Raises MedsiloError where no noise is enough.
     """
-    found = _least(lambda scale: epsilon_of({Laplace(scale=scale): count}, delta), epsilon)
+    found = _least(lambda scale: epsilon_of({Geometric(scale=scale, sensitivity=sensitivity): count}, delta), epsilon)
     if found is None:
         raise MedsiloError(f"no noise keeps {count} scores within ε = {epsilon:g} at δ = {delta:g}: allow more ε")
     return found

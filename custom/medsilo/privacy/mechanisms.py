@@ -17,7 +17,12 @@ Reason = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Gaussian(Section):
-    """Normal noise on what was computed from all records."""
+    """Normal noise on what was computed from all records.
+
+    >>> from medsilo.privacy.accounting import epsilon
+    >>> round(epsilon([Charge(what="a mean", of=Gaussian(noise=5.0))], 1e-5), 2)
+    0.73
+    """
 
     kind: Literal["gaussian"] = "gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one unit")
@@ -72,7 +77,11 @@ Mechanism: TypeAlias = Annotated[
 
 
 class Charge(Section):
-    """One thing that leaves, and what it tells: "weights of phase train, round 3" by SampledGaussian(...)."""
+    """One thing that leaves, and what it tells: "weights of phase train, round 3" by SampledGaussian(...).
+
+    >>> Charge(what="a mean, round 3", of=Gaussian(noise=5.0)).of.noise
+    5.0
+    """
 
     what: Reason
     of: Mechanism

@@ -3,16 +3,18 @@
 The bits are ChaCha20's, under a key of 32 bytes from the operating system that is made anew for every attempt of an
 answer and written nowhere: noise that is used for two different sums cancels in their difference.
 
-What floating-point numbers leave open: the theory is about real numbers. A normal number in float64 cannot take every
-value, and which values it can take depends a little on the sum that it is added to (Mironov 2012 for Laplace, Jin et
-al. 2022 for the normal). Each number here is the mean of four independent ones times two (Holohan and Braghin 2021),
-noise is added in float64 and only the result is rounded, which makes the known attacks infeasible; it is no proof. One
-uniform number has 53 bits, so a single normal number ends at 8.6 standard deviations (probability 1e-17).
+Floating-point noise on a floating-point sum shows the sum in its low digits (Mironov 2012 for Laplace, Jin et al. 2022
+for the normal). So a sum is rounded to a grid of 2^-40 of the noise's standard deviation, and the noise is a whole
+number of its cells, drawn from the discrete Gaussian by rejection (after Canonne, Kamath and Steinke 2020): what comes
+out are points of a grid that does not depend on the sum. Decisions that floating point leaves in doubt are made with
+192 bits. What is left: rounding d numbers to the grid moves a sum by at most √d cells more, which is below 1e-6 of the
+bound as long as √d times the noise multiplier is below 10^6, and the bound has that to spare (learning/private.py); and
+with so many cells the discrete Gaussian's loss is that of the normal distribution that the account counts.
 """
 
 import hashlib
-import math
 import secrets
+from decimal import Context, Decimal, localcontext
 from typing import Self
 
 import numpy as np
@@ -22,15 +24,25 @@ from numpy.typing import NDArray
 
 KEY = 32  # bytes
 CHUNK = 1 << 16  # numbers that are made at once: they stay in the processor's cache
-SUMMED = 4  # normal numbers that make one
 EXACT = 2.0**-53
+BITS = 40
+CELLS = 2.0**BITS  # of the grid, in one standard deviation
+LARGEST = 20  # standard deviations: more has a probability of 1e-88
+DOUBT = 2.0**-42  # relative error of exp(-e) and e ≤ 200 in floating point, with room to spare
+LONG = 192  # bits of what is decided exactly
+EXACTLY = Context(prec=80, Emin=-99999)
 FROM_SEED = "no promise: the noise is from the plan's seed, which everybody knows"
 
 Floats = NDArray[np.float64]
 
 
 class NoiseSource:
-    """A stream of secret random numbers. Make a new one for every attempt of an answer; a number is given once."""
+    """A stream of secret random numbers. Make a new one for every attempt of an answer; a number is given once.
+
+    >>> one, other = (NoiseSource.from_seed(0, "an example").uniform(5) for _ in range(2))
+    >>> len(one), bool((one == other).all()), bool((one == NoiseSource().uniform(5)).all())
+    (5, True, False)
+    """
 
     def __init__(self, key: bytes | None = None) -> None:
         """Begin a stream with a fresh key; with a given one it is secret only as far as the key is."""
@@ -65,29 +77,22 @@ class NoiseSource:
         return np.flatnonzero(self.uniform(count) <= rate).tolist() if rate < 1 else list(range(count))
 
     # ------------------------------------------------------------------ noise
-    def standard_normal(self, count: int) -> Floats:
-        """Return normal numbers of mean 0 and standard deviation 1 (Box and Muller, then a sum of four)."""
-        made = np.empty(count)
-        for start in range(0, count, CHUNK):
-            part = made[start : start + CHUNK]
-            part[:] = sum(self._pairs(len(part)) for _ in range(SUMMED)) / math.sqrt(SUMMED)
-        return made
-
-    def _pairs(self, count: int) -> Floats:
-        half = (count + 1) // 2
-        radius, angle = np.sqrt(-2.0 * np.log(self.uniform(half))), 2.0 * np.pi * self.uniform(half)
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+    def whole_normal(self, count: int, bits: int = BITS) -> Floats:
+        """Return whole numbers k with P(k) ∝ exp(-k² / 2σ²), σ = 2^bits."""
+        made, missing = [np.empty(0)], count
+        while missing > 0:
+            tries = min(CHUNK, int(2.1 * missing) + 64)
+            tried = accepted(self.words(tries), self.words(tries), bits, self)
+            made.append(tried[np.isfinite(tried)])
+            missing -= len(made[-1])
+        return np.concatenate(made)[:count]
 
     def with_normal(self, exact: torch.Tensor, deviation: float) -> torch.Tensor:
         """Return the tensor with normal noise of this standard deviation, in its own type, on its own device."""
-        noise = torch.from_numpy(self.standard_normal(exact.numel())).view(exact.shape)
-        return (exact.detach().double().cpu() + deviation * noise).to(exact.dtype).to(exact.device)
-
-    def laplace(self, count: int) -> Floats:
-        """Return Laplace numbers of scale 1."""
-        words = self.words(count)
-        size = -np.log(((words >> np.uint64(11)).astype(np.float64) + 1.0) * EXACT)
-        return np.where(words & np.uint64(1), size, -size)
+        if not deviation:
+            return exact.detach().clone()
+        cell, noise = deviation / CELLS, torch.from_numpy(self.whole_normal(exact.numel())).view(exact.shape)
+        return (((exact.detach().double().cpu() / cell).round() + noise) * cell).to(exact.dtype).to(exact.device)
 
     def geometric(self, scale: float) -> int:
         """Return a whole number k with P(k) ∝ exp(-|k| / scale)."""
@@ -95,4 +100,33 @@ class NoiseSource:
 
     def _failures(self, scale: float) -> int:
         """Return a geometric number: P(k) = (1 - q) q^k with q = exp(-1 / scale)."""
-        return math.floor(-math.log(float(self.uniform(1)[0])) * scale)
+        with localcontext(EXACTLY):
+            return int(-self.long_uniform().ln() * Decimal(scale))
+
+    def long_uniform(self, first: int | None = None) -> Decimal:
+        """Return a number in (0, 1) of 192 bits. first: the first 64, where they are drawn already."""
+        words = [*([] if first is None else [first]), *self.words(LONG // 64).tolist()][: LONG // 64]
+        whole = (words[0] << 128) + (words[1] << 64) + words[2]
+        with localcontext(EXACTLY):
+            return Decimal(2 * whole + 1) / 2 ** (LONG + 1)
+
+
+def accepted(numbers: NDArray[np.uint64], second: NDArray[np.uint64], bits: int, more: NoiseSource) -> Floats:
+    """Return whole numbers of the discrete Gaussian with σ = 2^bits, made of random words; NaN where one is rejected.
+
+    Proposed are |k| = v σ + u with P(v) = 2^-(v+1) and u uniform below σ, and either sign; accepted is with the chance
+    13/16 · 2^v · exp(-k² / 2σ²), which is at most 0.986. more: random bits, for what floating point can't decide.
+    """
+    coins = (numbers >> np.uint64(BITS)) & np.uint64((1 << LARGEST) - 1) | np.uint64(1 << LARGEST)
+    blocks = np.frexp((coins & (~coins + np.uint64(1))).astype(np.float64))[1] - 1.0  # tails before the first head
+    size = blocks * 2.0**bits + (numbers & np.uint64((1 << bits) - 1)).astype(np.float64)
+    minus = (numbers >> np.uint64(63)).astype(bool)
+    chance = np.ldexp(13 / 16 * np.exp(-np.square(size / 2.0**bits) / 2), blocks.astype(np.int64))
+    drawn = (second >> np.uint64(11)).astype(np.float64) * EXACT
+    taken = drawn < chance
+    for place in np.flatnonzero(np.abs(drawn - chance) <= chance * DOUBT + EXACT):
+        with localcontext(EXACTLY):
+            exact = (Decimal(-(int(size[place]) ** 2)) / 2 ** (2 * bits + 1)).exp() * 13 * 2 ** int(blocks[place]) / 16
+            taken[place] = more.long_uniform(int(second[place])) < exact
+    taken &= (blocks < LARGEST) & ~(minus & (size == 0))
+    return np.where(taken, np.where(minus, -size, size), np.nan)

@@ -20,7 +20,7 @@ Row = tuple[Any, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Judged:
+class DecisionRow:
     """One row of the tables: whose test cases, what they tell, and the figures that follow from it."""
 
     name: Any
@@ -29,24 +29,24 @@ class Judged:
     several: bool = False  # several sites, each with a threshold of its own
 
 
-Drawn = tuple[str, int, Judged]  # a line of the chart: its name, its style and whose it is
+Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style and whose it is
 
 
-def of_run(run: RunResult, name: str = "") -> list[Judged]:
+def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
     """Return the sites of a run that tell, and all of them together. name: the run's, where there are several."""
     sites = {site: run.site(site) for site in run.sites}
     rows = [
-        Judged((name, site) if name else site, told.decisions, told.figures)
+        DecisionRow((name, site) if name else site, told.decisions, told.figures)
         for site, told in sites.items()
         if told.decisions
     ]
     if len(rows) < 2:
         return rows
-    together = added([row.told for row in rows])
-    return [*rows, Judged((name, EVERYONE) if name else EVERYONE, together, run.summary.pooled, several=True)]
+    together = together_of([row.told for row in rows])
+    return [*rows, DecisionRow((name, EVERYONE) if name else EVERYONE, together, run.summary.pooled, several=True)]
 
 
-def added(several: Sequence[Decisions]) -> Decisions:
+def together_of(several: Sequence[Decisions]) -> Decisions:
     """Return the counts of several sites together; what one does not tell is that of the others."""
     cuts = [one.decided for one in several if one.decided]
     curves = [one.reliability for one in several if one.reliability]
@@ -79,19 +79,19 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
         return {}
     last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
     sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
-    return shown(rows, last if several else sites, [row for _, _, row in last], runs)
+    return decision_section(rows, last if several else sites, [row for _, _, row in last], runs)
 
 
 def of_site(run: RunResult, site: str, told: SiteResult) -> dict[str, Any]:
     """Return the same of one site alone."""
     if told.decisions is None:
         return {}
-    row = Judged(site, told.decisions, told.figures)
-    return shown([row], [(site, 0, row)], [row], [run])
+    row = DecisionRow(site, told.decisions, told.figures)
+    return decision_section([row], [(site, 0, row)], [row], [run])
 
 
-def shown(
-    rows: Sequence[Judged], drawn: Sequence[Drawn], whole: Sequence[Judged], runs: Sequence[RunResult]
+def decision_section(
+    rows: Sequence[DecisionRow], drawn: Sequence[Drawn], whole: Sequence[DecisionRow], runs: Sequence[RunResult]
 ) -> dict[str, Any]:
     """Return tables and chart. whole: of each run, that of all its sites."""
     classes = _classes(runs, len(rows[0].told.confusion))
@@ -145,7 +145,7 @@ def _planned(run: RunResult, key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _at_threshold(row: Judged) -> Row:
+def _at_threshold(row: DecisionRow) -> Row:
     sensitivity, specificity, error = (row.figures.get(name) for name in FIGURES)
     if not row.told.decided:
         return row.name, [cell(None), cell(None), cell(None), cell(error)]
@@ -157,11 +157,11 @@ def _at_threshold(row: Judged) -> Row:
     return row.name, [cell(row.told.threshold, "each its own" if row.several else None), *rates, cell(error)]
 
 
-def _calibration(row: Judged) -> Row:
+def _calibration(row: DecisionRow) -> Row:
     return row.name, [cell(row.figures.get("calibration_error"))]
 
 
-def _confusion(row: Judged, classes: Sequence[str]) -> list[Row]:
+def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     """Return a line for each class that occurs or was found."""
     name = row.name if isinstance(row.name, str) else ", ".join(row.name)
     table = row.told.confusion
@@ -175,7 +175,7 @@ def _confusion(row: Judged, classes: Sequence[str]) -> list[Row]:
     ]
 
 
-def _against_rest(row: Judged, classes: Sequence[str]) -> list[Row]:
+def _against_rest(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     """Return sensitivity and specificity of each class, where the most probable class is what was found."""
     table = row.told.confusion
     name = row.name if isinstance(row.name, str) else ", ".join(row.name)
@@ -196,7 +196,7 @@ def _against_rest(row: Judged, classes: Sequence[str]) -> list[Row]:
 
 
 # ---------------------------------------------------------------------------------------------------- the curve
-def _curve(drawn: Sequence[Drawn], rows: Sequence[Judged], of: str) -> dict[str, Any]:
+def _curve(drawn: Sequence[Drawn], rows: Sequence[DecisionRow], of: str) -> dict[str, Any]:
     """Return the reliability curve: in each place of the probability the share of cases that are of the class."""
     series = [_line(name, style, row) for name, style, row in drawn if row.told.reliability]
     if not series:
@@ -223,7 +223,7 @@ def _drawn(series: Sequence[Series], of: str) -> Markup:
     )
 
 
-def _line(name: str, style: int, row: Judged) -> Series:
+def _line(name: str, style: int, row: DecisionRow) -> Series:
     known = [(total / cases, own / cases) for cases, own, total in together(row.told.reliability or ()) if cases]
     return Series(name, [share for _, share in known], style, places=[min(mean, 1.0) for mean, _ in known])
 
@@ -233,7 +233,7 @@ def together(curves: Sequence[Sequence[Place]]) -> list[Place]:
     return [_sum_of(places) for places in zip(*curves, strict=True)]
 
 
-def _places(row: Judged) -> list[Row]:
+def _places(row: DecisionRow) -> list[Row]:
     name = row.name if isinstance(row.name, str) else ", ".join(row.name)
     found = together(row.told.reliability or ())
     return [

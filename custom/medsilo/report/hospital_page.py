@@ -94,10 +94,12 @@ def _answer(run: RunResult, site: str) -> Answer:
     if score is None:
         why = "has too few test cases to tell its score" if run.withholds(site) else "was not tested"
         return Answer(f"{site} {why}.")
-    interval = between(run.intervals.get(site))
+    interval, patients = between(run.intervals.get(site)), run.patients.get(site)
     aside = f" (95 % interval {interval})" if interval else ""
-    cases = run.test_cases(site)
-    headline = f"At {site}, the model reaches a test {summary.metric} of {number(score)}{aside} on {cases} cases."
+    of = f"{run.test_cases(site)} cases" + (f" of {patients} patient{'s' if patients != 1 else ''}" if patients else "")
+    headline = f"At {site}, the model reaches a test {summary.metric} of {number(score)}{aside} on {of}."
+    if patients and not interval:
+        headline += " These are too few for an interval."
     telling = _telling(run, lambda one: _score(run, one))
     if len(telling) < LEAST:
         return Answer(headline)

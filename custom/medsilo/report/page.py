@@ -12,7 +12,7 @@ from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks, guessing_at
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
-from medsilo.report.panels import Scored, Subject
+from medsilo.report.panels import MethodScores, Subject
 from medsilo.report.provenance import provenance
 from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.table import MISSING, WITHHELD, number, score_text
@@ -99,9 +99,14 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
         }
         for run in runs
     ]
-    heads = [(site, f"{cases} cases" if cases is not None else "") for site, cases in counts]
+    heads = [(site, f"{cases} cases{_of_patients(runs, site)}" if cases is not None else "") for site, cases in counts]
     metric = same(runs, lambda run: run.summary.metric)
     return {"metric": metric, "heads": heads, "rows": rows, "intervals": any(run.intervals for run in runs)}
+
+
+def _of_patients(runs: Sequence[RunResult], site: str) -> str:
+    known = same(runs, lambda run: run.patients.get(site))
+    return f" of {known} patient{'s' if known != 1 else ''}" if known else ""
 
 
 def _score(run: RunResult, site: str) -> dict[str, Any]:
@@ -114,7 +119,7 @@ def _dots(runs: Sequence[RunResult], looks: Sequence[int], chances: Sequence[flo
     if metric is None:
         return []
     methods = [
-        Scored(run.label, style, [run.score(site) for site in sites], [run.intervals.get(site) for site in sites])
+        MethodScores(run.label, style, [run.score(site) for site in sites], [run.intervals.get(site) for site in sites])
         for style, run in zip(looks, runs, strict=True)
     ]
     return panels.site_scores(metric, sites, methods, chances)

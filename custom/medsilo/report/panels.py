@@ -226,7 +226,7 @@ def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[s
 
 
 @dataclass(frozen=True)
-class Scored:
+class MethodScores:
     """A method's score at every site, with its interval where there is one."""
 
     label: str
@@ -236,7 +236,7 @@ class Scored:
 
 
 def site_scores(
-    metric: str, sites: Sequence[str], methods: Sequence[Scored], chances: Sequence[float | None]
+    metric: str, sites: Sequence[str], methods: Sequence[MethodScores], chances: Sequence[float | None]
 ) -> list[dict[str, Any]]:
     """Return a chart for each site with a row per method; of one method alone one chart with a row per site."""
     if not any(value is not None for one in methods for value in one.scores):

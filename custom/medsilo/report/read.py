@@ -66,6 +66,7 @@ class RunResult:
     amplitude: str | None = None  # the picture of the amplitude that all sites share
     cross: Cross | None = None
     intervals: dict[str, Interval] = field(default_factory=dict)  # of the score, where the cases' scores are here
+    patients: dict[str, int] = field(default_factory=dict)  # by site: those of the test cases, where they are here
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
     spent: dict[str, Spent] = field(default_factory=dict)  # by site whose own folder is here
 
@@ -156,10 +157,10 @@ def _read(folder: Path, name: str) -> RunResult:
     plan, rounds = read_text(folder, paths.PLAN), _rounds(folder, summary)
     amplitude = picture_of(folder / paths.FIGURES / paths.AMPLITUDE)
     pictures, cross = _pictures(folder), read_cross(folder)
-    intervals, ranks = _cases(folder, summary)
+    intervals, patients, ranks = _cases(folder, summary)
     overlays = _overlays(folder, ranks)
     run = RunResult(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
-    return replace(run, intervals=intervals, overlays=overlays, spent=read_spent(folder))
+    return replace(run, intervals=intervals, patients=patients, overlays=overlays, spent=read_spent(folder))
 
 
 def runs_within(folder: Path) -> list[Path]:
@@ -214,17 +215,22 @@ def _rounds(folder: Path, summary: Summary) -> tuple[Round, ...]:
     return tuple(read_rounds(folder))
 
 
-def _cases(folder: Path, summary: Summary) -> tuple[dict[str, Interval], dict[str, dict[str, float]]]:
-    """By site, from its test cases' scores where they are here: the interval, and the best, median and worst score."""
+def _cases(folder: Path, summary: Summary) -> tuple[dict[str, Interval], dict[str, int], dict[str, dict[str, float]]]:
+    """By site, from its test cases' scores where they are here: the interval, the patients, and the best, median and
+    worst score."""
     kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")}
     known = {site: told for site, told in summary.told().items() if site in kept}
     if not known:
-        return {}, {}
-    from medsilo.study.evidence import interval
-    from medsilo.study.scores import ranks, scores_in
+        return {}, {}, {}
+    from medsilo.study.scores import interval_in, ranks, scores_in
 
     scores = scores_in(folder, summary.metric, known)
-    return {site: interval(own) for site, own in scores.items()}, {site: ranks(own) for site, own in scores.items()}
+    found = {site: interval_in(folder, site, summary.metric, own) for site, own in scores.items()}
+    return (
+        {site: interval for site, interval in found.items() if interval},
+        {site: int(own.patients.max()) + 1 for site, own in scores.items()},
+        {site: ranks(own) for site, own in scores.items()},
+    )
 
 
 def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, list[Overlay]]:

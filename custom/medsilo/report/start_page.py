@@ -29,7 +29,7 @@ class ShownCase:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartFacts:
     """All that the page shows."""
 
     found: Sequence[str]  # lines
@@ -40,7 +40,7 @@ class Started:
     cases: Mapping[str, Sequence[ShownCase]] = field(default_factory=dict)
 
 
-def write_start_page(started: Started, destination: Path) -> Path:
+def write_start_page(started: StartFacts, destination: Path) -> Path:
     """Write the page and return where it is."""
     run = read(started.trial) if started.trial else None
     page = fill(
@@ -61,7 +61,7 @@ def write_start_page(started: Started, destination: Path) -> Path:
     return save(page, destination)
 
 
-def _headline(started: Started, run: RunResult | None) -> str:
+def _headline(started: StartFacts, run: RunResult | None) -> str:
     stopped = [site for site, (verdict, _) in started.checked.items() if verdict.startswith("NO-GO")]
     if stopped:
         return f"Something must be settled before training begins: {', '.join(stopped)}."
@@ -74,16 +74,17 @@ def _headline(started: Started, run: RunResult | None) -> str:
 
 
 def _scores(run: RunResult) -> dict[str, object]:
-    """Return each hospital's score after the trial, with its interval and its cases."""
+    """Return each hospital's score after the trial, with its interval, its cases and its patients."""
     rows = [
         (
             site,
             [
                 cell(run.test_cases(site), shown(run.test_cases(site))),
+                cell(run.patients.get(site), shown(run.patients.get(site))),
                 cell(run.score(site)),
-                cell(None, between(run.intervals.get(site)) or None),
+                cell(None, between(run.intervals.get(site)) or "too few patients"),
             ],
         )
         for site in run.sites
     ]
-    return {"heads": ["test cases", f"test {run.summary.metric}", "95 % interval"], "rows": rows}
+    return {"heads": ["test cases", "patients", f"test {run.summary.metric}", "95 % interval"], "rows": rows}

@@ -11,7 +11,7 @@ from medsilo.report.charts import WIDE, Series, bridged, line_chart, styles, swa
 from medsilo.report.checks import checks, guessing_at
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
-from medsilo.report.panels import Scored, Subject
+from medsilo.report.panels import MethodScores, Subject
 from medsilo.report.provenance import provenance
 from medsilo.report.read import RunResult, last_round, read, same
 from medsilo.report.table import number
@@ -100,9 +100,10 @@ def _could_have_seen(verdict: Verdict) -> tuple[str, ...]:
 
 def _joining_in_words(verdict: Verdict) -> tuple[str, ...]:
     """Does joining pay? One sentence for each answer."""
+    who = verdict.declared or "at least one federation"
     words = {
-        "yes": "at least one federation is surely better than its own model at",
-        "no": "every federation is surely worse than its own model at",
+        "yes": f"{who} is surely better than its own model at",
+        "no": f"{verdict.declared or 'every federation'} is surely worse than its own model at",
         "open": "the intervals leave it open at",
     }
     by_answer = {answer: [s for s, own in verdict.joining.items() if own == answer] for answer in words}
@@ -192,7 +193,7 @@ def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None
     for style, row in zip(looks, verdict.rows, strict=True):
         scores = [row.sites[site] for site in verdict.sites]
         intervals = [(own.low, own.high) if own else None for own in scores]
-        methods.append(Scored(row.title, style, [own.mean if own else None for own in scores], intervals))
+        methods.append(MethodScores(row.title, style, [own.mean if own else None for own in scores], intervals))
     return panels.site_scores(verdict.metric, verdict.sites, methods, chances)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
-from medsilo.runs.record import Record
+from medsilo.runs.reading import read_summary
 
 DAY = 86_400.0  # seconds
 OF_SITES = (paths.STATE_FILES, paths.SEALING_FILES, paths.SEALED)
@@ -79,7 +79,6 @@ def _has_ended(site: Path) -> bool:
 
 def _is_finished(run: Path) -> bool:
     try:
-        summary = Record(run).summary()
-    except MedsiloError:  # damaged: nothing is known of it, so nothing goes
+        return read_summary(run).finished
+    except MedsiloError:  # none, or damaged: nothing is known of it, so nothing goes
         return False
-    return summary is not None and summary.finished

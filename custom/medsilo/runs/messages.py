@@ -22,13 +22,17 @@ MOST_CASES = 10_000_000  # of one site
 MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "compare", "deliver", "try", "test"]
+Task = Literal[
+    "join", "agree", "offer", "deal", "defend", "round", "confirm", "unmask", "compare", "deliver", "try", "test"
+]
 End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
 Cases = Annotated[int, Field(ge=1, le=MOST_CASES)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+MOST_HEADS = 8  # of a hospital's ledgers that a server keeps
 MOST_MARKS = 2000  # tensors that a message may name in their place; the others travel
 MARK = 16 + 64  # letters: a tensor's first bytes, and the SHA-256 of its form and its bytes
 Mark = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{MARK}}}$")]
@@ -36,7 +40,16 @@ Marks = Annotated[dict[Name, Annotated[dict[Name, Mark], Field(max_length=MOST_M
 
 
 class Message(BaseModel):
-    """A typed message. Types are strict, numbers finite, unknown keys refused."""
+    """A typed message. Types are strict, numbers finite, unknown keys refused.
+
+    >>> class Count(Message):
+    ...     cases: int
+    >>> Count.read({"cases": 3}).cases
+    3
+    >>> Count.read({"cases": "3"})
+    Traceback (most recent call last):
+    medsilo.core.errors.Refused: its cases: '3' is not a whole number
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
@@ -93,6 +106,16 @@ def _in_words(detail: ErrorDetails) -> str:
     return f"its {where}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
+class LedgerHead(Message):
+    """The head of a hospital's privacy ledger, as the hospital signed it: how far it was, and when."""
+
+    began: Digest  # of its first line
+    lines: Annotated[int, Field(ge=0, le=MOST_ROUNDS * 10)]
+    hash: Digest  # of its last line
+    time: Annotated[int, Field(ge=0, le=2**53)]
+    signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,1024}$")]
+
+
 # ---------------------------------------------------------------------------------------------------- the server asks
 class Request(Message):
     """A request of the server to one site."""
@@ -109,6 +132,8 @@ class Request(Message):
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
     postprocessing: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what was chosen
+    # What the site's privacy ledgers were when it answered last
+    ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
     # Letters of a sealed study, which the room `sealing` reads
     sealing: dict[str, Any] = Field({}, exclude_if=not_)
 
@@ -148,6 +173,7 @@ class SiteAnswer(Message):
     withheld: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
+    ledger: LedgerHead | None = Field(None, exclude_if=not_)  # of a hospital that counts what privacy costs
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:
@@ -200,7 +226,7 @@ class Joined(SiteAnswer):
 class Lettered(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
-    task: Literal["agree", "offer", "confirm", "unmask", "compare"]
+    task: Literal["agree", "offer", "deal", "defend", "confirm", "unmask", "compare"]
     sealing: dict[str, Any]
 
 
@@ -274,7 +300,7 @@ def held(told: Any) -> dict[str, dict[str, str]] | None:
         return None
 
 
-LETTERED = ("agree", "offer", "confirm", "unmask", "compare")
+LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask", "compare")
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,

@@ -40,6 +40,7 @@ SEALING_FILES = "sealing-*.json"
 SEALED, SUMS = "sealed.safetensors", "sealed-sums.json"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
+LEDGER_HEADS = "ledger-heads.json"  # beside the studies, at the server: what hospitals' ledgers were last
 NOISY_COUNTS = "counts.json"
 METRICS = "metrics.csv"
 CASES = "test.csv"

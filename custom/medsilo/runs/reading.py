@@ -15,9 +15,9 @@ from medsilo.runs.schema import (
     Cross,
     DiaryLine,
     Doing,
-    Part,
     Progress,
     Provenance,
+    RecordPart,
     Round,
     Spent,
     Summary,
@@ -28,7 +28,7 @@ from medsilo.runs.schema import (
 STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told, if the lead shares them
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
-AnyPart = TypeVar("AnyPart", bound=Part)
+AnyPart = TypeVar("AnyPart", bound=RecordPart)
 
 
 def read_summary(folder: Path) -> Summary:

@@ -201,11 +201,13 @@ class Record:
     def _checkpoint(self, round_number: int) -> Path:
         return self.checkpoints / paths.ROUND_FILES.replace("*", str(round_number))
 
-    def save_checkpoint(self, round_number: int, tensors: dict[str, Kept], facts: dict[str, Any]) -> None:
-        """The server's state after a round; the one before goes only when this one is whole."""
+    def save_checkpoint(
+        self, round_number: int, tensors: dict[str, Kept], facts: dict[str, Any], before: int | None = None
+    ) -> None:
+        """The server's state after a round; others go only when this one is whole, but for that after `before`."""
         save_tensors(self._checkpoint(round_number), tensors, {**facts, "round": round_number})
         for path in self.checkpoints.glob(paths.ROUND_FILES):
-            if path != self._checkpoint(round_number):
+            if self._round_of(path) not in (round_number, before):
                 path.unlink()
         best = facts["best"] and self._best(facts["best"]["round"])
         for path in self.checkpoints.glob(paths.BEST_FILES):
@@ -216,10 +218,11 @@ class Record:
         """Remove what the server left half-written when it was killed. The sites see to their own folders."""
         sweep(self.folder, *(self.folder / name for name in (paths.CHECKPOINTS, *paths.SHARED_FOLDERS)))
 
-    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The newest checkpoint."""
+    def load_checkpoint(self, round_number: int | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The newest checkpoint, or that after a round."""
         with reading(f"the checkpoint of run {self.folder.name}"):
             path = newest(self.checkpoints, paths.ROUND_FILES, self._round_of)
+            path = path if round_number is None else self._checkpoint(round_number)
             if path is None:
                 raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it anew")
             tensors, facts = load_tensors(path)

@@ -35,7 +35,7 @@ def _figure(value: Any) -> int | float:
 STOPPED = "stopped"  # why a run ended that somebody or something stopped in its middle
 
 
-class Part(BaseModel):
+class RecordPart(BaseModel):
     """A part of a file. Unknown keys pass, so that a newer medsilo may add some within one schema version."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, populate_by_name=True)
@@ -50,7 +50,7 @@ class Part(BaseModel):
 
 
 # ---------------------------------------------------------------------------------------------------- a site's own
-class Spent(Part):
+class Spent(RecordPart):
     """The privacy that a study cost a hospital's patients, in the hospital's own folder."""
 
     study: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None  # ε by itself; None: no bound holds
@@ -64,7 +64,7 @@ class Spent(Part):
 Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 
 
-class SentUpdate(Part):
+class SentUpdate(RecordPart):
     """Figures about one group of tensors that a site sent, without looking into it."""
 
     norm: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] = Field(
@@ -81,7 +81,7 @@ class SentUpdate(Part):
     )
 
 
-class SiteRound(Part):
+class SiteRound(RecordPart):
     """Numbers of one site in one round."""
 
     train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
@@ -104,7 +104,7 @@ class SiteRound(Part):
     )
 
 
-class Round(Part):
+class Round(RecordPart):
     """One line of rounds.jsonl: who was asked, who answered, who was refused or lost and why."""
 
     round: Count = Field(description="from 1, through all phases")
@@ -123,14 +123,14 @@ class Round(Part):
         return next((f"{kind}: {missing[site]}" for kind, missing in kinds.items() if site in missing), None)
 
 
-class SiteTurn(Part):
+class SiteTurn(RecordPart):
     """One site's part in what is being asked of all sites, as the server sees it."""
 
     asked: Seconds | None = Field(None, description="seconds since the site was asked; `null` while it has to wait")
     answered: Seconds | None = Field(None, description="seconds that it took to answer; `null` while it has not")
 
 
-class Turns(Part):
+class Turns(RecordPart):
     """now.json of a run: who has been asked and who has answered, while the study runs."""
 
     task: Text = Field(description="`join`, `round`, `sum`, `deliver`, `try`, `test`, or a step of sealing")
@@ -142,7 +142,7 @@ class Turns(Part):
 Deed = Literal["starting", "training", "measuring", "validating", "testing", "sending", "refused"]
 
 
-class Doing(Part):
+class Doing(RecordPart):
     """now.json of a site: the work that it does at the moment, in the site's own folder."""
 
     task: Text = Field(description="what it was asked for")
@@ -154,7 +154,7 @@ class Doing(Part):
     device: Text = Field("", description="what it trains on")
 
 
-class DiaryLine(Part):
+class DiaryLine(RecordPart):
     """A line of diary.jsonl of a site: what left, or why nothing did, in the site's own folder."""
 
     at: Seconds = Field(description="when, in seconds since 1970")
@@ -171,8 +171,8 @@ class DiaryLine(Part):
     lead: Text = ""
 
 
-class Progress(Part):
-    """The state of a study while it runs, as the server tells it and `medsilo watch` shows it."""
+class Progress(RecordPart):
+    """The state of a study while it runs, as the server tells it and `medsilo status ID --watch` shows it."""
 
     study: str | None = Field(None, description="the run's name")
     planned: Count = Field(description="rounds of the plan")
@@ -184,21 +184,21 @@ class Progress(Part):
 
 
 # ---------------------------------------------------------------------------------------------------- summary.json
-class Package(Part):
+class Package(RecordPart):
     """The version and hash of the medsilo that ran."""
 
     version: str | None = None
     hash: str | None = None
 
 
-class RoundCount(Part):
+class RoundCount(RecordPart):
     """The number of rounds: planned, and done."""
 
     planned: Count
     done: Count
 
 
-class Agreement(Part):
+class Agreement(RecordPart):
     """The sites that were to take part, and what was to happen when one is missing."""
 
     sites: list[str] = Field([], description="the sites that train")
@@ -206,7 +206,7 @@ class Agreement(Part):
     when_missing: str | None = Field(None, description="`stop`, `wait` or `continue`")
 
 
-class Selection(Part):
+class Selection(RecordPart):
     """The round whose model was tested at each site."""
 
     by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own")
@@ -218,7 +218,7 @@ class Selection(Part):
 Place = tuple[Count, Count, Number]
 
 
-class Decisions(Part):
+class Decisions(RecordPart):
     """The decisions and probabilities of a classification on one site's test cases."""
 
     confusion: list[list[Count]] = Field(description="row: a case's class; column: the class with most probability")
@@ -245,7 +245,7 @@ class Decisions(Part):
         return self
 
 
-class SiteResult(Part):
+class SiteResult(RecordPart):
     """One site's contributions and results over the whole run. A value that is missing is None, never 0."""
 
     cases: dict[str, Count | None] | None = Field(
@@ -305,7 +305,7 @@ class SiteResult(Part):
         return self
 
 
-class Similarity(Part):
+class Similarity(RecordPart):
     """AdaFed's mixing weights W."""
 
     sites: list[str] = Field(description="the order of rows and columns")
@@ -320,7 +320,7 @@ class Similarity(Part):
         return self
 
 
-class SuperModelFacts(Part):
+class SuperModelFacts(RecordPart):
     """FedSM's super model: which threshold was best, and how often each model answered for each site's cases."""
 
     rule: str = Field(description="how a model is chosen for an image")
@@ -340,7 +340,7 @@ class SuperModelFacts(Part):
     )
 
 
-class SealingFacts(Part):
+class SealingFacts(RecordPart):
     """A sealing study's words about itself."""
 
     mode: Literal["pairwise"] = Field(description="`transport.sealing` of the plan")
@@ -348,7 +348,7 @@ class SealingFacts(Part):
     protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
 
 
-class PostprocessingFacts(Part):
+class PostprocessingFacts(RecordPart):
     """A postprocessing: of what only the largest component is kept."""
 
     all_foreground: bool = Field(description="whether of all foreground together", strict=True)
@@ -356,7 +356,7 @@ class PostprocessingFacts(Part):
     sites: list[str] = Field(description="who has told sums over validation cases")
 
 
-class Details(Part):
+class Details(RecordPart):
     """The method's own findings. Methods may add keys of their own."""
 
     model_config = ConfigDict(extra="allow")
@@ -382,7 +382,7 @@ class Details(Part):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class Summary(Part):
+class Summary(RecordPart):
     """summary.json: the outcome of a run."""
 
     form: Literal[1] = Field(default=SCHEMA, alias="schema", description="the version of this table")
@@ -420,7 +420,8 @@ class Summary(Part):
     )
     stands_out: dict[str, list[Text]] = Field(
         {},
-        description="site → what stands out in its updates, in words ([robust.md](robust.md)); nothing is left out",
+        description="site → what stands out in its updates, in words ([privacy.md](privacy.md#robust-rules)); nothing "
+        "is left out",
     )
     details: Details = Field(Details(), description="what the method found out or rests on, see below")
     seconds: Seconds | None = Field(None, description="time that the study took")
@@ -482,7 +483,7 @@ class Summary(Part):
 
 
 # ---------------------------------------------------------------------------------------------------- the other files
-class Provenance(Part):
+class Provenance(RecordPart):
     """provenance.json: where a run's numbers come from."""
 
     package: Package = Field(Package(), description="`version` and `hash` of medsilo")
@@ -499,7 +500,7 @@ class Provenance(Part):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class Cross(Part):
+class Cross(RecordPart):
     """cross.json: the score of every site's model on every site's test data."""
 
     metric: str = Field(description="the name of the score")
@@ -507,7 +508,7 @@ class Cross(Part):
     scores: dict[str, Scores] = Field(description="site whose model it is → site whose data it is → score")
 
 
-class CellResult(Part):
+class CellResult(RecordPart):
     """One run of a comparison, as table.json has it."""
 
     test: Score | None = Field(None, description="mean test score over sites")
@@ -525,7 +526,7 @@ class CellResult(Part):
         return {**super().as_json(), "details": self.details.as_json()}
 
 
-class Level(Part):
+class Level(RecordPart):
     """A row's score over its seeds."""
 
     mean: Score = Field(description="mean over seeds")
@@ -535,7 +536,7 @@ class Level(Part):
     by_seed: list[Score] = Field([], description="one score per seed")
 
 
-class PairedDifference(Part):
+class PairedDifference(RecordPart):
     """A row's score minus another's, with its interval and its test."""
 
     mean: Difference = Field(description="mean over seeds")
@@ -550,7 +551,7 @@ class PairedDifference(Part):
     )
 
 
-class Differences(Part):
+class Differences(RecordPart):
     """A row's differences from the row that all are held against."""
 
     mean: PairedDifference | None = Field(None, description="of the mean over sites")
@@ -559,7 +560,7 @@ class Differences(Part):
     sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
 
 
-class VerdictRow(Part):
+class VerdictRow(RecordPart):
     """One row of a comparison."""
 
     title: Text = Field(description="the row's title")
@@ -583,7 +584,7 @@ class VerdictRow(Part):
     means_only: list[str] = Field([], description="sites that keep their cases' scores, so that only means are known")
 
 
-class About(Part):
+class About(RecordPart):
     """The words on a comparison's page beside its numbers."""
 
     title: str = Field(description="the page's title")
@@ -593,7 +594,7 @@ class About(Part):
     failures: list[str] = Field([], description="what failed, one line each")
 
 
-class RunOfRow(Part):
+class RunOfRow(RecordPart):
     """A run, with the row and the seed that it belongs to."""
 
     row: Text
@@ -602,7 +603,7 @@ class RunOfRow(Part):
     fold: Count | None = None
 
 
-class CouldHaveSeen(Part):
+class DetectableGain(RecordPart):
     """The gain that a comparison would have found in 80 % of such studies."""
 
     seeds: Count = Field(description="seeds of the comparison")
@@ -612,7 +613,7 @@ class CouldHaveSeen(Part):
     words: Text = Field(description="the same as a sentence")
 
 
-class Verdict(Part):
+class Verdict(RecordPart):
     """verdict.json: what a comparison says."""
 
     form: Literal[1] = Field(default=SCHEMA, alias="schema", description="the version of this table")
@@ -631,7 +632,7 @@ class Verdict(Part):
         description="what was declared before as the question to be answered: the score's mean over sites or over all "
         "cases, or the worst site's score. All else is exploratory",
     )
-    could_have_seen: CouldHaveSeen | None = Field(
+    could_have_seen: DetectableGain | None = Field(
         None, description="the gain that would have been found, see below; `null` with one seed"
     )
     single: list[str] = Field(
@@ -639,8 +640,14 @@ class Verdict(Part):
     )
     headline: str = Field(description="the answer in words")
     winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
+    first: PairedDifference | None = Field(
+        None,
+        description="the first question, declared before: the row that all are held against, minus training alone; "
+        "`null` without either",
+    )
+    declared: Text | None = Field(None, description="the row of which this is asked; `null`: every federation is")
     joining: dict[str, Literal["yes", "no", "open", "unknown"]] = Field(
-        description="site → whether joining pays: `yes`, `no`, `open` or `unknown`"
+        description="site → whether joining pays, by the declared row: `yes`, `no`, `open` or `unknown`"
     )
     rows: list[VerdictRow] = Field(description="the rows, see below")
     about: About = Field(description="`title`, `command`, `machine`, `cells`, `failures`")

@@ -11,9 +11,14 @@ from medsilo.core.errors import Refused
 from medsilo.core.text import plain
 from medsilo.sealing.shamir import SHARE
 from medsilo.sealing.signing import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST_CERTIFICATES
+from medsilo.sealing.streams import KEY
 from medsilo.sealing.terms import MOST_SITES
 
-BOX = 12 + 2 * SHARE + 16  # bytes: nonce, shares of both masks, tag
+SIGNATURE, NONCE, TAG = 64, 12, 16  # bytes
+SIGNED_SHARE = SHARE + SIGNATURE  # of its dealer
+BOXED = KEY + NONCE + TAG + SIGNATURE  # that a box to one hospital has more than its content
+BOX = 2 * SIGNED_SHARE + BOXED  # with shares of both masks
+LONGEST_SUBJECT = 1024
 TOLD_SUMS = 2
 
 
@@ -28,8 +33,10 @@ def _from_hex(value: Any) -> Any:
 Digits = PlainSerializer(lambda value: value.hex(), when_used="json")
 Bytes32 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=32, max_length=32)]
 Bytes64 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=64, max_length=64)]
-OneShare = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=SHARE, max_length=SHARE)]
+OneShare = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=SIGNED_SHARE, max_length=SIGNED_SHARE)]
 Box = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=BOX, max_length=BOX)]
+AnyBox = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=BOXED, max_length=BOX)]
+Subject = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(max_length=LONGEST_SUBJECT)]
 Certificate = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=1, max_length=LONGEST_CERTIFICATE)]
 Signature = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(max_length=LONGEST_SIGNATURE)]
 SiteName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -108,6 +115,34 @@ class Deal(Letter):
     round: RoundNumber
     offers: Annotated[tuple[Offered, ...], Field(max_length=MOST_SITES, strict=False)]
     boxes: Annotated[dict[SiteName, Box], BySite]
+
+
+class Complaints(Letter):
+    """The senders of boxes that a hospital could not read, with its signature on each complaint."""
+
+    against: Annotated[dict[SiteName, Bytes64], BySite] = {}
+
+
+class Accusation(Letter):
+    """A box that its reader complains of, and the reader's signature on that."""
+
+    sender: SiteName
+    reader: SiteName
+    subject: Subject
+    box: AnyBox
+    complaint: Bytes64
+
+
+class Accusations(Letter):
+    """All complaints of one sender's boxes."""
+
+    of: Annotated[tuple[Accusation, ...], Field(max_length=MOST_SITES, strict=False)]
+
+
+class OneTimeKeys(Letter):
+    """The one-time private keys of the boxes that readers complain of, by reader: each opens that one box."""
+
+    keys: Annotated[dict[SiteName, Bytes32], BySite]
 
 
 class Survivors(Letter):

@@ -54,6 +54,16 @@ def offered(assembly: bytes, number: int, site: str, mask: bytes, commitment: by
     return statement("offer", assembly, number, site, mask, commitment)
 
 
+def dealt(own: Offered) -> bytes:
+    """Return what a box with shares is about: one offer of one site."""
+    return statement("shares", own.round, own.site, own.mask, own.commitment)
+
+
+def shared(assembly: bytes, own: Offered, reader: str, added: bool, share: bytes) -> bytes:
+    """Return what a site signs of a share: of its seed, which is revealed where it is added, or of its key."""
+    return statement("share", assembly, own.round, own.site, own.mask, own.commitment, reader, int(added), share)
+
+
 def confirmed(context: bytes, sites: Sequence[str]) -> bytes:
     """Return what a site signs when it confirms whose uploads are added."""
     return statement("confirmation", context, *sites)
@@ -75,6 +85,11 @@ def agree(private: bytes, site: str, public: bytes) -> bytes:
         return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise Refused(f"{site}: its public key is not one that keys can be agreed on with") from error
+
+
+def check_public(site: str, public: bytes) -> None:
+    """Raise Refused, naming the site, where no keys can be agreed on with its public key."""
+    agree(bytes(32), site, public)
 
 
 def pair_mask(secret: bytes, context: bytes, block: SealedBlock, pair: tuple[int, int], sign: int) -> Stream:

@@ -13,7 +13,6 @@ from secrets import token_bytes
 from typing import Self
 
 import torch
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
@@ -21,16 +20,15 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing import letters, masks
-from medsilo.sealing.channels import BOXED, Assembled, Channels, box_of, content_of
+from medsilo.sealing.channels import Assembled, Channels, box_of, told_boxes, told_subject, told_tensors
 from medsilo.sealing.fixed_point import Flat, as_tensor, as_words
 from medsilo.sealing.keeping import NOTHING, Secrets, SumMemory, SumNote, Turn
-from medsilo.sealing.shamir import SHARE, split
+from medsilo.sealing.shamir import split
 from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import KEY, Words, add_streams
-from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks, check_hidden, readers_of
+from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks, check_hidden
 
 SERVER_SAYS = "the server"
-KEY_BOX = KEY + BOXED
 
 
 class Member:
@@ -125,27 +123,37 @@ class Member:
         They are in one box; its key, drawn for it, lies in a box for each hospital behind it.
         """
         content = b"".join(bytes_of(tensors[key].detach().cpu().contiguous()) for key in sorted(tensors))
-        key, about = token_bytes(KEY), (number, name)
-        box = box_of(key, content, "told", self.site, *about)
-        boxes = [self._linked.lock(site, key, "key of told", *about) for site in self.terms.sites]
+        key = token_bytes(KEY)
+        box = box_of(key, content, "told", self.site, number, name)
+        boxes = [self._linked.lock(site, key, told_subject(number, name, box)) for site in self.terms.sites]
         return torch.frombuffer(bytearray(b"".join((box, *boxes))), dtype=torch.uint8)
 
     def told(self, site: str, number: int, name: str, flat: Flat, sealed: Tensor) -> Tensors:
         """Return what another hospital told all; raises Refused, naming it, unless it is of this round and name."""
         self.terms.place(site)
-        try:
-            if not isinstance(sealed, Tensor) or sealed.dtype != torch.uint8 or sealed.dim() != 1:
-                raise ValueError("not bytes")
-            content = sealed.cpu().contiguous().numpy().tobytes()
-            end = len(content) - KEY_BOX * len(self.terms.sites)
-            mine = end + KEY_BOX * self.terms.place(self.site)
-            key = self._linked.unlock(site, content[mine : mine + KEY_BOX], "key of told", number, name)
-            return flat.split(content_of(key, content[:end], "told", site, number, name))
-        except (InvalidTag, Refused, ValueError) as error:
-            raise Refused(
-                f"{site}: what it told the hospitals as {name} in round {number} cannot be opened: it was changed, or "
-                "is of another round or size"
-            ) from error
+        content, box = told_boxes(site, sealed, len(self.terms.sites), self.terms.place(self.site))
+        key = self._linked.unlock(site, box, told_subject(number, name, content))
+        return told_tensors(key, content, site, number, name, flat)
+
+    def complain_of_told(self, site: str, number: int, name: str, sealed: Tensor) -> bytes:
+        """Return this site's signature on that it can make nothing of what another told."""
+        content, box = told_boxes(site, sealed, len(self.terms.sites), self.terms.place(self.site))
+        return self._linked.complaint(site, box, told_subject(number, name, content))
+
+    def defend(self, accusations: letters.Accusations) -> letters.OneTimeKeys:
+        """Return the one-time keys of boxes that their readers complain of, so that all can see what is in them.
+
+        Each opens one box, to what its reader could read by itself. It must be just the box that this site signed: of
+        one that the server changed on its way an honest reader complains, too.
+        """
+        keys = {}
+        for own in accusations.of:
+            if own.sender != self.site:
+                raise Refused("the server: it asks this site to show what another one sent")
+            self._linked.all.check_box(own)
+            self._linked.all.check_complaint(own)
+            keys[own.reader] = self._linked.once(own.reader, own.subject)
+        return letters.OneTimeKeys(keys=keys)
 
     # ------------------------------------------------------------------ a round
     def offer(self, number: int) -> letters.Offer:
@@ -163,14 +171,32 @@ class Member:
         own = letters.Offered(round=number, site=self.site, mask=public, commitment=commitment, signature=signature)
         count = len(terms.sites)
         parts = zip(split(seed, terms.threshold, count), split(mask, terms.threshold, count), strict=True)
-        shares = dict(zip(terms.sites, parts, strict=True))
+        shares = {
+            site: (self._signed(own, site, True, of_seed), self._signed(own, site, False, of_mask))
+            for site, (of_seed, of_mask) in zip(terms.sites, parts, strict=True)
+        }
         boxes = {
-            site: channels.lock(site, b"".join(both), *_about(own))
+            site: channels.lock(site, b"".join(both), masks.dealt(own))
             for site, both in shares.items()
             if site != self.site
         }
         self._keep(turn=Turn(own=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}, boxes=boxes))
         return letters.Offer(offered=own, boxes=boxes)
+
+    def _signed(self, own: letters.Offered, reader: str, added: bool, share: bytes) -> bytes:
+        return share + self._linked.sign(masks.shared(self._linked.all.digest, own, reader, added, share))
+
+    def check_deal(self, deal: letters.Deal) -> letters.Complaints:
+        """Return complaints of boxes in which this site finds no shares that their senders signed."""
+        against = {}
+        for own in deal.offers:
+            try:
+                if own.site != self.site:
+                    self._shares_of(own, deal)
+            except Refused:
+                if (box := deal.boxes.get(own.site)) is not None:
+                    against[own.site] = self._linked.complaint(own.site, box, masks.dealt(own))
+        return letters.Complaints(against=against)
 
     def seal(
         self,
@@ -237,8 +263,8 @@ class Member:
     def _shares_of(self, own: letters.Offered, deal: letters.Deal) -> tuple[bytes, bytes]:
         if own.site not in deal.boxes:
             raise Refused(f"{own.site}: its shares for this site are missing")
-        both = self._linked.unlock(own.site, deal.boxes[own.site], *_about(own))
-        return both[:SHARE], both[SHARE:]
+        both = self._linked.unlock(own.site, deal.boxes[own.site], masks.dealt(own))
+        return self._linked.all.shares_in(both, own, self.site)
 
     def confirm(self, survivors: letters.Survivors, blocks: Sequence[SealedBlock]) -> letters.Confirmation:
         """Sign whose uploads are added. From now on this site helps to open no other sum of this round."""
@@ -283,7 +309,7 @@ class Member:
             raise Refused(f"the server: the blocks or weights of round {number} are not those that were sealed")
         places = {self.terms.place(site) for site in sites}
         for block in blocks:
-            check_hidden(block, block.weights or (1,) * len(self.terms.sites), places, readers_of(self.terms, block))
+            check_hidden(self.terms, block, places)
         note = SumNote(sites=sites, weights=masks.weights_of(self.terms, sites, blocks), context=turn.context)
         self.memory.check(number, note)
         return turn, note
@@ -347,8 +373,3 @@ class Member:
     def _came(self, block: SealedBlock, sums: Mapping[str, Tensor]) -> Words:
         """Return a copy of the words of a block that the server sent."""
         return as_words(SERVER_SAYS, sums.get(block.name), block.flat.words, block.fixed.bits).copy()
-
-
-def _about(own: letters.Offered) -> tuple[str | int | bytes, ...]:
-    """Return what a box with shares is bound to: one offer of one site."""
-    return "shares", own.round, own.site, own.mask, own.commitment

@@ -3,7 +3,7 @@
 A study: `Gathering` collects the sites' keys. A round: `MaskedSums`, which lives as long as it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from medsilo.sealing import letters, masks
 from medsilo.sealing.channels import Assembled
 from medsilo.sealing.fixed_point import as_tensor, as_words
 from medsilo.sealing.keeping import NOTHING
-from medsilo.sealing.shamir import choices
+from medsilo.sealing.shamir import SHARE, combine
 from medsilo.sealing.streams import Words, add_streams
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks
 
@@ -30,6 +30,7 @@ class Gathering:
         self.terms.place(site)
         if introduction.site != site:
             raise Refused(f"{site}: its keys are those of another site")
+        masks.check_public(site, introduction.channel)
         self._introductions[site] = introduction
 
     def assembly(self) -> letters.Assembly:
@@ -56,7 +57,7 @@ class MaskedSums:
         """given: stands for what all sites are given in common before they train."""
         check_blocks(terms, blocks)
         self.terms, self.number, self.blocks, self.given = terms, number, tuple(blocks), given
-        self._all = Assembled(terms, assembly.introductions)
+        self.all = Assembled(terms, assembly.introductions)
         self._offers: dict[str, letters.Offer] = {}
         self._dealt: tuple[str, ...] = ()
         self._context = b""
@@ -65,6 +66,7 @@ class MaskedSums:
         self._survivors: tuple[str, ...] = ()
         self._confirmations: dict[str, bytes] = {}
         self._reveals: dict[str, letters.Reveal] = {}
+        self.liars: set[str] = set()  # who revealed shares that nobody dealt them
 
     # ------------------------------------------------------------------ offers
     def offer(self, site: str, offer: letters.Offer) -> None:
@@ -74,17 +76,21 @@ class MaskedSums:
             raise Refused(f"{site}: its keys come too late for round {self.number}")
         if (own.site, own.round) != (site, self.number):
             raise Refused(f"{site}: its keys are of another site or round than {self.number}")
-        self._all.check_offered(own)
+        self.all.check_offered(own)
+        masks.check_public(site, own.mask)
         if set(offer.boxes) != set(self.terms.sites) - {site}:
             raise Refused(f"{site}: its shares are not one box for each other site")
         self._offers[site] = offer
 
     def deals(self) -> dict[str, letters.Deal]:
-        """Begin the round with the sites whose offers have come; return what each of them is sent."""
+        """Begin the round with the sites whose offers have come; return what each of them is sent.
+
+        Called again, it begins without those that were dropped in the meantime.
+        """
         self._enough(len(self._offers), self.terms.least, "offered keys")
         self._dealt = tuple(sorted(self._offers))
         offers = tuple(self._offers[site].offered for site in self._dealt)
-        self._context = masks.context_of(self._all.digest, self.number, offers, self.blocks, self.given)
+        self._context = masks.context_of(self.all.digest, self.number, offers, self.blocks, self.given)
         return {
             site: letters.Deal(
                 round=self.number,
@@ -93,6 +99,24 @@ class MaskedSums:
             )
             for site in self._dealt
         }
+
+    def drop(self, site: str) -> None:
+        """Leave a site out that dealt what cannot be used, or complained falsely."""
+        self._offers.pop(site, None)
+
+    def accusation(self, reader: str, sender: str, complaint: bytes) -> letters.Accusation:
+        """Return a site's complaint of a box that it was dealt; raises Refused, naming it, unless it signed that."""
+        if sender == reader or not {sender, reader} <= set(self._dealt):
+            raise Refused(f"{reader}: it complains of a site that dealt it nothing")
+        offer = self._offers[sender]
+        subject, box = masks.dealt(offer.offered), offer.boxes[reader]
+        own = letters.Accusation(sender=sender, reader=reader, subject=subject, box=box, complaint=complaint)
+        self.all.check_complaint(own)
+        return own
+
+    def use(self, own: letters.Accusation, content: bytes) -> None:
+        """Raise Refused, naming the sender, unless a box holds the shares that it had to deal."""
+        self.all.shares_in(content, self._offers[own.sender].offered, own.reader)
 
     # ------------------------------------------------------------------ uploads
     def add(self, site: str, sealed: Tensors) -> None:
@@ -130,7 +154,7 @@ class MaskedSums:
         """Take a site's signature on the survivors; raises Refused."""
         if site not in self._survivors:
             raise Refused(f"{site}: it is not in the sum of round {self.number}")
-        self._all.check_confirmation(site, letter.signature, self._context, self._survivors)
+        self.all.check_confirmation(site, letter.signature, self._context, self._survivors)
         self._confirmations[site] = letter.signature
 
     def request(self) -> letters.UnmaskingRequest:
@@ -148,11 +172,6 @@ class MaskedSums:
         if set(letter.added) != set(self._survivors) or set(letter.dropped) != dropped:
             raise Refused(f"{site}: its shares are not one for each site of round {self.number}")
         self._reveals[site] = letter
-
-    @property
-    def can_open(self) -> bool:
-        """Return whether enough sites have revealed their shares; more help only where shares are wrong."""
-        return len(self._reveals) >= self.terms.threshold
 
     def open(self) -> tuple[letters.SumClaim, Tensors]:
         """Take the masks off; return the sums, by block, and what whoever reads them must know.
@@ -187,17 +206,31 @@ class MaskedSums:
     def _secret(self, site: str, added: bool) -> bytes:
         """Return what the shares of a site's secret make: its own mask's seed if it is added, else its key."""
         own = self._offers[site].offered
-        shares = {
-            self.terms.place(helper) + 1: (reveal.added if added else reveal.dropped)[site]
-            for helper, reveal in self._reveals.items()
-        }
-        for secret in choices(shares, self.terms.threshold):
-            if masks.commitment_of(secret) == own.commitment if added else masks.public_of(secret) == own.mask:
-                return secret
-        raise Refused(
-            f"{site}: the shares of its masks do not fit together; it, or one of {', '.join(sorted(self._reveals))}, "
-            f"sent wrong ones in round {self.number}"
-        )
+        told = {helper: (reveal.added if added else reveal.dropped)[site] for helper, reveal in self._reveals.items()}
+        secret = self._made_of(told, own, added)
+        if secret is None:  # somebody's share is wrong: whose, its dealer's signature says
+            for helper, share in list(told.items()):
+                try:
+                    self.all.check_share(own, helper, added, share)
+                except Refused:
+                    self.liars.add(helper)
+                    del told[helper]
+            self._enough(len(told), self.terms.threshold, f"revealed the shares that {site} dealt them")
+            secret = self._made_of(told, own, added)
+        if secret is None:
+            raise ParticipationError(
+                f"sealing: {site} has signed shares that do not make its masks, so the sum of round {self.number} "
+                "cannot be opened; begin the study anew without it"
+            )
+        return secret
+
+    def _made_of(self, told: Mapping[str, bytes], own: letters.Offered, added: bool) -> bytes | None:
+        shares = {self.terms.place(helper) + 1: share[:SHARE] for helper, share in told.items()}
+        secret = combine(shares, self.terms.threshold)
+        if secret is None:
+            return None
+        fits = masks.commitment_of(secret) == own.commitment if added else masks.public_of(secret) == own.mask
+        return secret if fits else None
 
     def _enough(self, count: int, least: int, did: str) -> None:
         if count < least:

@@ -7,13 +7,11 @@ shares are made at a hospital, out of reach, and combined where they may be know
 """
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import combinations, islice
 
 PRIME = 2**256 + 297  # the smallest prime beyond every 32-byte secret
 SECRET, SHARE = 32, 33  # bytes
-MOST_TRIED = 500  # choices of shares, where some of them are wrong
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
@@ -54,11 +52,3 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes | None:
     factors = zip(_factors(places), places, strict=True)
     value = sum(factor * int.from_bytes(shares[place], "big") for factor, place in factors) % PRIME
     return value.to_bytes(SECRET, "big") if value < 1 << 8 * SECRET else None
-
-
-def choices(shares: Mapping[int, bytes], threshold: int) -> Iterator[bytes]:
-    """Yield the secrets of one choice of `threshold` shares after the other, for where some may be wrong."""
-    for places in islice(combinations(sorted(shares), threshold), MOST_TRIED):
-        secret = combine({place: shares[place] for place in places}, threshold)
-        if secret is not None:
-            yield secret

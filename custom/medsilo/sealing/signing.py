@@ -1,6 +1,6 @@
 """Signatures by the certificate that a site's kit holds, which show whose keys these are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import ClassVar, Protocol, Self
@@ -17,6 +17,7 @@ from medsilo.core.errors import MedsiloError, Refused
 MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # of a chain, bytes each
 LONGEST_SIGNATURE = 1024  # bytes
 SHORTEST_RSA = 2048  # bits
+HOSPITAL = "client"  # NVFlare's word in a subject, or none; people and servers have others ("lead", "server")
 PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
 ECDSA = ec.ECDSA(SHA256())
 
@@ -69,9 +70,10 @@ class Certified:
     chain: tuple[x509.Certificate, ...]
     key: PrivateKey = field(repr=False)
     root: x509.Certificate
+    others: frozenset[str] = frozenset()  # names that are no hospital's: of the server, and of relays
 
     @classmethod
-    def read(cls, certificate: bytes, key: bytes, root: bytes) -> Self:
+    def read(cls, certificate: bytes, key: bytes, root: bytes, others: Collection[str] = ()) -> Self:
         """Return the identity that these PEM texts hold; raises MedsiloError."""
         try:
             chain, anchor = x509.load_pem_x509_certificates(certificate), x509.load_pem_x509_certificate(root)
@@ -88,7 +90,7 @@ class Certified:
             raise MedsiloError("sealing: the kit's key is neither RSA, nor of an elliptic curve, nor Ed25519")
         if not same:
             raise MedsiloError("sealing: the kit's key is not its certificate's")
-        return cls(tuple(each for each in chain if each != anchor), private, anchor)
+        return cls(tuple(each for each in chain if each != anchor), private, anchor, frozenset(others))
 
     @property
     def certificates(self) -> tuple[bytes, ...]:
@@ -101,6 +103,8 @@ class Certified:
 
     def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
         """Raise Refused, naming the site, unless it signed this and the root vouches for its certificate and name."""
+        if site in self.others:
+            raise Refused(f"{site}: it is the server or a relay, which counts as no hospital")
         if not certificates:
             raise Refused(f"{site}: its keys are not signed, and this study's sites have certificates")
         try:
@@ -140,9 +144,14 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
                 f"{site}: its certificate, or one above it, is valid from {certificate.not_valid_before_utc:%Y-%m-%d} "
                 f"to {certificate.not_valid_after_utc:%Y-%m-%d}, not today"
             )
-    names = [attribute.value for attribute in chain[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    names, roles = (
+        [attribute.value for attribute in chain[0].subject.get_attributes_for_oid(kind)]
+        for kind in (NameOID.COMMON_NAME, NameOID.UNSTRUCTURED_NAME)
+    )
     if names != [site]:
         raise Refused(f"{site}: its certificate is that of {', '.join(map(str, names)) or 'nobody'}")
+    if roles not in ([], [HOSPITAL]):
+        raise Refused(f"{site}: its certificate is no hospital's, it says {', '.join(map(str, roles))}")
 
 
 def verify(key: object, signature: bytes, content: bytes) -> None:

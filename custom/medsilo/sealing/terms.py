@@ -11,6 +11,8 @@ from medsilo.sealing.streams import Words, digest
 
 LEAST, MOST_SITES = 3, 256
 
+MOST_OF_REST = 0.9  # of a sum without its reader's own part that may be one other hospital's
+
 SERVER = "@server"  # who reads a sum, and may tell all; else the name of a site
 
 
@@ -22,6 +24,7 @@ class Terms:
     sites: the hospitals, in sorted order. A hospital's place in it is its place in every agreement.
     threshold: how many hospitals can take off what a dropout leaves.
     confirm: whether hospitals first sign which uploads are added, against a server that lies; one exchange more.
+    required: how many hospitals the plan wants in a sum, where that is more.
     """
 
     study: str
@@ -29,6 +32,7 @@ class Terms:
     sites: tuple[str, ...]
     threshold: int
     confirm: bool = False
+    required: int = LEAST
 
     def __post_init__(self) -> None:
         count = len(self.sites)
@@ -48,12 +52,12 @@ class Terms:
     @cached_property
     def digest(self) -> bytes:
         """Bytes that stand for the terms."""
-        return digest("terms", self.study, self.plan, *self.sites, self.threshold, int(self.confirm))
+        return digest("terms", self.study, self.plan, *self.sites, self.threshold, int(self.confirm), self.required)
 
     @property
     def least(self) -> int:
         """Return how many hospitals must take part in a sum."""
-        return max(self.threshold, LEAST)
+        return max(self.threshold, self.required, LEAST)
 
     @property
     def safe_against(self) -> tuple[int, int | None]:
@@ -141,16 +145,16 @@ def check_row(terms: Terms, name: str, row: Sequence[int], fixed: FixedPoint) ->
         )
 
 
-def readers_of(terms: Terms, block: SealedBlock) -> Collection[int]:
-    """Return the places of those who may read a sum; all where the server may, who may tell them."""
-    return range(len(terms.sites)) if block.reader == SERVER else {terms.place(block.reader)}
+def check_hidden(terms: Terms, block: SealedBlock, places: Collection[int]) -> None:
+    """Raise Refused where the sum of the sites at these places would tell a reader the model of one other hospital.
 
-
-def check_hidden(block: SealedBlock, row: Sequence[int], places: Collection[int], readers: Collection[int]) -> None:
-    """Raise Refused where the sum of the sites at these places would tell a reader the model of one other hospital."""
-    counted = {place for place in places if row[place]}
-    if any(len(counted - {reader}) == 1 for reader in readers):
-        raise Refused(
-            f"the sum of {block.name} would tell a hospital the model of one other: it needs the numbers of two others "
-            "at least"
-        )
+    A sum that the server may read is open to all: it may tell them.
+    """
+    row = block.weights or (1,) * len(terms.sites)
+    for reader in range(len(terms.sites)) if block.reader == SERVER else (terms.place(block.reader),):
+        others = [row[place] for place in places if place != reader]
+        if max(others, default=0) > MOST_OF_REST * sum(others):
+            raise Refused(
+                f"the sum of {block.name} would tell a hospital the model of one other, whose weight is more than "
+                f"{MOST_OF_REST:.0%} of all others' together"
+            )

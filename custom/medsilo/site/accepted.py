@@ -29,7 +29,7 @@ LARGEST = 1 << 20  # bytes of each of these files
 REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
 
 
-class _Accepted(Section):
+class _SettingsRecord(Section):
     site: str = Field(max_length=200)
     files: dict[str, str]  # SHA-256 of each that is there
     at: int = Field(ge=0)
@@ -63,15 +63,15 @@ class AcceptedSettings:
         if settings.approval == "none" and settings.privacy is None:
             self.file.unlink(missing_ok=True)
             return ""
-        accepted = _Accepted(site=self.site, files=self._now(), at=int(time.time()))
+        accepted = _SettingsRecord(site=self.site, files=self._now(), at=int(time.time()))
         told = {"accepted": accepted.model_dump(), "signature": self._signer.sign(_signed(accepted)).hex()}
         write_text(self.file, json.dumps(told, indent=1) + "\n")
         return moment(accepted.at)
 
-    def _read(self) -> _Accepted:
+    def _read(self) -> _SettingsRecord:
         try:
             told = json.loads(read_bounded(self.file, LARGEST))
-            accepted = _Accepted.model_validate(told["accepted"], strict=True)
+            accepted = _SettingsRecord.model_validate(told["accepted"], strict=True)
             if accepted.site != self.site:
                 raise ValueError("another site's")
             self._signer.check(
@@ -101,5 +101,5 @@ def check_there(local: Path) -> None:
         raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")
 
 
-def _signed(accepted: _Accepted) -> bytes:
+def _signed(accepted: _SettingsRecord) -> bytes:
     return SIGNED + json.dumps(accepted.model_dump(), sort_keys=True).encode()

@@ -124,7 +124,7 @@ class AskingPlan(Section):
     at: When
 
 
-class _Answered(Section):
+class _RoundsRecord(Section):
     """The rounds that were answered under one approval, each by what it was asked."""
 
     since: When
@@ -207,9 +207,9 @@ class Approvals:
         with self._folder.alone():
             try:
                 so_far = (
-                    _Answered.model_validate_json(read_bounded(file, LARGEST))
+                    _RoundsRecord.model_validate_json(read_bounded(file, LARGEST))
                     if file.exists()
-                    else _Answered(since=decision.at)
+                    else _RoundsRecord(since=decision.at)
                 )
             except (OSError, ValueError) as error:
                 told = f"this hospital's count of answered rounds is damaged, so nothing is answered; {MADE_ANEW}"
@@ -219,7 +219,7 @@ class Approvals:
                 return
             if len(rounds) >= most:
                 raise Refused(f"this hospital answered all {most} rounds that it approved of plan {decision.plan}")
-            write_text(file, _Answered(since=decision.at, rounds=(*rounds, asked)).model_dump_json())
+            write_text(file, _RoundsRecord(since=decision.at, rounds=(*rounds, asked)).model_dump_json())
 
     # ------------------------------------------------------------------ plans that asked
     def keep(self, asked: AskingPlan) -> None:

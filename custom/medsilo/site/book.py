@@ -23,11 +23,11 @@ from filelock import FileLock, Timeout
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, make_folder, write_text
 from medsilo.site.locked import LockedFolder
-from medsilo.site.settings import FILE_NAME, Limits, Part
+from medsilo.site.settings import FILE_NAME, DataPart, Limits
 from medsilo.tasks.sources import Draw, Memory
 
-PARTS: tuple[Part, ...] = ("train", "validation", "test")
-KEY, ANSWERS, PATIENTS, PLACES = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl"
+PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
+KEY, ANSWERS, PATIENTS, PLACES, SUMS = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "sums.jsonl"
 LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds that another process may hold the lock
 MARK = 16  # hexadecimal digits that stand for a patient
@@ -114,7 +114,7 @@ class Book:
             known |= parts if isinstance(parts, dict) else {}
         return known
 
-    def near(self, data: str, parts: Mapping[Part, Sequence[str]], least: int) -> set[Part]:
+    def near(self, data: str, parts: Mapping[DataPart, Sequence[str]], least: int) -> set[DataPart]:
         """Remember who is in which part; return the parts whose scores must not leave.
 
         parts: the patient of each case. Two groups of patients of which scores leave differ in nobody, or in `least`
@@ -124,7 +124,7 @@ class Book:
         marks = {part: _marks(key, data, names) for part, names in parts.items()}
         with self._locked.alone():
             known = {frozenset(line.get("marks", ())) for line in self._lines(PATIENTS)}
-            found: set[Part] = set()
+            found: set[DataPart] = set()
             for part, own in marks.items():
                 if not own:
                     continue
@@ -135,8 +135,32 @@ class Book:
                     self._add(PATIENTS, {"marks": sorted(own)})
         return found
 
+    # ------------------------------------------------------------------ sealed sums
+    def join_sum(self, of: str, sites: Collection[str], study: str, number: int | None = None) -> None:
+        """Remember whose numbers are in the sum of a round that is about to be opened; raise Refused where one hospital
+        alone makes the difference to an earlier one.
+
+        of: stands for the data and the weights that a study begins with. number: the round; None before the first,
+            where nothing is remembered yet, and any round of another study counts.
+        """
+        own = set(sites)
+        with self._locked.alone():
+            lines = [line for line in self._lines(SUMS) if line.get("of") == of]
+            known = [
+                set(line.get("sites", ()))
+                for line in lines
+                if (line.get("study") != study if number is None else line.get("round") == number)
+            ]
+            if any(len(own ^ other) == 1 for other in known):
+                raise Refused(
+                    "an earlier study of the same data began with the same weights, and its sum would differ from this "
+                    "one's in one hospital alone, whose model the two would tell; set another seed in the plan"
+                )
+            if number is not None and own not in known:
+                self._add(SUMS, {"of": of, "round": number, "sites": sorted(own), "study": study})
+
     # ------------------------------------------------------------------ answers
-    def admit(self, asker: Asker, planned: Mapping[Part, int], limits: Limits) -> None:
+    def admit(self, asker: Asker, planned: Mapping[DataPart, int], limits: Limits) -> None:
         """Let a study in that will ask for so many scored answers, or raise Refused; other studies that run are counted
         with all that they planned."""
         with self._locked.alone():
@@ -145,7 +169,7 @@ class Book:
                 self._check(counts, asker, part, max(planned[part], counts[asker].answered[part]), limits)
             self._add(ANSWERS, {**vars(asker), "planned": dict(planned), "time": int(time.time())})
 
-    def note(self, asker: Asker, parts: Mapping[Part, int], limits: Limits) -> None:
+    def note(self, asker: Asker, parts: Mapping[DataPart, int], limits: Limits) -> None:
         """Count an answer that is about to leave, or raise Refused: it stays then."""
         with self._locked.alone():
             counts = self.counts()
@@ -153,7 +177,7 @@ class Book:
                 self._check(counts, asker, part, counts[asker].answered[part] + times, limits)
             self._add(ANSWERS, {**vars(asker), "answered": dict(parts), "time": int(time.time())})
 
-    def _check(self, counts: Mapping[Asker, Count], asker: Asker, part: Part, wanted: int, limits: Limits) -> None:
+    def _check(self, counts: Mapping[Asker, Count], asker: Asker, part: DataPart, wanted: int, limits: Limits) -> None:
         """Raise Refused where this many answers of one study are more than is left."""
         others = {
             other: self._most(other, count, part)
@@ -173,7 +197,7 @@ class Book:
                 f"{max(left, 0)} left for {whose} ({where} in its {FILE_NAME})"
             )
 
-    def _most(self, asker: Asker, count: Count, part: Part) -> int:
+    def _most(self, asker: Asker, count: Count, part: DataPart) -> int:
         """The answers that another study had, or may yet have while it runs."""
         most = max(count.answered[part], count.planned[part])
         return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]

@@ -4,9 +4,12 @@ One file per data set. A line is an entry and its signature, and names the hash 
 the head, says how many lines there are at least. Lines are on the disk before what they count may leave, so that a
 process that dies in between has counted too much and never too little.
 
-What is noticed: a changed, removed, added or exchanged line, and a file that was cut. What is not: whoever has this
-account and the key can write another history; and both files together can be put back to an earlier state. An export
-that is kept elsewhere tells of both (`medsilo ledger verify --against`).
+Whose key signs is known beforehand: the kit's. A later key is let in by the hospital's engineer alone, and the one
+before it signs that, too. Without a kit a key of its own lies beside the ledger, and shows nothing to whoever may write
+there. What is noticed: a changed, removed, added or exchanged line, a file that was cut, another history that was
+written without the key. What the key's owner does is not. Both files can be put back together to an earlier state:
+the head that the kit keeps tells of it, the heads that servers keep of what they were sent (`check_heads`), and an
+export that is kept elsewhere (`medsilo ledger verify --against`).
 """
 
 import hashlib
@@ -18,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,6 +50,8 @@ from medsilo.site.settings import FILE_NAME
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book
 WAIT = 120.0  # seconds that another process may hold the lock
 START = "0" * 64  # what stands for the line before the first
+KEPT = "ledger-{}.head.json"  # in the kit: the head once more, by data set
+ACCEPTED = "the engineer looked at it: this key signs from here on"
 MOST_CHARGES = 10_000  # of an entry
 SLACK = 1e-9  # of ε, for sums in another order
 WHOLE = "the whole study"
@@ -79,6 +85,8 @@ class LedgerEntry(Section):
     delta: float | None = None  # at which the hospital counts
     epsilon: float | None = None  # over all that was charged, this entry included; None: no bound holds
     key: str = ""  # public, in DER as hexadecimal digits: what signs from here on
+    # Of a later key: what the one before it signed, to let it in
+    handed: str = Field("", pattern=r"^([0-9a-f]{2})*$", exclude_if=not_)
 
     def text(self) -> str:
         """Return the entry in its one form."""
@@ -92,6 +100,8 @@ class LedgerStanding:
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the last line
     torn: bool  # whether a process died while it wrote a line, which counts for nothing: its answer did not leave
+    keys: tuple[str, ...] = ("",)  # what signs after so many lines
+    hashes: tuple[str, ...] = (START,)  # of the last of so many lines
 
     @cached_property
     def charged(self) -> Counter[Mechanism]:
@@ -126,17 +136,24 @@ class LedgerStanding:
 class Ledger:
     """A hospital's ledger of one data set."""
 
-    def __init__(self, book: Path, data: str, key: PrivateKey | None = None) -> None:
-        """book: the folder of what the hospital remembers; key: its kit's, or None for one that is made here."""
+    def __init__(self, book: Path, data: str, key: PrivateKey | None = None, kit: Path | None = None) -> None:
+        """book: the folder of what the hospital remembers; key: its kit's, or None for one that is made here; kit: the
+        folder that keeps the head once more."""
         self.folder, self.data, self._given = book / FOLDER_NAME, data, key
         self.file, self.head = self.folder / f"{data}.jsonl", self.folder / f"{data}.head.json"
+        self._heads = [self.head, *([kit / KEPT.format(data)] if kit else [])]
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's privacy ledger", "nothing leaves")
         self._verified: set[str] = set()  # hashes of lines whose signature was checked
 
     @property
     def exists(self) -> bool:
         """Return whether anything was ever entered."""
-        return self.file.exists() or self.head.exists()
+        return self.file.exists() or any(head.exists() for head in self._heads)
+
+    @property
+    def signed_by(self) -> str:
+        """Return whose key it has to be signed by, in words; empty where nobody here knows it."""
+        return "the kit's key" if self._given else "a key beside it" if (self.folder / OWN_KEY).exists() else ""
 
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
@@ -170,15 +187,31 @@ class Ledger:
             study.check(standing, standing.of(study.name) + counted(charges))
             self._append(standing, "charged", study, what, attempt, charges)
 
+    def accept(self, old: PrivateKey | None = None) -> bool:
+        """Go on with this key from what is there, whatever was there before: the hospital's engineer looked at it.
+
+        old: the key of an earlier kit. Returns whether the key before this one signed that, too.
+        """
+        with self._folder.alone():
+            standing = self._lines_read()
+            before = standing.entries and standing.keys[-1]
+            own = self.folder / OWN_KEY
+            keys = [self._key, *([old] if old else []), *([_read_key(own)] if own.exists() else [])]
+            handing = next((key for key in keys if _public(key) == before), None)
+            handed = sign_with(handing, _handover(standing.head, self._public)).hex() if handing else ""
+            self._append(standing, "opened", what=ACCEPTED, handed=handed)
+            return bool(handed) or not before
+
     def _opened(self) -> LedgerStanding:
-        """Return what the ledger says, after opening it or going on with another key."""
+        """Return what the ledger says, after opening it."""
         if not self.exists:
             self._write_head(0, START)
         standing = self.read()
-        known = [entry.key for entry in standing.entries if entry.key]
-        if not known or known[-1] != self._public:
+        if not standing.entries:
             self._append(standing, "opened")
             standing = self.read()
+        elif standing.keys[-1] != self._public:  # whose it is could not be told while no key was there
+            raise MedsiloError(NOT_OURS)
         return standing
 
     def _append(
@@ -189,6 +222,7 @@ class Ledger:
         what: str = "",
         attempt: str = "",
         charges: Sequence[Charge] = (),
+        handed: str = "",
     ) -> None:
         delta = study.demands.delta if study and study.demands else None
         cost = None
@@ -207,6 +241,7 @@ class Ledger:
             delta=delta,
             epsilon=cost if cost is not None and math.isfinite(cost) else None,
             key=self._public if kind == "opened" else "",
+            handed=handed,
         )
         line = _line(entry, sign_with(self._key, entry.text().encode()))
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
@@ -221,10 +256,15 @@ class Ledger:
         self._write_head(entry.number + 1, _hash(line))
 
     def _write_head(self, lines: int, last: str) -> None:
-        said = _canonical({"lines": lines, "hash": last})
-        signature = sign_with(self._key, said.encode()).hex()
-        write_text(self.head, _canonical({"head": json.loads(said), "signature": signature, "key": self._public}))
-        _sync(self.folder)
+        head = {"began": _hash(self._first()), "lines": lines, "hash": last, "time": int(time.time())}
+        signature = sign_with(self._key, _canonical(head).encode()).hex()
+        for file in self._heads:
+            write_text(file, _canonical({"head": head, "signature": signature, "key": self._public}))
+            _sync(file.parent)
+
+    def _first(self) -> bytes:
+        lines, _ = _lines(self.file)
+        return lines[0] if lines else b""
 
     # ------------------------------------------------------------------ reading
     def standing(self) -> LedgerStanding:
@@ -235,27 +275,46 @@ class Ledger:
             return self.read()
 
     def read(self) -> LedgerStanding:
-        """Return what the files say, each line checked; raises MedsiloError, also where there are fewer than once."""
+        """Return what the files say, each line checked; raises MedsiloError, also where there are fewer than once, or
+        where another key than this hospital's signs."""
+        standing = self._lines_read()
+        if standing.entries and self._trusted not in ("", standing.keys[-1]):
+            raise MedsiloError(NOT_OURS)
+        for file in self._heads:
+            if file == self.head or file.exists():
+                self._check_head(file, standing)
+        return standing
+
+    def _lines_read(self) -> LedgerStanding:
         lines, torn = _lines(self.file)
         entries: list[LedgerEntry] = []
-        key, previous = "", START
+        keys, hashes = [""], [START]
         for number, line in enumerate(lines):
             entry, signature = _parsed(line, number)
-            key = entry.key or key
             here = _hash(line)
-            if entry.number != number or entry.previous != previous or entry.data != self.data:
+            if entry.number != number or entry.previous != hashes[-1] or entry.data != self.data:
                 raise MedsiloError(_changed(f"line {number + 1} does not follow the one before it"))
             if here not in self._verified:
-                _check_signature(key, entry.text(), signature, f"line {number + 1}")
+                _check_signature(entry.key or keys[-1], entry.text(), signature, f"line {number + 1}")
+                self._check_handed(entry, keys[-1])
                 self._verified.add(here)
             entries.append(entry)
-            previous = here
-        self._check_head(lines)
-        return LedgerStanding(tuple(entries), previous, torn)
+            hashes.append(here)
+            keys.append(entry.key or keys[-1])
+        return LedgerStanding(tuple(entries), hashes[-1], torn, tuple(keys), tuple(hashes))
 
-    def _check_head(self, lines: Sequence[bytes]) -> None:
+    def _check_handed(self, entry: LedgerEntry, before: str) -> None:
+        """Raise MedsiloError for a later key that the one before it did not let in, nor an engineer with the kit."""
+        if entry.handed:
+            handover = _handover(entry.previous, entry.key).decode()
+            _check_signature(before, handover, bytes.fromhex(entry.handed), f"line {entry.number + 1}")
+        elif before and entry.key and not self._given:
+            raise MedsiloError(_changed(f"line {entry.number + 1} is of a key that the one before it did not let in"))
+
+    def _check_head(self, file: Path, standing: LedgerStanding) -> None:
+        where = "its head" if file == self.head else "the head that the kit keeps"
         try:
-            said = json.loads(self.head.read_text("utf-8"))
+            said = json.loads(file.read_text("utf-8"))
             head, signature, key = said["head"], bytes.fromhex(said["signature"]), said["key"]
             number, last, text = int(head["lines"]), str(head["hash"]), _canonical(head)
             if number < 0:
@@ -263,12 +322,40 @@ class Ledger:
         except FileNotFoundError:
             raise MedsiloError(_changed("its head is not there")) from None
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise MedsiloError(_changed("its head cannot be read"), private=f"{type(error).__name__}") from error
-        _check_signature(key, text, signature, "its head")
-        if len(lines) < number:
-            raise MedsiloError(_changed(f"{number} lines were written, and {len(lines)} are there"))
-        if (_hash(lines[number - 1]) if number else START) != last:
+            raise MedsiloError(_changed(f"{where} cannot be read"), private=f"{type(error).__name__}") from error
+        _check_signature(key, text, signature, where)
+        there = len(standing.entries)
+        if there < number:
+            raise MedsiloError(_changed(f"{number} lines were written, and {there} are there"))
+        if standing.hashes[number] != last:
             raise MedsiloError(_changed(f"line {number} is not the one that was written"))
+        if key != (standing.keys[number] or self._trusted or key):
+            raise MedsiloError(_changed(f"{where} is signed by another key than its lines"))
+
+    def told(self) -> dict[str, Any]:
+        """Return the signed head as it leaves, for a server to keep: hashes, the number of lines, and when."""
+        with self._folder.alone():
+            said = json.loads(self.head.read_text("utf-8"))
+        return {**said["head"], "signature": said["signature"]}
+
+    def check_heads(self, heads: Sequence[Mapping[str, Any]]) -> None:
+        """Raise Refused where the ledger does not go on from a head that it once told a server.
+
+        What no key of this ledger signed is the server's own invention, and one of another ledger is not looked at.
+        After the engineer accepted what is there, earlier heads count no more.
+        """
+        standing = self.standing()
+        accepted = max((entry.time for entry in standing.entries if entry.what == ACCEPTED), default=-1)
+        for head in heads:
+            said = {name: head[name] for name in ("began", "lines", "hash", "time")}
+            if len(standing.hashes) < 2 or said["began"] != standing.hashes[1] or said["time"] <= accepted:
+                continue
+            if not any(_signs(key, said, head["signature"]) for key in set(standing.keys[1:])):
+                continue
+            number = said["lines"]
+            if number > len(standing.entries) or standing.hashes[number] != said["hash"]:
+                told = f"{number} lines were told to a server, and {len(standing.entries)} others are there"
+                raise Refused(_changed(told))
 
     def export(self) -> str:
         """Return the ledger as it is in the file, with its signatures."""
@@ -296,20 +383,45 @@ class Ledger:
         if not path.exists():
             made = Ed25519PrivateKey.generate()
             write_bytes(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        try:
-            key = load_pem_private_key(path.read_bytes(), None)
-        except (OSError, ValueError) as error:
-            raise MedsiloError(
-                f"the key of this hospital's privacy ledger cannot be read ({type(error).__name__}); put it back from "
-                "a copy",
-                private=str(path),
-            ) from error
-        assert isinstance(key, PrivateKey)
-        return key
+        return _read_key(path)
 
     @cached_property
     def _public(self) -> str:
-        return self._key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
+        return _public(self._key)
+
+    @property
+    def _trusted(self) -> str:
+        """Return the public key that has to sign; nothing where nobody here knows it."""
+        return self._public if self.signed_by else ""
+
+
+def _read_key(path: Path) -> PrivateKey:
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise MedsiloError(
+            f"the key of this hospital's privacy ledger cannot be read ({type(error).__name__}); put it back from "
+            "a copy",
+            private=str(path),
+        ) from error
+    assert isinstance(key, PrivateKey)
+    return key
+
+
+def _handover(last: str, key: str) -> bytes:
+    return _canonical({"after": last, "key": key}).encode()
+
+
+def _public(key: PrivateKey) -> str:
+    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
+
+
+def _signs(key: str, said: Mapping[str, Any], signature: str) -> bool:
+    try:
+        verify(load_der_public_key(bytes.fromhex(key)), bytes.fromhex(signature), _canonical(said).encode())
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
 
 
 def nobody_runs(study: str) -> bool:
@@ -411,8 +523,12 @@ def _check_signature(key: str, text: str, signature: bytes, what: str) -> None:
 def _changed(how: str) -> str:
     return (
         f"this hospital's privacy ledger was changed or is damaged: {how}; nothing leaves until it is put back from a "
-        "copy (medsilo ledger verify)"
+        "copy, or its engineer looks at it and says so (medsilo ledger verify, accept)"
     )
+
+
+# Also where a hospital had a ledger before it had a kit
+NOT_OURS = _changed("it is signed by another key than this hospital's own, which is the kit's where there is one")
 
 
 def _hash(line: bytes) -> str:
@@ -428,6 +544,10 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def ledgers(book: Path) -> list[str]:
-    """Return the data sets of which a hospital has a ledger."""
-    return sorted(path.name.removesuffix(".jsonl") for path in (book / FOLDER_NAME).glob("*.jsonl"))
+def ledgers(book: Path, kit: Path | None = None) -> list[str]:
+    """Return the data sets of which a hospital has a ledger, or of which its kit knows that there was one."""
+    before, after = KEPT.split("{}")
+    known = (
+        {path.name.removeprefix(before).removesuffix(after) for path in kit.glob(KEPT.format("*"))} if kit else set()
+    )
+    return sorted({path.name.removesuffix(".jsonl") for path in (book / FOLDER_NAME).glob("*.jsonl")} | known)

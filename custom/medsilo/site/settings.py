@@ -3,24 +3,25 @@
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import psutil
-import torch
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, why_unread
 from medsilo.core.section import Section, checked, in_words
-from medsilo.learning.loop import Compute
 from medsilo.privacy.agreed import Demands
 from medsilo.tasks.sources import DataSource
+
+if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
+    from medsilo.learning.loop import Compute
 
 FILE_NAME = "medsilo.yaml"
 SMALLEST_METRIC = 5  # by default, of real data
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
 SCORE_CASES = 2  # by default, of patients' data
-Part = Literal["train", "validation", "test"]
+DataPart = Literal["train", "validation", "test"]
 
 
 class Limits(Section):
@@ -54,7 +55,7 @@ class Limits(Section):
         None, gt=0, description="how many times these three numbers all leads together may use; null: no bound"
     )
 
-    def answers(self, part: Part) -> int:
+    def answers(self, part: DataPart) -> int:
         """Return how many scored answers over a part one lead may have."""
         return {"train": self.train_answers, "validation": self.validation_answers, "test": self.test_answers}[part]
 
@@ -176,14 +177,19 @@ class SiteSettings(Section):
         """The processes that train a study together."""
         if self.devices != "auto":
             return self.devices
-        alone = self.device == "cpu" or ":" in self.device
-        return 1 if alone else max(1, torch.cuda.device_count())
+        if self.device == "cpu" or ":" in self.device:
+            return 1
+        from torch import cuda
+
+        return max(1, cuda.device_count())
 
     def device_of(self, rank: int) -> str:
         """Return the device of one of the processes, of which the first has number 0."""
-        if self.processes == 1 or self.device == "cpu" or not torch.cuda.is_available():
+        if self.processes == 1 or self.device == "cpu":
             return self.device
-        return f"cuda:{rank}"
+        from torch import cuda
+
+        return f"cuda:{rank}" if cuda.is_available() else self.device
 
     @property
     def most_memory(self) -> int:
@@ -230,8 +236,10 @@ class SiteSettings(Section):
     def check_sites(self, sites: Collection[str]) -> None:
         """Raise an error if there are settings for a site that is none of these."""
 
-    def compute(self, rank: int = 0) -> Compute:
+    def compute(self, rank: int = 0) -> "Compute":
         """The device and precision of one of the processes that train; an error when the device is not there."""
+        from medsilo.learning.loop import Compute
+
         return Compute.choose(
             self.device_of(rank), precision=self.precision, threads=self.threads, workers=self.workers
         )

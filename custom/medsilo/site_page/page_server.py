@@ -247,7 +247,9 @@ def _onward(place: str) -> str:
 def _plain_page(status: HTTPStatus) -> str:
     advice = ""
     if status is HTTPStatus.FORBIDDEN:
-        advice = "<p>A start address is good for one use. For another, end medsilo site-page and start it again.</p>"
+        advice = (
+            "<p>A start address is good for one use. For another, end medsilo approve --page and start it again.</p>"
+        )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{status.phrase}</title></head>'
         f"<body><h1>{status.phrase}</h1>{advice}</body></html>"

@@ -15,11 +15,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medsilo import __version__
-from medsilo.check.approving import KitAtHome, difference, in_words, objection_now
+from medsilo.check.approving import difference, in_words, objection_now
+from medsilo.check.at_home import KitAtHome, files_of
+from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
 from medsilo.check.rehearsal import rehearse
 from medsilo.check.result import Report
-from medsilo.check.spending import price_list, privacy_findings, spending_lines, spent
+from medsilo.check.spending import spending_lines, spent
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import size_text
@@ -27,10 +29,10 @@ from medsilo.plan import Plan
 from medsilo.report import template
 from medsilo.report.charts import Series, validation_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
-from medsilo.site.ledger import Ledger, ledgers
+from medsilo.site.ledger import ledgers
 from medsilo.site.policy import read_policy
 from medsilo.site_page.page_server import EVENTS, HTML, Query, Reply
-from medsilo.site_page.watching import Row, Watched, known_rows, mark, stamp, studies
+from medsilo.site_page.watching import Row, StudyMoment, known_rows, mark, stamp, studies
 from medsilo.study.progress import duration
 
 HERE = Path(__file__).parent
@@ -127,7 +129,7 @@ class SitePages:
             changes=difference(plan, before[1]) if before else [],
             leaves=describe(plan, {}, home.settings, read_policy(home.local)),
             prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
-            costs=list(privacy_findings(plan, home.settings, home.book)),
+            costs=list(privacy_findings(plan, home.settings, home.book, files_of(home.kit))),
             ledger=_ledger_lines(home),
             check=self._checks.get(hash),
             decisions=list(reversed(decisions)),
@@ -138,7 +140,7 @@ class SitePages:
 
     def _study(self, query: Query, name: str) -> Reply:
         home = self._home()
-        watched = Watched.read(home.output, name, home.kit.name)
+        watched = StudyMoment.read(home.output, name, home.kit.name)
         if watched is None:
             return self._missing(query)
         last = home.approvals.last(watched.began.plan) if watched.began else None
@@ -204,7 +206,7 @@ class SitePages:
     # ------------------------------------------------------------------ as it comes
     def _events(self, query: Query, name: str, what: str) -> Reply:
         home = self._home()
-        if what != "events" or Watched.read(home.output, name, home.kit.name) is None:
+        if what != "events" or StudyMoment.read(home.output, name, home.kit.name) is None:
             return self._missing(query)
         return Reply(self._stream(home, name, query.seen), kind=EVENTS)
 
@@ -215,7 +217,7 @@ class SitePages:
             if there == files and self._clock() - said < ALIVE:
                 time.sleep(LOOK)
                 continue
-            watched = Watched.read(home.output, name, home.kit.name)
+            watched = StudyMoment.read(home.output, name, home.kit.name)
             if watched is None:
                 return
             files, said = there, self._clock()
@@ -227,7 +229,7 @@ class SitePages:
             else:
                 yield ": here\n\n"
 
-    def _new_rows(self, watched: Watched, seen: str) -> Iterator[str]:
+    def _new_rows(self, watched: StudyMoment, seen: str) -> Iterator[str]:
         known = known_rows(watched.rows, seen)
         if known is None:
             yield _event("anew", "", mark(watched.rows, 0))
@@ -235,7 +237,7 @@ class SitePages:
             some = watched.rows[start : start + BURST]
             yield _event("rows", json.dumps([_cells(row) for row in some]), mark(watched.rows, start + len(some)))
 
-    def _now(self, watched: Watched) -> str:
+    def _now(self, watched: StudyMoment) -> str:
         return self._rendered(
             "now.html",
             watched=watched,
@@ -254,7 +256,7 @@ class SitePages:
         return next((one for one in home.approvals.asked() if one.hash == hash), None)
 
 
-def _sentence(watched: Watched) -> str:
+def _sentence(watched: StudyMoment) -> str:
     """Return how a study stands, in one line."""
     if watched.stopped:
         how = "The training process died" if watched.stopped.kind == "died" else "This hospital refused"
@@ -269,7 +271,7 @@ def _sentence(watched: Watched) -> str:
     return f"{what[0].upper()}{what[1:]}; {rounds}."
 
 
-def _quiet(watched: Watched) -> float | None:
+def _quiet(watched: StudyMoment) -> float | None:
     """Return for how many seconds nothing was heard of a study that should go on; whole minutes."""
     silence = (time.time() - watched.last) // 60 * 60
     return silence if not watched.ended and silence else None
@@ -302,7 +304,7 @@ def _ledger_lines(home: KitAtHome) -> list[str]:
     return [
         line
         for data in ledgers(home.book.folder)
-        for line in spending_lines(spent(Ledger(home.book.folder, data), home.settings.privacy))
+        for line in spending_lines(spent(home.ledger(data), home.settings.privacy))
     ]
 
 

@@ -20,7 +20,7 @@ Row = dict[str, str]  # a line of metrics.csv
 
 
 @dataclass(frozen=True)
-class Watched:
+class StudyMoment:
     """A study at one moment."""
 
     name: str
@@ -30,7 +30,7 @@ class Watched:
     spent: Spent | None
 
     @classmethod
-    def read(cls, output: Path, name: str, site: str) -> "Watched | None":
+    def read(cls, output: Path, name: str, site: str) -> "StudyMoment | None":
         """Read a study of this site; None where there is none of this name."""
         if not is_safe_name(name):
             return None
@@ -87,15 +87,15 @@ class Watched:
         return max(0.0, pace * (self.began.rounds - self.round) - (time.time() - ends[-1]))
 
 
-def studies(output: Path, site: str) -> list[Watched]:
+def studies(output: Path, site: str) -> list[StudyMoment]:
     """Return the studies of this site, the last one first."""
     names = (path.name for path in output.glob("*") if path.name != paths.HOSPITAL)
-    found = (Watched.read(output, name, site) for name in names)
+    found = (StudyMoment.read(output, name, site) for name in names)
     return sorted((one for one in found if one), key=lambda one: (-one.last, one.name))
 
 
 def stamp(output: Path, name: str, site: str) -> str | None:
-    """Return what changes whenever a file does that `Watched` reads; None where there is no such study."""
+    """Return what changes whenever a file does that `StudyMoment` reads; None where there is no such study."""
     folder = paths.site_folder(output / name, site)
     if not folder.is_dir():
         return None

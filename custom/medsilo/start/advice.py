@@ -73,7 +73,7 @@ def advice(plan: Plan, several: bool, out: Path, go: bool) -> list[tuple[str, st
         command = f"medsilo check --job {job} {given} --site {first}"
         return [("settle what the check found, then check again:", command), *steps]
     if several:
-        command = f"medsilo compare --plan {job} --methods local,fedavg --seeds 0,1 {given} --engine inprocess"
+        command = f"medsilo compare --plan {job} --methods local,fedavg --seeds 0,1,2 {given} --engine inprocess"
         return [*steps, ("does joining pay for these hospitals?", command)]
     return [
         *steps,

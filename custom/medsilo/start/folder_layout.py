@@ -5,7 +5,7 @@ No image is opened here. One more kind of folder is one more function in `KINDS`
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,16 +162,30 @@ def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
         return None
     [place], [masks] = images, labels
     unused = tuple(top for top in below if top not in (place, masks))
-    patterns, channels = _by_channel(place, below[place], below[masks])
-    return FolderLayout("images, and masks of them", patterns, _pattern(masks, below[masks]), channels, unused=unused)
+    tails = ["", ""]
+    if not {_stem(name) for name in below[place]} & {_stem(name) for name in below[masks]}:
+        tails = [_tail(below[top], words) for top, words in ((place, IMAGE_WORDS), (masks, LABEL_WORDS))]
+    cases = {_stem(name).removesuffix(tails[1]) for name in below[masks]}
+    patterns, channels = _by_channel(place, below[place], cases, tails[0])
+    labelled = _pattern(masks, below[masks], tails[1])
+    return FolderLayout("images, and masks of them", patterns, labelled, channels, unused=unused)
 
 
-def _by_channel(place: str, names: Sequence[str], labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _tail(names: Sequence[str], words: Collection[str]) -> str:
+    """Return what all names have after the case's, where it says what the files are: _mask of p01_mask.nii.gz."""
+    found = {match[0] if (match := re.search(r"[-_. ][A-Za-z]+$", _stem(name))) else "" for name in names}
+    tail = found.pop() if len(found) == 1 else ""
+    return tail if tail[1:].lower() in words else ""
+
+
+def _by_channel(
+    place: str, names: Sequence[str], masks: Collection[str], tail: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the patterns and names of the channels: case_0000 and case_0001 are one case's if its mask is case."""
-    masks = {_stem(name) for name in labels}
     parts = [re.fullmatch(r"(.+)_(\d{4})", _stem(name)) for name in names]
-    if masks & {_stem(name) for name in names} or not all(part and part[1] in masks for part in parts):
-        return (_pattern(place, names),), ("image",)
+    whole = {_stem(name).removesuffix(tail) for name in names}
+    if whole & set(masks) or not all(part and part[1] in masks for part in parts):
+        return (_pattern(place, names, tail),), ("image",)
     endings = sorted({name[len(part[1]) :] for name, part in zip(names, parts, strict=True) if part})
     channels = tuple(f"channel-{number}" for number in range(len(endings))) if len(endings) > 1 else ("image",)
     return tuple(f"{place}/*{ending}" for ending in endings), channels
@@ -244,13 +258,14 @@ def _below(items: Iterable[str]) -> dict[str, list[str]]:
     return dict(found)
 
 
-def _pattern(place: str, names: Sequence[str]) -> str:
-    """Return the pattern of items in a folder; the ending is part of it where all have the same."""
+def _pattern(place: str, names: Sequence[str], tail: str = "") -> str:
+    """Return the pattern of items in a folder; the ending is part of it where all have the same. tail: of all names,
+    before the ending."""
     deep = "**/" if any("/" in name.rstrip("/") for name in names) else ""
     if all(name.endswith("/") for name in names):
         return f"{place}/{deep}*/"
     endings = {name[len(name) - len(suffix_of(name)) :] for name in names}
-    return f"{place}/{deep}*{endings.pop() if len(endings) == 1 else ''}"
+    return f"{place}/{deep}*{tail}{endings.pop() if len(endings) == 1 else ('.*' if tail else '')}"
 
 
 def _refuse_parts(tops: Iterable[str]) -> None:

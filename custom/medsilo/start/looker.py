@@ -12,7 +12,11 @@ from medsilo.start.fitting import Machine
 
 @dataclass(frozen=True)
 class Sight:
-    """Findings, one sentence a line, and the choices that follow."""
+    """Findings, one sentence a line, and the choices that follow.
+
+    >>> Sight(["40 photographs"], several=False, choices=None).found
+    ['40 photographs']
+    """
 
     found: list[str]
     several: bool  # whether the folder has several hospitals
@@ -21,7 +25,12 @@ class Sight:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that `medsilo init` is to look at."""
+    """A folder that `medsilo init` is to look at.
+
+    >>> from pathlib import Path
+    >>> Folder(Path("/data/kidney"), "st-anna", lambda: None, "cpu").site
+    'st-anna'
+    """
 
     path: Path
     site: str  # this hospital's name, where the folder is one hospital's

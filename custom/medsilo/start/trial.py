@@ -49,10 +49,10 @@ def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callab
 @torch.inference_mode()
 def found_cases(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> list[ShownCase]:
     """Return test cases of a hospital's classification, from the surest to the least sure; none of other tasks."""
-    if not plan.task.classifies or plan.task.shape is None:
+    if not plan.task.goal.classifies or plan.task.shape is None:
         return []
     test = plan.task.site_data(site, plan.participation.sites, plan.seed, settings.data).test
-    model, names = open_source(folder, site).network, plan.task.label_names
+    model, names = open_source(folder, site).network, plan.task.goal.label_names
     batches = [(inputs, targets, model(inputs).double().softmax(1)) for inputs, targets in DataLoader(test, 16)]
     inputs, targets, probabilities = (torch.cat(several) for several in zip(*batches, strict=True))
     own = probabilities.gather(1, targets[:, None])[:, 0]

@@ -107,7 +107,7 @@ def _told_apart(argument: str) -> list[str]:
     return ["-o", argument[2:]] if argument.startswith("-o") and argument != "-o" else [argument]
 
 
-def shown(arguments: Sequence[str]) -> str:
+def command_line(arguments: Sequence[str]) -> str:
     """The command as another person would give it: without the words about it, and without this machine's folders."""
     kept: list[str] = []
     words = iter([part for argument in arguments for part in _told_apart(argument)])

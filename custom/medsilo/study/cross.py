@@ -1,13 +1,20 @@
 """Models of finished runs on every site's test data, alone or several together, where all sites were on one machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, write_json
+from medsilo.core.tensors import Tensors
 from medsilo.deploy.source import open_source
 from medsilo.deploy.together import answering_together
+from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Place
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
@@ -36,14 +43,30 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, S
     settings.check_sites(plan.participation.everyone)
     scores: dict[str, Scores] = {site: {} for site in sites}
     for site in sites:  # one site's data at a time
-        at = Participant(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site))
+        at = _Judge(Place(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site)))
         for owner in sites:
             tensors, facts = load_tensors(_model_of(run_folder, owner))
             scores[owner][site] = at.score(at.model_with(tensors), facts.get("postprocessing", {}))
         same_as_before(site, scores[site][site], summary)
-    found = Cross(metric=plan.task.metric, plan_hash=plan.hash, scores=scores)
+    found = Cross(metric=plan.task.goal.metric, plan_hash=plan.hash, scores=scores)
     write_json(run_folder / paths.CROSS, found.as_json())
     return scores
+
+
+class _Judge(Participant):
+    """A site that scores models which came from elsewhere on its test data."""
+
+    def model_with(self, tensors: Tensors) -> nn.Module:
+        """Return the study's model as another site has it, in place of this site's own."""
+        self.state.model.load_state_dict(tensors)
+        return self.state.model
+
+    def score(self, model: nn.Module, choice: Mapping[str, Any] = MappingProxyType({})) -> float | None:
+        """Return a model's score on this site's test data. choice: the postprocessing that goes with it."""
+        compute, task = self.state.compute, self.place.plan.task.with_postprocessing(choice)
+        with compute.reproducible(self.place.plan.seed):
+            model = model.to(compute.device)
+            return finite(self.evaluation.evaluate(self.data.test, lambda: None, model, task.goal.measuring)[1])
 
 
 def finished_run(run_folder: Path) -> Summary:
@@ -99,7 +122,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     for site in sites:  # one site's data at a time
         sources = [open_source(paths.site_folder(run, site)) for run in runs]  # as the hospital has them
         committee = answering_together(sources)
-        at = Participant(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site))
+        at = _Judge(Place(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):
             alone[run.name][site] = at.score(source.network, source.facts.get("postprocessing", {}))
             same_as_before(site, alone[run.name][site], summaries[run])

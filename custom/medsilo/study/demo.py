@@ -91,7 +91,7 @@ def run_demo(
     tell_more(StudyProgress((), plan.rounds, "", look=partial(Moment.of_run, folder / "nvflare")).sentence)
 
     def on_round(line: Round) -> None:
-        for text in round_lines(line, plan.rounds, plan.task.metric):
+        for text in round_lines(line, plan.rounds, plan.task.goal.metric):
             say(text)
 
     try:

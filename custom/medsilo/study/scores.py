@@ -8,7 +8,9 @@ import numpy as np
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.scoring import read_measures
 from medsilo.runs.paths import CASES, site_folder
-from medsilo.study.evidence import Scores
+from medsilo.study.evidence import Interval, Scores, interval, interval_of_concordance
+
+CONCORDANCE = "concordance"  # a mean over pairs, not over cases
 
 
 def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) -> dict[str, Scores]:
@@ -27,6 +29,14 @@ def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) ->
                 f"{CASES} of {site} in run '{run.resolve().name}' is damaged: repeat the run", str(error)
             ) from error
     return found
+
+
+def interval_in(run: Path, site: str, metric: str, scores: Scores) -> Interval | None:
+    """The interval of a site's score for other patients; None where too few patients allow one."""
+    if metric != CONCORDANCE:
+        return interval(scores)
+    measures = read_measures(site_folder(run, site))[0]
+    return interval_of_concordance(*(measures[name].numpy() for name in ("time", "event", "risk")))
 
 
 def ranks(scores: Scores) -> dict[str, float]:

@@ -73,7 +73,7 @@ def table(plan: Plan, found: dict[Row, dict[int, CellResult]]) -> list[str]:
     heads = ["row", "mean over sites", "lowest, highest seed", "worst site", *sites]
     heads += ["rounds to FedAvg's end", "seconds a seed" if folds else "seconds a run", "MB up, a site and round"]
     lines = [
-        f"Test {plan.task.metric} in %, mean ± standard deviation over seeds. Task `{plan.task.name}`, network "
+        f"Test {plan.task.goal.metric} in %, mean ± standard deviation over seeds. Task `{plan.task.name}`, network "
         f"`{plan.network.name}`, norm `{getattr(plan.network, 'norm', 'none')}` unless the row says otherwise.",
         *([f"Patients take turns in the test part: {folds} folds, the runs of a seed."] if folds else []),
         "",

@@ -4,13 +4,14 @@ against, and whether joining pays; with intervals, and with a name only where th
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.schema import (
     About,
-    CouldHaveSeen,
+    DetectableGain,
     Differences,
     Level,
     PairedDifference,
@@ -79,9 +80,9 @@ class Statistics:
         found = {endpoint: self._against(endpoint=endpoint) for endpoint in ENDPOINTS}
         differences = {endpoint: _tested(own) for endpoint, own in found.items()}
         at_site = {site: _tested(self._against([site])) for site in sites}
-        joined = _tested({(site, row): one for site in sites for row, one in self._joining(site).items()})
-        joining = {site: {row: one for (at, row), one in joined.items() if at == site} for site in sites}
-        headline, named = self.sentence(differences[self.primary])
+        first, joining = self._first(), self._joined(sites)
+        sentence, named = self.sentence(differences[self.primary])
+        headline = " ".join(filter(None, [self._whether_joining_pays(first), sentence]))
         seen = sensitivity([one for row, one in found[self.primary].items() if row.method not in (ALONE, POOLED)])
         rows = []
         for row in self.rows:
@@ -111,7 +112,7 @@ class Statistics:
             task=plan.task.name,
             task_title=plan.task.title,
             synthetic=plan.task.synthetic,
-            metric=plan.task.metric,
+            metric=plan.task.goal.metric,
             network=plan.network.name,
             seeds=sorted({seed for _, seed in self.cells}),
             folds=plan.task.fold.of if plan.task.fold else None,
@@ -120,9 +121,11 @@ class Statistics:
             single=[site for site in sites if self._is_one_patient(site)],
             against=self.against,
             primary=self.primary,
-            could_have_seen=CouldHaveSeen(**asdict(seen), words=in_words(seen)) if seen else None,
+            could_have_seen=DetectableGain(**asdict(seen), words=in_words(seen)) if seen else None,
             headline=headline,
             winner=named,
+            first=first,
+            declared=self._declared.title if self._declared else None,
             joining={site: self._pays(joining[site]) for site in sites},
             rows=rows,
             about=about,
@@ -208,24 +211,54 @@ class Statistics:
     def _against(self, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> dict[Row, Difference]:
         return self._differences({row: base for row, base in self.base.items() if base}, sites, endpoint)
 
-    def _joining(self, site: str) -> dict[Row, Difference]:
-        """Every federation against what the site reaches alone."""
+    def _joining(self, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> dict[Row, Difference]:
+        """Every federation against what sites reach alone."""
         pairs = {row: own for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)}
-        return self._differences(pairs, [site])
+        return self._differences(pairs, sites, endpoint)
+
+    @cached_property
+    def _declared(self) -> Row | None:
+        """The federation of which it is asked first, before anything is known, whether joining pays: the row that all
+        are held against, or the only one."""
+        federated = [row for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)]
+        named = [row for row in federated if row.name == self.against and not row.values]
+        return named[0] if named else federated[0] if len(federated) == 1 else None
+
+    def _first(self) -> PairedDifference | None:
+        """Return the answer to the first question, over all sites: one test, so nothing is to be corrected."""
+        found = self._joining(endpoint=self.primary).get(self._declared) if self._declared else None
+        return _tested({"first": found})["first"] if found else None
+
+    def _joined(self, sites: Sequence[str]) -> dict[str, dict[Row, PairedDifference]]:
+        """By site: what joining brings. The declared federation is tested at each site, corrected for the sites alone;
+        all others are corrected for each other."""
+        found = {(site, row): one for site in sites for row, one in self._joining([site]).items()}
+        first = _tested({key: one for key, one in found.items() if key[1] == self._declared})
+        tested = first | _tested({key: one for key, one in found.items() if key not in first})
+        return {site: {row: tested[at, row] for at, row in found if at == site} for site in sites}
 
     # ------------------------------------------------------------------ in words
+    def _whether_joining_pays(self, first: PairedDifference | None) -> str:
+        if first is None or self._declared is None:
+            return ""
+        where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.goal.metric)
+        gain = f"{self._declared.title} against training alone, {where}: {with_interval(first)}"
+        if first.seeds == 1:
+            return f"{gain}, with one seed, so training's luck is not known."
+        if first.sure:
+            return f"{'Joining pays' if first.mean > 0 else 'Joining costs'}. {gain}."
+        return f"It is open whether joining pays. {gain}."
+
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> tuple[str, str | None]:
         """The answer, and the method it names if it names one."""
-        where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.metric)
+        where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.goal.metric)
         held = {row: found for row, found in differences.items() if row.method not in (ALONE, POOLED)}
         if self.against is None:
             return "No row is named to hold the others against, so nothing is tested; see --against.", None
         if not held:
-            return (
-                f"Nothing can be held against {self.against}: no other federated method has a finished run on its test "
-                "cases.",
-                None,
-            )
+            if self._declared:
+                return "", None
+            return f"No other federated method has a finished run on {self.against}'s test cases.", None
         if all(found.seeds == 1 for found in held.values()):
             return (
                 "One seed says nothing about the luck of training, so no winner is named; repeat with --seeds 0,1,2.",
@@ -239,7 +272,7 @@ class Statistics:
                 f"No federated method is surely better than {self.against} {where}: no interval stays "
                 f"above zero after correction for {len(differences)} comparisons.{rest}"
             ), None
-        listed = "; ".join(f"{row.title} by {_with_interval(held[row])}" for row in ahead)
+        listed = "; ".join(f"{row.title} by {with_interval(held[row])}" for row in ahead)
         text = f"Better than {self.against} {where}: {listed}.{rest}"
         rivals = {row: self._difference(ahead[0], row, endpoint=self.primary) for row in held if row != ahead[0]}
         known = {row.title: difference for row, difference in rivals.items() if difference}
@@ -263,7 +296,9 @@ class Statistics:
         )
 
     def _pays(self, found: Mapping[Row, PairedDifference]) -> str:
-        """Return whether joining pays for a site: yes, no, open; or nothing where there is no model of its own."""
+        """Return whether joining pays for a site: yes, no, open; or nothing where there is no model of its own. It is
+        asked of the declared federation, or of any where none is declared."""
+        found = {row: one for row, one in found.items() if self._declared in (None, row)}
         if not found:
             return "unknown"
         if any(one.sure and one.mean > 0 for one in found.values()):
@@ -300,5 +335,6 @@ def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
     }
 
 
-def _with_interval(found: PairedDifference) -> str:
+def with_interval(found: PairedDifference) -> str:
+    """Return a difference as people read it."""
     return f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})".replace("-", "−")

@@ -1,12 +1,12 @@
 """Tasks that give every case one of several classes."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor, cat, stack, zeros_like
 from torch.nn import functional
 
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import (
     BINS,
     BROAD,
@@ -20,17 +20,24 @@ from medsilo.tasks.metrics import (
     chances,
     confusion,
 )
-from medsilo.tasks.task import Task
 
 
-class Classification(Task):
+class Classification(Goal):
     """Cross entropy; accuracy, and of the whole test set balanced accuracy, the area under the ROC curve, calibration,
-    and of two classes sensitivity and specificity at a threshold."""
+    and of two classes sensitivity and specificity at a threshold.
 
-    metric: ClassVar[str] = "accuracy"
+    >>> Classification(("well", "ill")).label_names
+    ('well', 'ill')
+    """
 
-    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.classes,)
+    metric = "accuracy"
+    cross_entropy = 1.0
+
+    def __init__(self, classes: int | Sequence[str], outputs: int | None = None) -> None:
+        """classes: their names, or how many there are; outputs: 1 where one number decides between two classes."""
+        self.label_names = tuple(map(str, range(classes)) if isinstance(classes, int) else classes)
+        self.classes = len(self.label_names)
+        self.outputs = outputs or self.classes
 
     def scores(self, output: Tensor) -> Tensor:
         """Return a score for each class: one output of two classes is the second's, against 0 of the first."""
@@ -38,10 +45,6 @@ class Classification(Task):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(self.scores(output), target)
-
-    @property
-    def cross_entropy(self) -> float:
-        return 1.0
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return (self.scores(output).argmax(1) == target).float()
@@ -81,8 +84,11 @@ class Classification(Task):
             figures["sensitivity"], figures["specificity"] = rates or (None, None)
         return figures
 
+    def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
+        return [self.in_words(shares) for shares in self.scores(output.double()).softmax(1).tolist()]
 
-def in_words(shares: Sequence[float], labels: Sequence[str]) -> dict[str, float | str]:
-    """Return a case's class and the probability of each, by the name of a column of predictions.csv."""
-    named = [f"probability_{label}" for label in labels]
-    return {"class": labels[max(range(len(shares)), key=shares.__getitem__)], **dict(zip(named, shares, strict=True))}
+    def in_words(self, shares: Sequence[float]) -> dict[str, float | str]:
+        """Return a case's class and the probability of each, by the name of a column of predictions.csv."""
+        named = [f"probability_{label}" for label in self.label_names]
+        best = max(range(len(shares)), key=shares.__getitem__)
+        return {"class": self.label_names[best], **dict(zip(named, shares, strict=True))}

@@ -4,8 +4,8 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import scipy  # which loads its parts when they are used
 from PIL import Image, ImageDraw
-from scipy.ndimage import binary_erosion
 from torch import Tensor
 
 from medsilo.core.files import write_bytes
@@ -50,7 +50,7 @@ def fullest(masks: Tensor) -> int:
 
 def outline(mask: np.ndarray) -> np.ndarray:
     """Return the mask's pixels at most two steps from what is outside of it."""
-    return mask & ~binary_erosion(mask, iterations=2, border_value=1)
+    return mask & ~scipy.ndimage.binary_erosion(mask, iterations=2, border_value=1)
 
 
 def tile(values: np.ndarray, labels: np.ndarray, spacing: tuple[float, ...]) -> np.ndarray:

@@ -1,37 +1,30 @@
 """Tasks that give every case a number."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional
 
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import Counts, Figures, Measures
-from medsilo.tasks.task import Task
 
 ABSOLUTE, SQUARED = "mae", "mse"  # of the errors in the target's own unit
 
 
-class Regression(Task):
+class Regression(Goal):
     """Mean squared error; closeness, 1 - |error| / (greatest - least), and of the whole test set MAE and RMSE.
 
     The network's output is a share of the way from the least to the greatest possible value. For scores it is cut to
     that range; for the loss it is not.
     """
 
-    metric: ClassVar[str] = "closeness"
-    classes: ClassVar[int] = 0
-    outputs: ClassVar[int] = 1
+    metric = "closeness"
+    outputs = 1
 
-    @property
-    @abstractmethod
-    def limits(self) -> tuple[float, float]:
-        """Return the least and the greatest value that a case can have."""
-
-    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (1,)
+    def __init__(self, limits: tuple[float, float]) -> None:
+        """limits: the least and the greatest value that a case can have."""
+        self.limits = limits
 
     def shares_of(self, values: Tensor) -> Tensor:
         """Return values as shares of the way from the least to the greatest."""
@@ -48,6 +41,9 @@ class Regression(Task):
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return 1 - (output[:, 0].clamp(0, 1) - self.shares_of(target)).abs()
+
+    def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
+        return [{name: value} for value in self.values_of(output.double()).tolist()]
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """Beside the metric: the error's size and its square; the number that is right and the one found."""

@@ -17,7 +17,12 @@ ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the he
 @dataclass(frozen=True)
 class Scan:
     """One image. values: a volume [C, D, H, W] as float32, turned so that its axes come nearest to LPS, slices from
-    foot to head; or a flat image [C, H, W] as stored. affine: [4, 4] from voxel (x, y, z) to millimetres, LPS."""
+    foot to head; or a flat image [C, H, W] as stored. affine: [4, 4] from voxel (x, y, z) to millimetres, LPS.
+
+    >>> import numpy as np
+    >>> Scan(np.zeros((1, 8, 16, 16), np.float32), np.eye(4), (1.0, 1.0, 2.0), header=None).values.shape
+    (1, 8, 16, 16)
+    """
 
     values: np.ndarray
     affine: np.ndarray

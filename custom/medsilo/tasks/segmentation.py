@@ -1,13 +1,13 @@
 """Tasks that find structures in images: masks."""
 
 import warnings
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.task import Task
 
 SURFACE = ("hd95", "surface_dice")
 FURTHEST = 1e5  # millimetres or pixels that two surfaces of one image can be apart
@@ -29,29 +29,47 @@ def dice_of(found: Tensor, right: Tensor) -> Tensor:
     return compute_dice(found, right, include_background=True, ignore_empty=False).float()
 
 
-class Segmentation(Task):
+class Segmentation(Goal):
     """Dice of every structure and their mean; of test cases the distances of surfaces too, all by MONAI.
 
     Targets are labels [batch, *grid]; output is [batch, classes, *grid]. A structure is one label or several.
+
+    >>> from torch.nn.functional import cross_entropy
+    >>> Segmentation(2, cross_entropy).output_of((1, 64, 64))
+    (2, 64, 64)
     """
 
-    metric: ClassVar[str] = "dice"
-    segments: ClassVar[bool] = True
-    # The labels of each structure; the retina's disc, for example, holds its cup.
-    structures: ClassVar[dict[str, tuple[int, ...]]] = {"structure": (1,)}
+    metric = "dice"
 
-    @property
-    def voxel(self) -> tuple[float, ...] | None:
-        """Millimetres between the target's places along each axis; None where they are pixels of unknown size."""
-        return None
+    def __init__(
+        self,
+        labels: int | Sequence[str],
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        structures: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        cross_entropy: float = 0.0,
+        outputs: int | None = None,
+        voxel: tuple[float, ...] | None = None,
+        tolerance: float = 2.0,
+    ) -> None:
+        """labels: their names, or how many there are, with the background; criterion: the loss.
 
-    @property
-    def tolerance(self) -> float:
-        """Return how far a surface may be off and still count in surface Dice, in millimetres or pixels."""
-        return 2.0
+        structures: the labels of each; the retina's disc, for example, holds its cup. By default there is one, label 1.
+        cross_entropy: how much that of labels counts in the loss; outputs: where they are not the labels.
+        voxel: millimetres between the target's places along each axis; None where they are pixels of unknown size.
+        tolerance: how far a surface may be off and still count in surface Dice, in millimetres or pixels.
+        """
+        self.label_names = tuple(map(str, range(labels)) if isinstance(labels, int) else labels)
+        self.classes = len(self.label_names)
+        self.outputs = outputs or self.classes
+        self.criterion, self.cross_entropy, self.voxel, self.tolerance = criterion, cross_entropy, voxel, tolerance
+        self.structures = {"structure": (1,)} if structures is None else structures
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.outputs, *shape[1:])
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.criterion(output, target)
 
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""
@@ -65,7 +83,7 @@ class Segmentation(Task):
 
     def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
         """Return how near labels are to the target, both [batch, *grid]: the metric, Dice of every structure where
-        there are several, and surfaces, in millimetres or voxels. voxel: as `voxel`."""
+        there are several, and surfaces, in millimetres or voxels. voxel: as of the goal."""
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
         warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI warns of its own call
@@ -102,6 +120,7 @@ class Segmentation(Task):
         return (0.0, FAR) if name.startswith(SURFACE[0]) else super().told_range(name)
 
     def masks(self, labels: Tensor) -> Tensor:
+        """Return where each structure is, [batch, structures, *grid], by the label of each place."""
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
 
     def _name(self, name: str, structure: str) -> str:

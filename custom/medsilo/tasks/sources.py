@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
-from medsilo.learning.loop import Compute
 from medsilo.tasks.splits import Shares
+
+if TYPE_CHECKING:
+    from medsilo.learning.loop import Compute
 
 
 def as_tuple(value: Any) -> Any:
@@ -48,7 +50,11 @@ class Inside(Section):
 
 
 class DataSource(Section):
-    """`data` in a site's medsilo.yaml. Tasks with a layout of their own read the folder and nothing else of it."""
+    """`data` in a site's medsilo.yaml. Tasks with a layout of their own read the folder and nothing else of it.
+
+    >>> DataSource(folder="/data/kidney", images="images/*.nii.gz", labels="masks/*.nii.gz").folder.name
+    'kidney'
+    """
 
     folder: Path
     images: Patterns | Pattern | None = None  # patterns with *, below the folder; one per channel
@@ -85,7 +91,7 @@ class DataSource(Section):
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
     _finished: Path | None = PrivateAttr(None)
-    _compute: Compute | None = PrivateAttr(None)
+    _compute: "Compute | None" = PrivateAttr(None)
 
     def remembered_by(self, memory: Memory) -> Self:
         """Return the same data, whose patients keep the parts that they had in earlier studies."""
@@ -121,11 +127,11 @@ class DataSource(Section):
         return self._finished
 
     @property
-    def compute(self) -> Compute | None:
+    def compute(self) -> "Compute | None":
         """Return the device on which a finished study's model answers."""
         return self._compute
 
-    def beside(self, finished: Path | None, compute: Compute) -> Self:
+    def beside(self, finished: Path | None, compute: "Compute") -> Self:
         """Return the same data for a task that needs a finished study's model, which answers on this device."""
         copy = self.model_copy()
         copy._finished, copy._compute = finished, compute

@@ -4,10 +4,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Range = tuple[float, float]  # the least and the greatest
 Severity = Literal["stops", "left out", "note"]
@@ -92,7 +92,7 @@ def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
     return tuple((float(min(axis)), float(max(axis))) for axis in zip(*known, strict=True))
 
 
-def digest(values: Tensor) -> str:
+def digest(values: "Tensor") -> str:
     """Return what only equal images have in common."""
     return hashlib.sha256(repr(tuple(values.shape)).encode() + values.contiguous().numpy().tobytes()).hexdigest()
 
@@ -108,6 +108,6 @@ def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
     return {patient for patient, count in places.items() if count > 1}
 
 
-def labels_in(target: Tensor) -> list[int]:
+def labels_in(target: "Tensor") -> list[int]:
     """The labels of one case: its class, or those that its mask shows."""
-    return [int(label) for label in torch.unique(target)]
+    return [int(label) for label in target.unique()]

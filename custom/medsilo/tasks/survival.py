@@ -1,43 +1,36 @@
 """Tasks that rank cases by their risk: Cox's proportional hazards and Harrell's concordance."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import Counts, Measures, means
 from medsilo.tasks.survey import Problem
-from medsilo.tasks.task import Task
 
 AT_ONCE = 2**24  # pairs of cases that are compared together
 RIGHT, COMPARED = "pairs_right", "pairs"  # of the pairs in which a case is the one with the earlier event
 EVENTS = ("censored", "event")  # 0 and 1
+RISK = "log_risk"  # what predictions call it
 COIN = 0.5  # concordance where no two cases can be compared
 
 
-class Survival(Task):
+class Survival(Goal):
     """Cox's partial likelihood within a batch; Harrell's concordance index within a hospital's part.
 
     The network's output is the logarithm of a case's relative risk. A target is [time, event]: 1 where the event came
     at that time, 0 where the case was still without it when it was last seen (censored).
     """
 
-    metric: ClassVar[str] = "concordance"
-    classes: ClassVar[int] = 0
-    outputs: ClassVar[int] = 1
-    by_case: ClassVar[bool] = False
-
-    @property
-    def unbounded(self) -> str:
-        return (
-            "Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event comes by a "
-            "fixed time (task.kind=classification)"
-        )
-
-    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (1,)
+    metric = "concordance"
+    outputs = 1
+    by_case = False
+    unbounded = (
+        "Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event comes by a "
+        "fixed time (task.kind=classification)"
+    )
 
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Return Breslow's terms: of an event log Σ exp(risk) over all that are seen as long, less its own risk."""
@@ -60,6 +53,9 @@ class Survival(Task):
 
     def score(self, scores: Tensor) -> float:
         return min(1.0, super().score(scores))  # a sum of shares may be above their whole by its last digit
+
+    def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
+        return [{RISK: value} for value in output[:, 0].double().tolist()]
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """Beside the metric: the pairs in which a case has the earlier event, time, event and risk."""

@@ -1,4 +1,4 @@
-"""The base of tasks: data, network, loss and metric of one medical question. It knows nothing of federations."""
+"""The base of tasks: where cases come from, what is learned, what becomes of new cases. No federation is known here."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -15,15 +14,12 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
-from medsilo.learning.loop import Compute, DrawnCases
+from medsilo.learning.loop import Compute
 from medsilo.models.network import Network
-from medsilo.tasks.bundled import InMonai
 from medsilo.tasks.folds import Dealt, Fold, together
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import links_out
-from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
-from medsilo.tasks.postprocessing import Postprocessings
 from medsilo.tasks.ready import LazyCases, Memory
-from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import (
     PARTS,
@@ -37,6 +33,7 @@ from medsilo.tasks.survey import (
     ranges_of,
     repeated,
 )
+from medsilo.tasks.use import Use
 
 
 class Cases(TensorDataset):
@@ -59,7 +56,11 @@ class Cases(TensorDataset):
 
 @dataclass(frozen=True)
 class SiteData:
-    """The three parts of one site's data; no patient is in two of them."""
+    """The three parts of one site's data; no patient is in two of them.
+
+    >>> SiteData(train=[1, 2], validation=[3], test=[4]).spacings
+    ()
+    """
 
     train: Dataset
     validation: Dataset
@@ -70,17 +71,29 @@ class SiteData:
 
 
 class Task(Section):
-    """A task of the plan: its name and its numbers. Subclasses declare `name: Literal["..."] = "..."`."""
+    """A task of the plan: where a hospital's cases come from, what is learned of them, and what becomes of new ones.
+
+    Its own keys and methods are the source of cases; `goal` is what is learned, `use` what becomes of new cases.
+    Subclasses declare `name: Literal["..."] = "..."`.
+
+    >>> from typing import ClassVar
+    >>> from medsilo.extend import Classification, Task
+    >>> class Gait(Task):
+    ...     channels: ClassVar = 3
+    ...     goal: ClassVar = Classification(("steady", "unsteady"))
+    ...     def default_network(self): ...
+    ...     def load(self, site, sites, seed, folder): ...
+    >>> Gait(name="gait").goal.metric
+    'accuracy'
+    """
 
     title: ClassVar[str]
-    metric: ClassVar[str]  # the name of what `case_scores` measures; higher is better
-    metric_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     synthetic: ClassVar[bool] = False
-    channels: ClassVar[int]
-    classes: ClassVar[int]
-    largest_input: ClassVar[float] = 65_535.0  # no input of a network is far above it; by default, 16 bits as stored
+    needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
+    split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
+    most_sites: ClassVar[int | None] = None  # of a study; None: any number
 
-    name: str = ""  # only a task that helps another has none
+    name: str
     fold: Fold | None = Field(
         None,
         description="`{number: 1, of: 5}`: patients take turns in the test part, by themselves at each site; "
@@ -88,20 +101,24 @@ class Task(Section):
     )
 
     @property
-    def refines(self) -> bool:
-        """Return whether it needs a finished study's model, whose labels are among a network's inputs."""
-        return False
+    @abstractmethod
+    def goal(self) -> Goal:
+        """The goal: what is learned, and how it is measured."""
 
-    def beside(self, given: Path | None, finished: Path | None, compute: Compute) -> Self:
-        """Return the same task for use on images, with the finished study's model that it needs on this device.
+    @property
+    def use(self) -> Use:
+        """The use of models on new cases."""
+        return Use()
 
-        given: that study's folder or its model; finished: else the folder in which it is looked for.
-        """
-        return self
+    @abstractmethod
+    def default_network(self) -> Network:
+        """The network that this task uses when the plan names none."""
 
-    by_case: ClassVar[bool] = True  # whether a case's loss and score are its own; else the cases beside it matter
-    predictor: ClassVar[str] = ""  # the name of what predicts new cases; "images" where `inputs_of` takes their files
-    split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
+    # ------------------------------------------------------------------ what a case is
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """The numbers at each place of an input, or in one that has no places."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -109,20 +126,16 @@ class Task(Section):
         return None
 
     @property
-    def outputs(self) -> int:
-        """The numbers that a network gives for a case, or for a place of it."""
-        return self.classes
+    def largest_input(self) -> float:
+        """A number that no input of a network is far above; by default, 16 bits as stored."""
+        return 65_535.0
 
     @property
-    def overlaps(self) -> bool:
-        """Return whether structures may lie in each other, so that a network's outputs are no choice between them."""
-        return False
+    def spacing(self) -> tuple[tuple[float, float], ...] | None:
+        """The least and greatest spacing of the task's images along x, y (and z) in mm; None when it isn't known."""
+        return None
 
-    @property
-    def unbounded(self) -> str:
-        """Return why no bound holds for what one case does to a batch's gradient; nothing where one holds."""
-        return ""
-
+    # ------------------------------------------------------------------ whose cases they are
     def across_patients(self) -> str:
         """Return what a hospital's other patients change in a patient's cases, and the remedy; nothing where nothing.
 
@@ -133,35 +146,27 @@ class Task(Section):
     @property
     def not_private(self) -> str:
         """Return why a patient may move a batch's gradient by more than that patient's own; nothing where none may."""
-        if self.unbounded:
-            return self.unbounded
-        if "across_patients" not in vars(type(self)):
-            return f"task {self.name} does not say what it computes across patients; choose a task of your own data"
+        if self.goal.unbounded:
+            return self.goal.unbounded
         if self.fold is not None:
             return "task.fold deals patients in turn, so that one who leaves moves others; leave it out"
+        if self.synthetic:
+            return ""  # nobody is behind what is drawn
+        if "across_patients" not in vars(type(self)):
+            return f"task {self.name} does not say what it computes across patients; choose a task of your own data"
         return self.across_patients()
-
-    needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
-    most_sites: ClassVar[int | None] = None  # of a study; None: any number
-
-    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the shape that the network's output must have for an input of this shape; None where any will do."""
-        return None
 
     @property
     def mixes_patients(self) -> bool:
         """Return whether a patient's cases may be in several parts: a site is a person, or the plan asks for it."""
-        return getattr(self, "split", None) == "paper"
+        return False
 
     @property
     def deals(self) -> bool:
         """Return whether the plan deals one folder of a site's own to simulated sites."""
         return False
 
-    @abstractmethod
-    def default_network(self) -> Network:
-        """The network that this task uses when the plan names none."""
-
+    # ------------------------------------------------------------------ a site's cases
     @abstractmethod
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's data folder."""
@@ -206,90 +211,15 @@ class Task(Section):
             return Survey.stopped(str(error), error.private)
         return surveyed({part: getattr(data, part) for part in PARTS}, self.mixes_patients)
 
-    def inputs_of(self, values: np.ndarray) -> Tensor:
-        """Return what the network reads of one image file, [cases, *shape]: for training and prediction alike.
+    def class_counts(self, data: Dataset) -> list[int] | None:
+        """The cases of each class in one part; None where cases have no class, or a data set does not know them."""
+        labels = labels_of(data) if self.goal.classifies else None
+        return None if labels is None else torch.bincount(labels, minlength=self.goal.classes).tolist()
 
-        values: a volume [channels, D, H, W] or a flat image [channels, H, W], as tasks.scans reads them.
-        """
-        raise DataError(f"task {self.name} reads no image files")
-
-    def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
-        """Return the images among files, each with its channels' files in order; by default each file is one."""
-        return [(file,) for file in files]
-
-    def scan_of(self, image: tuple[Path, ...]) -> Scan:
-        """Return one of these images."""
-        return read_scan(image[0])
-
-    def inputs_of_scan(self, scan: Scan) -> Tensor:
-        """The same of an image that knows its spacing."""
-        return self.inputs_of(scan.values)
-
-    def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
-        """Return the label of each place of an image, from the network's output for its cases."""
-        return self.labels_of(output, scan.values.shape[1:])
-
-    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """The label of each place of that image, from the network's output for its cases: [*grid]."""
-        raise DataError(f"task {self.name} finds no masks")
-
-    def in_monai(self) -> InMonai | None:
-        """Return what `inputs_of` does to a file, and `infer` to its cases, in a MONAI bundle's words.
-
-        None where MONAI has no such transforms.
-        """
-        return None
-
-    @property
-    def spacing(self) -> tuple[tuple[float, float], ...] | None:
-        """The least and greatest spacing of the task's images along x, y (and z) in mm; None when it isn't known."""
-        return None
-
-    segments: ClassVar[bool] = False  # whether structures are found in images, with `masks`
-
-    def found(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""
-        raise TypeError(f"task {self.name} finds no masks")
-
-    def masks(self, labels: Tensor) -> Tensor:
-        """Return where each structure is, [batch, structures, *grid], by the label of each place."""
-        raise TypeError(f"task {self.name} finds no masks")
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Return the name of each label 0, 1, ...: its number where the task has no other."""
-        return tuple(map(str, range(self.classes)))
-
-    def own_values(self, source: DataSource | None) -> dict[int, int]:
-        """Return the values that labels have in a site's own masks, where they differ from the plan's."""
-        return {}
-
-    @abstractmethod
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The scalar that training minimises: a mean over the batch."""
-
-    @property
-    def cross_entropy(self) -> float:
-        """Return how much the cross entropy of labels counts in the loss; 0 where it has no part in it."""
-        return 0.0
-
-    def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of every case of a batch, [batch]."""
-        return torch.stack([self.loss(output[case : case + 1], target[case : case + 1]) for case in range(len(output))])
-
-    @abstractmethod
-    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        """The metric of every case of a batch: [batch], float32."""
-
-    def score(self, scores: Tensor) -> float:
-        """Return the metric of several cases from those of each."""
-        return float(scores.mean())
-
-    augments: ClassVar[bool] = False  # whether `augmented` changes anything
-
-    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """Return what training makes of one case: an augmented image, a patch of a volume; drawn from the seed."""
-        return case
+    # ------------------------------------------------------------------ how a network meets them
+    def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        """Return what a pass of training makes of cases: augmented images, pieces; by the seed, and place or name."""
+        return cases
 
     draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns what `drawn` draws
 
@@ -297,89 +227,37 @@ class Task(Section):
         """Return what so many training batches consist of, one after another; drawn from the seed."""
         raise TypeError(f"task {self.name} draws no batches")
 
-    crops: ClassVar[bool] = False  # whether cases have sizes of their own, and networks learn from pieces of them
+    def pieces(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        """Return cases in the task's shape and not varied; always the same for a seed, by place or by name."""
+        return cases
 
-    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """A piece of a case, of the task's shape; drawn from the seed alone. `augmented` begins with it."""
-        return case
-
-    def pieces(self, data: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
-        """The cases in the task's shape, without augmentation; always the same for a seed, by place or by name."""
-        return DrawnCases(data, self.cropped, seed, names) if self.crops else data
-
-    evaluation_batch: ClassVar[int] = 64  # cases that are evaluated together
+    @property
+    def evaluation_batch(self) -> int:
+        """The number of cases that are evaluated together."""
+        return 64
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """The network's output for whole cases, when it is evaluated or used."""
         return network(inputs)
 
-    # ------------------------------------------------------------------ the test
-    def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Return what is kept of every test case at its site, [batch] each; the metric is among it."""
-        return {self.metric: self.case_scores(output, target)}
-
-    def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
-        """Return what measures these cases of the test, whose outputs and targets come in order."""
-        return self.measures
-
+    # ------------------------------------------------------------------ other models that it needs
     @property
-    def postprocessings(self) -> Postprocessings | None:
-        """Return those among which validation cases choose before the test; None where nothing is to be chosen."""
-        return None
+    def refines(self) -> bool:
+        """Return whether it needs a finished study's model, whose labels are among a network's inputs."""
+        return False
 
-    def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
-        """Return what tries them on these cases, whose outputs and targets come in order; and measures the metric."""
-        raise TypeError(f"task {self.name} has no postprocessing")
+    def beside(self, given: Path | None, finished: Path | None, compute: Compute) -> Self:
+        """Return the same task for use on images, with the finished study's model that it needs on this device.
+
+        given: that study's folder or its model; finished: else the folder in which it is looked for.
+        """
+        return self
 
     def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
         """Return the task with what was chosen, for its test and for use; raises Refused."""
         if choice:
             raise Refused(f"task {self.name} has no postprocessing")
         return self
-
-    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return what a site tells of its test cases: counts that add up, none over fewer cases than `least`."""
-        counts = means(measures, least)
-        if self.metric in counts:
-            counts |= means({self.metric + BY_PATIENT: by_patient(measures[self.metric], patients)}, 0)
-        return counts
-
-    @property
-    def classifies(self) -> bool:
-        """Return whether every case has one class."""
-        return CONFUSION in self.layout
-
-    @property
-    def decides(self) -> bool:
-        """Return whether cases are of two classes, so that a threshold decides."""
-        return self.classifies and self.classes == 2
-
-    def class_counts(self, data: Dataset) -> list[int] | None:
-        """The cases of each class in one part; None where cases have no class, or a data set does not know them."""
-        labels = labels_of(data) if self.classifies else None
-        return None if labels is None else torch.bincount(labels, minlength=self.classes).tolist()
-
-    @property
-    def layout(self) -> dict[str, int]:
-        """The names of all counts and how many numbers each has."""
-        return {self.metric: 2, self.metric + BY_PATIENT: 2}
-
-    def range_of(self, name: str) -> tuple[float, float]:
-        """Return the least and greatest value that one case can have in a count that is a sum over cases."""
-        return self.metric_range
-
-    def told_range(self, name: str) -> tuple[float, float]:
-        """Return the range to which a measure of one patient's case is cut before its coarse mean is told."""
-        return self.range_of(name)
-
-    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        """Return the share of a score over these cases that one patient can move; None: that of the patient's cases."""
-        return None
-
-    def figures(self, counts: Counts) -> Figures:
-        """Return what is reported, from one site's counts or from those of several added up."""
-        pairs = {name: counts[name] for name, length in self.layout.items() if length == 2 and name in counts}
-        return {name: total / number if number else None for name, (total, number) in pairs.items()}
 
 
 def refuse_links(folder: Path) -> None:

@@ -64,6 +64,11 @@ def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
     return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
 
+def labels_of_slices(output: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The label of each place of a volume [D, H, W], from a network's output for its slices."""
+    return resized(output, grid[1:]).argmax(1)
+
+
 def slices_in_monai(shape: tuple[int, ...]) -> list[dict[str, Any]]:
     """read_scan's turn and slices_of as MONAI's transforms: rows run to the back (P), columns to the left (L)."""
     return [

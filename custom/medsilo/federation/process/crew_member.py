@@ -15,34 +15,31 @@ from medsilo.federation.crew import join_team, limit_memory
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.protection import Protection
 from medsilo.federation.reasons import details, public_reason
+from medsilo.federation.seams import Place
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import SHUFFLE, Trainer
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.team import fingerprint
-from medsilo.plan import parse_plan
 from medsilo.site.settings import SiteSettings
 
 
 class MemberTrainer(Trainer):
     """The site as a member of its crew has it."""
 
-    def __init__(self, told: dict[str, Any], settings: SiteSettings) -> None:
-        self.plan = parse_plan(told["plan"], allowed=settings.packages)
-        self.site, self.sites = told["site"], told["sites"]
-        self.compute = settings.compute(told["rank"])
-        protection = Protection(self.plan, self.site, settings, Path(told["folder"]), lead="")
+    def __init__(self, place: Place, rank: int) -> None:
+        protection = Protection(place)
         source = protection.source(writes=False)  # the first process has read the data before
-        self.data = self.plan.task.site_data(self.site, self.sites, self.plan.seed, source)
-        self.train = self.data.train
-        self.state = SiteState(self.plan, self.site, Path(os.devnull), self.compute)
+        data = place.plan.task.site_data(place.site, sorted(place.sites), place.plan.seed, source)
+        state = SiteState(place.plan, place.site, Path(os.devnull), place.settings.compute(rank))
+        super().__init__(place, data, state, protection)
 
     def round(self, told: dict[str, Any], tensors: Tensors) -> str:
         """Train as the first process does; returns the fingerprint of what came of it."""
-        number = told["round"]
+        number, plan = told["round"], self.place.plan
         self.train = self.data.train if told["chosen"] is None else Subset(self.data.train, told["chosen"])
         self.state.take(tensors, told["groups"])
-        with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", number)):
-            self.plan.course.phase_of(number).work(self.bench(SHUFFLE, number, lambda: None))
+        with self.compute.reproducible(seed_for(plan.seed, self.place.site, "work", number)):
+            plan.course.phase_of(number).work(self.bench(SHUFFLE, number, lambda: None))
         return fingerprint(self.state.tensors().values())
 
 
@@ -50,12 +47,12 @@ def main(end: socket) -> None:
     """Train round after round until the first process is gone."""
     told, _ = receive(end)
     Thread(target=_end_with, args=[end], daemon=True).start()
-    settings = SiteSettings.model_validate(told["settings"])
-    limit_memory(settings)
+    limit_memory(SiteSettings.model_validate(told["settings"]))
     try:
-        trainer = MemberTrainer(told, settings)
+        place = Place.read(told)
+        trainer = MemberTrainer(place, told["rank"])
         send(end, {"cases": trainer.mark_of_cases()})
-        trainer.team = join_team(told["rank"], settings, told["meeting"])
+        trainer.team = join_team(told["rank"], place.settings, told["meeting"])
         while True:
             message, groups = receive(end)
             send(end, {"trained": trainer.round(message, groups["state"])})

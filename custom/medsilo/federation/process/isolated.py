@@ -5,10 +5,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
 from socket import socket, socketpair
 from typing import Any
 
@@ -18,12 +15,10 @@ from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.deaths import how_it_died
 from medsilo.federation.process.frames import receive, send
-from medsilo.federation.sealed.identity import KitFiles
+from medsilo.federation.seams import Place
 from medsilo.learning.loop import Stop
-from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import WORKER_LOG
-from medsilo.site.settings import SiteSettings
 
 POLL = 0.2  # seconds between looks at whether the run was told to stop
 STOP_LIMIT = 10.0  # seconds the process has to end a batch after that; then it is ended
@@ -37,28 +32,9 @@ class IsolatedParticipant:
     A new process goes on from the state on the site's disk.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        site: str,
-        sites: Sequence[str],
-        settings: SiteSettings,
-        folder: Path,
-        kind: type[Participant] = Participant,
-        lead: str = "",
-        kit: KitFiles | None = None,
-    ) -> None:
-        self.site = {
-            "plan": plan.resolved(),
-            "site": site,
-            "sites": list(sites),
-            "settings": settings.model_dump(mode="json"),
-            "folder": str(folder.absolute()),
-            "lead": lead,
-            "kit": asdict(kit) if kit else None,
-            "kind": f"{kind.__module__}.{kind.__qualname__}",
-        }
-        self.folder, self.settings = folder, settings
+    def __init__(self, place: Place, kind: type[Participant] = Participant) -> None:
+        self.site = {**place.told(), "kind": f"{kind.__module__}.{kind.__qualname__}"}
+        self.folder, self.settings = place.folder, place.settings
         self.process: subprocess.Popen | None = None
         self.end: socket
 

@@ -5,19 +5,16 @@ import resource
 import sys
 import traceback
 from importlib import import_module
-from pathlib import Path
 from queue import SimpleQueue
 from socket import socket
 from threading import Event, Thread
 from typing import Any
 
 from medsilo.core.errors import Aborted, Died
-from medsilo.federation.around import TrainingSite
+from medsilo.federation.around import TrainingSite, training_site
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.reasons import details, is_out_of_memory, public_reason
-from medsilo.federation.sealed.identity import KitFiles
 from medsilo.federation.seams import Place
-from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
 
@@ -32,7 +29,7 @@ class Worker:
         self.answering: TrainingSite | None = None
 
     def run(self) -> None:
-        """SiteAnswer until memory runs out: what is left then is in pieces, and a new process is whole."""
+        """Answer until memory runs out: what is left then is in pieces, and a new process is whole."""
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])
@@ -42,7 +39,7 @@ class Worker:
         while whole:
             message, groups = self.work.get()
             try:
-                reply = self._site(settings).answer(Parcel(groups, **message), self._stop)
+                reply = self._site().answer(Parcel(groups, **message), self._stop)
                 said = {"facts": reply.facts, "samples": reply.samples, "metrics": reply.metrics}
                 send(self.end, {"parcel": said}, reply.groups)
             except Aborted as error:
@@ -53,15 +50,12 @@ class Worker:
                 said = {"reason": public_reason(error), "details": details(error), "whole": whole, "died": died}
                 send(self.end, said)
 
-    def _site(self, settings: SiteSettings) -> TrainingSite:
+    def _site(self) -> TrainingSite:
         if self.answering is None:
             module, _, name = self.site["kind"].rpartition(".")
             kind = getattr(import_module(module), name)
-            plan, folder = parse_plan(self.site["plan"], allowed=settings.packages), Path(self.site["folder"])
-            kit = KitFiles(**self.site["kit"]) if self.site["kit"] else None
-            place = Place(plan, self.site["site"], self.site["sites"], settings, folder, self.site["lead"], kit)
-            answering = TrainingSite(place, kind)
-            answering.participant.share_out()
+            answering = training_site(Place.read(self.site), kind)
+            answering.participant.trainer.share_out()
             self.answering = answering
         return self.answering
 

@@ -1,10 +1,18 @@
-"""Tell who a site is in a sealed study: the certificate and key of its kit."""
+"""Tell who a site is, by the certificate and key of its kit, and what its hospital has signed with them."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from medsilo.core.errors import MedsiloError
-from medsilo.sealing.signing import Certified, Signer, Unsigned
+from medsilo.core.errors import MedsiloError, reading
+from medsilo.sealing.signing import Certified, PrivateKey, Signer, Unsigned
+from medsilo.site.accepted import AcceptedSettings
+from medsilo.site.approvals import Approvals
+from medsilo.site.book import Book, data_set
+from medsilo.site.ledger import Ledger
+from medsilo.site.settings import SiteSettings
+
+CONNECTION, RELAY = "fed_client.json", "../local/relay__resources.json"  # to whom a kit connects
 
 
 @dataclass(frozen=True)
@@ -15,17 +23,60 @@ class KitFiles:
     key: str
     root: str
 
+    @property
+    def kit(self) -> Path:
+        """The kit's folder."""
+        return Path(self.certificate).parents[1]
+
 
 def signer_of(files: KitFiles | None) -> Signer:
     """Return what a site signs with; nothing in a simulation, whose sites have no kit."""
     if files is None:
         return Unsigned()
     try:
-        texts = [Path(path).read_bytes() for path in (files.certificate, files.key, files.root)]
+        certificate, key, root = (Path(path).read_bytes() for path in (files.certificate, files.key, files.root))
     except OSError as error:
         raise MedsiloError(
             f"sealing: the kit's certificate, key or root cannot be read ({type(error).__name__}); this study seals "
             "what leaves, so it needs them",
             private=str(error),
         ) from error
-    return Certified.read(*texts)
+    return Certified.read(certificate, key, root, _others(Path(files.certificate).parent))
+
+
+def _others(startup: Path) -> set[str]:
+    """Return the names of the server and of the relays before it: NVFlare writes their certificates like hospitals'."""
+    found: set[str] = set()
+    with reading("what the kit says of its server and relay"):
+        if (startup / CONNECTION).exists():
+            told = json.loads((startup / CONNECTION).read_text("utf-8"))
+            found |= {server["identity"] for server in told["servers"]}
+        if (startup / RELAY).exists():
+            found |= {*json.loads((startup / RELAY).read_text("utf-8"))["relay_config"]["fqcn"].split(".")}
+    return found
+
+
+def accepted_of(site: str, kit: KitFiles) -> AcceptedSettings:
+    """Return what a hospital remembers of its own settings, which it signs with the key of its kit."""
+    signer = signer_of(kit)
+    assert isinstance(signer, Certified)
+    return AcceptedSettings(kit.kit, site, signer)
+
+
+def approvals_of(book: Book, site: str, kit: KitFiles, settings: SiteSettings) -> Approvals:
+    """Return a site's approvals, which it signs with the key of its kit."""
+    signer = signer_of(kit)
+    assert isinstance(signer, Certified)
+    folder = settings.data.folder if settings.data else None
+    return Approvals(book.folder, site, signer, data_set(folder, "") if folder else "")
+
+
+def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:
+    """Return a hospital's ledger of one data set, signed by the key of its kit where there is one."""
+    return Ledger(book.folder, data, key_of(kit), kit.kit if kit else None)
+
+
+def key_of(kit: KitFiles | None) -> PrivateKey | None:
+    """Return the key of a kit; None without one."""
+    signer = signer_of(kit)
+    return signer.key if isinstance(signer, Certified) else None

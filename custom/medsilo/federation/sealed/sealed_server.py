@@ -1,21 +1,25 @@
 """The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from medsilo.core.errors import ParticipationError, Refused
-from medsilo.core.tensors import Groups, Modules
+from medsilo.core.tensors import Groups, Tensors
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
-from medsilo.federation.accepting import check_numbers
-from medsilo.federation.asking import Exchange
-from medsilo.federation.sealed.store import SealedResult, SealedStore
+from medsilo.federation.accepting import check_forms, check_numbers
+from medsilo.federation.aggregation import RoundAggregation
+from medsilo.federation.asking import Exchange, Questioner
+from medsilo.federation.sealed.store import SealedResult
 from medsilo.federation.sealed.what import (
+    MOST_AHEAD,
     WORDS,
     Blocks,
+    Current,
     Held,
     KeyAgreement,
     Matrix,
@@ -28,16 +32,23 @@ from medsilo.federation.sealed.what import (
     words_for,
 )
 from medsilo.federation.seams import Missing
+from medsilo.federation.server_state import ServerState
 from medsilo.mixing.forms import Exchanged, Rows, Summed
-from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, WeightedMean
-from medsilo.plan import Plan
-from medsilo.runs.messages import Task
+from medsilo.mixing.mixers import Compared, SimilarityMix, WeightedMean
+from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
+from medsilo.sealing.channels import Assembled, told_boxes, told_subject, told_tensors, verdict
+from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.letters import (
+    Accusation,
+    Accusations,
     Assembly,
+    Complaints,
     Confirmation,
     Introduction,
     Offer,
+    OneTimeKeys,
     Reveal,
+    SumClaim,
     Unmasked,
 )
 from medsilo.sealing.relay import Gathering, MaskedSums
@@ -45,39 +56,15 @@ from medsilo.sealing.signing import Certified, Unsigned
 from medsilo.sealing.terms import Terms
 
 Letters = dict[str, Any]
-Enough = Callable[[Exchange, str], None]  # raises ParticipationError where too few have answered
 
 
-class Ask(Protocol):
-    """Asks these sites, each with its letters; `take` is given a site's answer and raises Refused."""
+class SealedServer(RoundAggregation):
+    """Leads the sealed part of a study: it takes sums that no party alone can open in place of answers in clear."""
 
-    def __call__(
-        self,
-        task: Task,
-        number: int,
-        sites: Sequence[str],
-        letters: Callable[[str], Letters],
-        take: Callable[[str, Letters], None],
-        groups: Groups | None = None,
-    ) -> Exchange:
-        """Return what came of it. groups: what all are sent beside."""
-
-
-class SealedServer:
-    """Leads the sealed part of a study."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        study: str,
-        layout: Modules,
-        mixers: Mapping[str, Mixer],
-        store: SealedStore,
-        ask: Ask,
-        enough: Enough,
-    ) -> None:
-        self.plan, self.study, self.layout, self.mixers, self.store = plan, study, layout, mixers, store
-        self._ask, self._enough = ask, enough
+    def __init__(self, asker: Questioner, state: ServerState) -> None:
+        super().__init__(state)
+        self.asker, self.plan, self.store = asker, state.plan, state.store
+        self.layout, self.mixers = state.layout, state.mixers
         self.terms: Terms
         self.blocks: Blocks
         self._assembly: Assembly
@@ -85,6 +72,7 @@ class SealedServer:
         self.cautions: list[str] = []  # what is to be said of the sites at the end
         self._unmasked: dict[str, dict[int, tuple[str, ...]]] = {}  # site → round → whose sum it has helped to open
         self._deals: dict[str, Letters] = {}
+        self._spoilers: dict[str, Missing] = {}  # who sent what nobody can use, or complained falsely
         self._round: MaskedSums | None = None
         self._begin({})
 
@@ -94,29 +82,42 @@ class SealedServer:
         return self.terms.sites
 
     # ------------------------------------------------------------------ the study begins
-    def agree(self, sites: Sequence[str], heaviest: int) -> None:
+    def agree(self, joined: Mapping[str, Joined]) -> None:
         """Let the sites agree on fresh keys; without those that drop out meanwhile, as far as the plan allows it."""
-        left = sorted(sites)
+        left, ahead = [site for site in self.state.sites if site in joined], dict[str, int]()
+        transport = self.plan.transport
+        heaviest = transport.sealing_counts or max(joined[site].cases.train or 1 for site in left)
         while True:
-            self.store.agreement += 1
-            terms = terms_of(self.plan, self.study, left)
+            self.store.agreement = max(self.store.agreement, *ahead.values(), 0) + 1
+            terms = terms_of(self.plan, self.asker.study, left)
             told = KeyAgreement(number=self.store.agreement, sites=tuple(left), heaviest=heaviest)
-            here = self._agree(terms, told)
-            if here == left:
-                self.terms, self.blocks = terms, Blocks(self.plan, terms, heaviest)
-                return
+            here = self._agree(terms, told, ahead)
+            if here == left and max(ahead.values(), default=0) < told.number:
+                break
             left = here
+        self.terms, self.blocks = terms, Blocks(self.plan, terms, heaviest)
+        facts = {"mode": transport.sealing, "keys": self.keys, "protects": transport.promises}
+        self.state.details["sealing"] = facts
 
-    def _agree(self, terms: Terms, agreement: KeyAgreement) -> list[str]:
-        """Do the two steps; returns who is left after the first one that somebody did not do."""
+    def _agree(self, terms: Terms, agreement: KeyAgreement, ahead: dict[str, int]) -> list[str]:
+        """Do the two steps; returns who is left after the first one that somebody did not do.
+
+        ahead: takes the last agreement of sites that know a later one, each once.
+        """
         gathering, told = Gathering(terms), {"agreement": agreement.facts()}
 
         def introduced(site: str, letters: Letters) -> None:
+            if "last" in letters and site not in ahead:
+                last = Current.read(site, letters["last"]).agreement
+                if last > agreement.number + MOST_AHEAD:
+                    raise Refused(f"{site}: it can't have agreed on keys {last} times")
+                ahead[site] = last
+                return
             gathering.add(site, Introduction.read(site, letters.get("introduction")))
             self._unmasked[site] = dict(Unmasked.read(site, letters.get("unmasked")).sums)
 
         here = self._agreed(terms.sites, told, introduced)
-        if here == list(terms.sites):
+        if here == list(terms.sites) and max(ahead.values(), default=0) < agreement.number:
             self._assembly = gathering.assembly()
             signed = all(own.certificates for own in self._assembly.introductions)
             self.keys = Certified.said if signed else Unsigned.said
@@ -127,8 +128,32 @@ class SealedServer:
     def _agreed(self, sites: Sequence[str], letters: Letters, take: Callable[[str, Letters], None]) -> list[str]:
         """Tell all sites the same; returns who has answered."""
         exchange = self._ask("agree", 0, sites, lambda site: letters, take)
-        self._enough(exchange, "keys of the study")
+        self.asker.check(exchange, "keys of the study")
         return sorted(exchange.replies)
+
+    def _ask(
+        self,
+        task: Task,
+        number: int,
+        sites: Sequence[str],
+        letters: Callable[[str], Letters],
+        take: Callable[[str, Letters], None],
+        groups: Groups | None = None,
+    ) -> Exchange:
+        """Ask these sites, each with its letters; `take` is given a site's answer and raises Refused.
+
+        groups: what all are sent beside.
+        """
+
+        def words(site: str) -> tuple[Groups, dict[str, Any]]:
+            return groups or {}, {"sealing": letters(site)}
+
+        def taken(site: str, answer: SiteAnswer, sent: Groups) -> None:
+            assert isinstance(answer, Lettered)
+            check_forms(sent, {})
+            take(site, answer.sealing)
+
+        return self.asker.ask(task, number, sites, words, taken)
 
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
@@ -139,7 +164,8 @@ class SealedServer:
         self._rows: dict[str, Matrix] = {}
 
     def begin(self, number: int, phase: Phase) -> dict[str, Missing]:
-        """Begin a round whose mixers are open; returns the sites that are not in it, and why."""
+        late = Missing("refused", "was not there when the sites agreed on keys; it may be when the study is resumed")
+        absent = {site: late for site in self.state.sites if site not in self.sites}
         rows: dict[str, Matrix] = {
             name: mixer.rows()
             for name, form in self.plan.sealed_forms(phase).items()
@@ -149,18 +175,73 @@ class SealedServer:
         self._rows, self._deals, self._round = rows, {}, None
         blocks = [block for own in self.groups.values() for block in own.blocks.values()]
         if not blocks:
-            return {}
+            return absent
         sums = self._round = MaskedSums(self.terms, self._assembly, number, blocks, self._given(phase))
 
         def offered(site: str, letters: Letters) -> None:
             sums.offer(site, Offer.read(site, letters.get("offer")))
 
         again = self._repeated(number)
-        exchange = self._ask("offer", number, again or self.sites, lambda site: self._told(), offered)
-        self._enough(exchange, f"keys of round {number}")
+        exchange = self._ask("offer", number, self._honest(again or self.sites), lambda site: self._told(), offered)
+        self.asker.check(exchange, f"keys of round {number}")
+        self._check_deals(sums, number, exchange)
         self._deals = {site: {"deal": deal.facts()} for site, deal in sums.deals().items()}
-        late = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
-        return {**{site: late for site in self.sites if again and site not in again}, **exchange.missing}
+        repeated = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
+        others = {site: repeated for site in self.sites if again and site not in again}
+        return {**absent, **others, **exchange.missing, **self._spoilers}
+
+    def _honest(self, sites: Sequence[str]) -> list[str]:
+        return [site for site in sites if site not in self._spoilers]
+
+    # ------------------------------------------------------------------ who spoils a round
+    def _check_deals(self, sums: MaskedSums, number: int, exchange: Exchange) -> None:
+        """Let all look into the boxes that they are dealt; whoever spoilt one is left out, and nobody else."""
+        deals, accusations = sums.deals(), list[Accusation]()
+
+        def checked(site: str, letters: Letters) -> None:
+            against = Complaints.read(site, letters.get("complaints")).against
+            accusations.extend([sums.accusation(site, sender, own) for sender, own in sorted(against.items())])
+
+        self._ask("deal", number, sorted(deals), lambda site: {**self._told(), "deal": deals[site].facts()}, checked)
+        for site in self._settle(number, accusations, sums.use):
+            sums.drop(site)
+        self._leave_out(exchange, f"keys of round {number} that can be used")
+
+    def _settle(
+        self, number: int, accusations: Sequence[Accusation], use: Callable[[Accusation, bytes], None]
+    ) -> dict[str, Missing]:
+        """Let senders show what is in the boxes that readers complain of; returns who spoilt one, and why.
+
+        use: raises Refused for a content that is of no use.
+        """
+        all_of, keys = Assembled(self.terms, self._assembly.introductions), dict[str, Mapping[str, bytes]]()
+        senders = sorted({own.sender for own in accusations})
+
+        def letters(site: str) -> Letters:
+            mine = Accusations(of=tuple(own for own in accusations if own.sender == site))
+            return {**self._told(), "accusations": mine.facts()}
+
+        def shown(site: str, letters: Letters) -> None:
+            keys[site] = OneTimeKeys.read(site, letters.get("keys")).keys
+
+        if senders:
+            self._ask("defend", number, senders, letters, shown)
+        found: dict[str, Missing] = {}
+        for own in accusations:
+            once = keys.get(own.sender, {}).get(own.reader)
+            site, why = verdict(all_of, own, once, partial(use, own))
+            found[site] = Missing("refused", why)
+            self.store.proofs.append({"accusation": own.facts(), "key": once.hex() if once else "", "by": site})
+            self.cautions.append(f"round {number}: {why}; {site} is left out")
+        self._spoilers |= found
+        return found
+
+    def _leave_out(self, exchange: Exchange, what: str) -> None:
+        """Go on without those who spoilt a box; raises ParticipationError where too few are left."""
+        for site in self._spoilers.keys() & exchange.replies.keys():
+            del exchange.replies[site]
+        exchange.missing = {**exchange.missing, **self._spoilers}
+        self.asker.check(exchange, what)
 
     def _repeated(self, number: int) -> tuple[str, ...]:
         """Return whose sum was opened before the server stopped, where enough sites say so: a second one over others
@@ -192,18 +273,18 @@ class SealedServer:
         return {"current": self.store.agreement, **rows}
 
     def letters(self, site: str, groups: Groups) -> Letters:
-        """Return what a site is told beside what it is sent in a round or after the last."""
         if site not in self.sites:
             return {}
         held = self.store.told(groups, site)
         return {**self._told(), **({"held": held} if held else {}), **(self._deals.get(site, {}))}
 
-    def expected(self, clear: Groups) -> Groups:
-        """Return the layout of what sites send, from that of a study in clear."""
+    def expected(self, phase: Phase) -> Groups:
+        clear = super().expected(phase)
         return {name: self.groups[name].expected() if name in self.groups else own for name, own in clear.items()}
 
-    def take(self, site: str, groups: Groups, samples: int) -> None:
-        """Take what a site sealed, whose form was checked."""
+    def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
+        clear = {name: tensors for name, tensors in groups.items() if name not in self.groups}
+        super().take(site, clear, samples, phase)
         sealed = [(name, key, block) for name, own in self.groups.items() for key, block in own.blocks.items()]
         words = {block.name: groups[name][key] for name, key, block in sealed}
         if self._round is not None:
@@ -222,22 +303,22 @@ class SealedServer:
         for own in self.groups.values():
             if isinstance(own.form, Exchanged):
                 self._compare(own, number)
+        if self.cautions:
+            self.state.details["cautions"] = [*self.plan.cautions(self.state.sites), *self.cautions]
 
     def _compare(self, own: SealedGroup, number: int) -> None:
-        """Let the sites compare what they told each other; take the weights on which all agree."""
-        mixer, boxes = self.mixers[own.name], self._boxes[own.name]
+        """Let the sites compare what they told each other; take the weights on which all agree.
+
+        What cannot be used is left out, and all compare again.
+        """
+        mixer, boxes = self.mixers[own.name], dict(self._boxes[own.name])
         assert isinstance(mixer, Compared)
-        told = {**self._told(), "among": mixer.sites}
-        found: dict[str, OwnWeights] = {}
-
-        def compared(site: str, letters: Letters) -> None:
-            comparison = OwnWeights.read(site, letters.get("comparison"))
-            comparison.check(site)
-            if comparison.round != number or list(comparison.sites) != mixer.sites:
-                raise Refused(f"{site}: its weights are of other sites or of another round than {number}")
-            found[site] = comparison
-
-        exchange = self._ask("compare", number, sorted(boxes), lambda site: told, compared, {own.name: boxes})
+        exchange, found, accusations = self._compared(own, number, mixer.sites, boxes)
+        while spoilt := self._settle(number, accusations, partial(self._use_told, own, number)):
+            boxes = {site: box for site, box in boxes.items() if site not in spoilt}
+            exchange, found, accusations = self._compared(own, number, mixer.sites, boxes)
+        exchange.asked = sorted(self._boxes[own.name])
+        self._leave_out(exchange, f"weights of what was told in round {number}")
         agreed, odd = most_alike(found)
         for site in odd:
             del exchange.replies[site]
@@ -245,7 +326,7 @@ class SealedServer:
                 **exchange.missing,
                 site: Missing("refused", "made other weights of what the hospitals told each other"),
             }
-        self._enough(exchange, f"weights that follow from round {number}")
+        self.asker.check(exchange, f"weights that follow from round {number}")
         if odd:
             self.cautions.append(
                 f"round {number}: {', '.join(odd)} made other weights of what the hospitals told each other than "
@@ -253,23 +334,76 @@ class SealedServer:
             )
         mixer.take_weights(torch.tensor(agreed.weights, dtype=torch.float64))
 
-    def _add(self, sums: MaskedSums, number: int) -> None:
-        survivors = sums.survivors()
-        if self.terms.confirm:
+    def _compared(
+        self, own: SealedGroup, number: int, among: list[str], boxes: dict[str, Tensor]
+    ) -> tuple[Exchange, dict[str, OwnWeights], list[Accusation]]:
+        """Ask for the weights of what is in these boxes; returns them, and complaints of what is of no use."""
+        told, found, accusations = {**self._told(), "among": among}, dict[str, OwnWeights](), list[Accusation]()
 
-            def confirmed(site: str, letters: Letters) -> None:
-                sums.confirmation(site, Confirmation.read(site, letters.get("confirmation")))
+        def compared(site: str, letters: Letters) -> None:
+            if "complaints" in letters:
+                against = Complaints.read(site, letters["complaints"]).against
+                accusations.extend([self._of_told(own, number, site, *each) for each in sorted(against.items())])
+                return
+            comparison = OwnWeights.read(site, letters.get("comparison"))
+            comparison.check(site)
+            if comparison.round != number or list(comparison.sites) != among:
+                raise Refused(f"{site}: its weights are of other sites or of another round than {number}")
+            found[site] = comparison
 
-            told = {**self._told(), "survivors": survivors.facts()}
-            self._ask("confirm", number, survivors.sites, lambda site: told, confirmed)
-        request = sums.request()
+        exchange = self._ask("compare", number, sorted(boxes), lambda site: told, compared, {own.name: boxes})
+        return exchange, found, accusations
+
+    def _told_by(self, own: SealedGroup, site: str, reader: str) -> tuple[bytes, bytes]:
+        return told_boxes(site, self._boxes[own.name][site], len(self.sites), self.terms.place(reader))
+
+    def _of_told(self, own: SealedGroup, number: int, reader: str, sender: str, complaint: bytes) -> Accusation:
+        """Return a site's complaint of what another told all; raises Refused, naming it, unless it signed that."""
+        if sender not in self._boxes[own.name]:
+            raise Refused(f"{reader}: it complains of a site that told nothing")
+        content, box = self._told_by(own, sender, reader)
+        subject = told_subject(number, own.name, content)
+        accusation = Accusation(sender=sender, reader=reader, subject=subject, box=box, complaint=complaint)
+        Assembled(self.terms, self._assembly.introductions).check_complaint(accusation)
+        return accusation
+
+    def _use_told(self, own: SealedGroup, number: int, accusation: Accusation, key: bytes) -> None:
+        """Raise Refused where nobody can make anything of what a site told."""
+        content, _ = self._told_by(own, accusation.sender, accusation.reader)
+        tensors = told_tensors(key, content, accusation.sender, number, own.name, Flat.like(own.like))
+        check_numbers({own.name: tensors}, [own.group], {own.name: own.group.ranges(self.layout, self.plan.task)}, {})
+
+    def _open_sums(self, sums: MaskedSums, number: int) -> tuple[SumClaim, Tensors]:
+        """Let the sites confirm whose uploads are added, and take off the masks; raises ParticipationError, with their
+        reasons, where too few do."""
+        survivors, missing = sums.survivors(), dict[str, Missing]()
+
+        def ask(task: Task, letters: Letters, take: Callable[[str, Letters], None]) -> None:
+            told = {**self._told(), **letters}
+            missing.update(self._ask(task, number, survivors.sites, lambda site: told, take).missing)
+
+        def confirmed(site: str, letters: Letters) -> None:
+            sums.confirmation(site, Confirmation.read(site, letters.get("confirmation")))
 
         def revealed(site: str, letters: Letters) -> None:
             sums.reveal(site, Reveal.read(site, letters.get("reveal")))
 
-        told_all = {**self._told(), "request": request.facts()}
-        self._ask("unmask", number, survivors.sites, lambda site: told_all, revealed)
-        claim, opened = sums.open()
+        try:
+            if self.terms.confirm:
+                ask("confirm", {"survivors": survivors.facts()}, confirmed)
+            ask("unmask", {"request": sums.request().facts()}, revealed)
+            opened = sums.open()
+            self.cautions += [
+                f"round {number}: {site} revealed shares that nobody dealt it" for site in sorted(sums.liars)
+            ]
+            return opened
+        except ParticipationError as error:
+            reasons = sorted({gone.text for gone in missing.values()})
+            raise ParticipationError("; ".join([str(error), *reasons])) from error
+
+    def _add(self, sums: MaskedSums, number: int) -> None:
+        claim, opened = self._open_sums(sums, number)
+        survivors = sums.survivors()
         for own in self.groups.values():
             for key, block in own.blocks.items():
                 if isinstance(own.form, Summed):

@@ -1,8 +1,9 @@
 """A site's side of a sealed study: it agrees on keys, seals what it sends, and opens what it is given."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
+from medsilo.course.sealable import forms_of
 from medsilo.federation.accepting import check_numbers, same_layout
+from medsilo.federation.envelope import Envelope
 from medsilo.federation.sealed.what import (
     ALIKE,
     COUNT,
@@ -32,14 +35,16 @@ from medsilo.federation.sealed.what import (
     mark_of_group,
     terms_of,
 )
-from medsilo.mixing.forms import Exchanged, Pulled, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
 from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import (
+    Accusations,
     Assembly,
+    Complaints,
     Deal,
     SumClaim,
     Survivors,
@@ -47,13 +52,15 @@ from medsilo.sealing.letters import (
 )
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Signer
+from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER as READER
-from medsilo.sealing.terms import SealedBlock
+from medsilo.sealing.terms import SealedBlock, check_hidden
 
 SERVER = "the server"
 KEPT_ROWS = 4  # rounds whose published rows a site keeps
 Letters = dict[str, Any]
 Rowed = Mapping[str, Matrix]  # group → the rows of its mixture
+JoinSum = Callable[[str, Collection[str], int | None], None]  # first weights, sites, round; raises Refused
 
 
 @dataclass
@@ -80,11 +87,12 @@ class _Memory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        kept: dict[str, Any] = {"sums": {}, "rows": {}, "compared": {}, "opened": {}, "given": {}}
+        kept: dict[str, Any] = {"agreement": 0, "sums": {}, "rows": {}, "compared": {}, "opened": {}, "given": {}}
         if path.exists():
             with reading("this site's memory of sealed sums"):
                 kept = json.loads(path.read_bytes())
         with reading("this site's memory of sealed sums"):
+            self.agreement = int(kept["agreement"])  # the number of the last
             self.sums = SumMemory.read(kept["sums"])
             self.rows: dict[int, Rowed] = {  # by round: those that were published
                 int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
@@ -99,6 +107,7 @@ class _Memory:
     def write(self) -> None:
         """Keep it; before anything that rests on it leaves."""
         kept = {
+            "agreement": self.agreement,
             "sums": self.sums.facts(),
             "rows": {str(number): own for number, own in self.rows.items()},
             "compared": {group: own.facts() for group, own in self.compared.items()},
@@ -108,11 +117,15 @@ class _Memory:
         write_bytes(self.path, json.dumps(kept).encode())
 
 
-class SealedSite:
+class SealedSite(Envelope):
     """One site of a sealed study. What it keeps is on its disk before anything that rests on it leaves."""
 
-    def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
+    keeps_at_home = True
+
+    def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer, join_sum: JoinSum | None = None) -> None:
+        """join_sum: what the hospital remembers of other studies' sums."""
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
+        self._join_sum = join_sum
         self._seats: dict[int, _Seat] = {}
         self.memory = _Memory(folder / paths.SUMS)
         self._arrived: Groups = {}  # of groups that are sent as the way from them
@@ -123,12 +136,12 @@ class SealedSite:
         }
 
     # ------------------------------------------------------------------ letters
-    def answer(self, asked: Request, groups: Groups) -> Letters:
+    def letter(self, asked: Request, groups: Groups) -> Letters:
         """Do what a letter asks; returns the answer's."""
         if asked.task == "compare":
             return self._compare(asked, groups)
-        work = {"agree": self._agree, "offer": self._offer, "confirm": self._confirm, "unmask": self._unmask}
-        return work[asked.task](asked)
+        work = {"agree": self._agree, "offer": self._offer, "deal": self._deal, "defend": self._defend}
+        return (work | {"confirm": self._confirm, "unmask": self._unmask})[asked.task](asked)
 
     def _agree(self, asked: Request) -> Letters:
         agreement = KeyAgreement.read(SERVER, asked.sealing.get("agreement"))
@@ -140,7 +153,10 @@ class SealedSite:
             seat.member.meet(Assembly.read(SERVER, letters["assembly"]))
             answer: Letters = {}
         else:
-            seat = self._waiting(agreement) or self._begin(agreement, asked.study)
+            waiting = self._waiting(agreement)
+            if waiting is None and agreement.number <= self.memory.agreement:  # no number has two agreements
+                return {"last": {"agreement": self.memory.agreement}}
+            seat = waiting or self._begin(agreement, asked.study)
             answer = {"introduction": seat.member.introduction().facts(), "unmasked": seat.member.unmasked().facts()}
         self._keep(seat)
         return answer
@@ -153,24 +169,36 @@ class SealedSite:
         return seat if seat.agreement == agreement and not seat.member.has_met else None
 
     def _begin(self, agreement: KeyAgreement, study: str) -> _Seat:
-        if self.site not in agreement.sites or not set(agreement.sites) <= set(self.plan.participation.sites):
-            raise Refused("the server: it names other sites than the plan does")
         terms = terms_of(self.plan, study, agreement.sites)
+        self._join(agreement.sites, None)
         member = Member.begin(terms, self.site, self.signer, self.memory.sums)
+        self.memory.agreement = agreement.number
         seat = self._seats[agreement.number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
         return seat
 
     def _offer(self, asked: Request) -> Letters:
         seat = self._newest(asked)
         self._publish(asked)
+        for block in self._blocks(seat, asked.round):
+            check_hidden(seat.member.terms, block, range(len(seat.agreement.sites)))
         offer = seat.member.offer(asked.round)
         self._keep(seat)
         return {"offer": offer.facts()}
+
+    def _deal(self, asked: Request) -> Letters:
+        """Look into the boxes of a round before anybody trains."""
+        deal = Deal.read(SERVER, asked.sealing.get("deal"))
+        return {"complaints": self._newest(asked).member.check_deal(deal).facts()}
+
+    def _defend(self, asked: Request) -> Letters:
+        accusations = Accusations.read(SERVER, asked.sealing.get("accusations"))
+        return {"keys": self._newest(asked).member.defend(accusations).facts()}
 
     def _confirm(self, asked: Request) -> Letters:
         seat = self._newest(asked)
         survivors = Survivors.read(SERVER, asked.sealing.get("survivors"))
         confirmation = seat.member.confirm(survivors, self._blocks(seat, asked.round))
+        self._join(survivors.sites, asked.round)
         self._keep(seat)
         return {"confirmation": confirmation.facts()}
 
@@ -178,8 +206,20 @@ class SealedSite:
         seat = self._newest(asked)
         request = UnmaskingRequest.read(SERVER, asked.sealing.get("request"))
         reveal = seat.member.unmask(request, self._blocks(seat, asked.round))
+        self._join(request.sites, asked.round)
         self._keep(seat)
         return {"reveal": reveal.facts()}
+
+    def _join(self, sites: Collection[str], number: int | None) -> None:
+        """Let the hospital remember a sum that it is about to help with; raises Refused."""
+        if self._join_sum:
+            self._join_sum(self._first, sites, number)
+
+    @cached_property
+    def _first(self) -> str:
+        """A mark of the weights that the study begins with, and of what else is drawn."""
+        networks = self.plan.build_networks().items()
+        return digest("first", self.plan.seed, *(mark_of_group(own.state_dict()) for _, own in sorted(networks))).hex()
 
     def _compare(self, asked: Request, groups: Groups) -> Letters:
         """Open what the hospitals told each other, and make of it what all of them do."""
@@ -193,28 +233,33 @@ class SealedSite:
         own = sealed.get(name)
         if own is None or not isinstance(own.form, Exchanged):
             raise Refused("the server: it hands out what hospitals do not tell each other")
-        rows = own.form.compare(among, self._told(seat, asked.round, own, groups[name]))
+        told, against = self._told(seat, asked.round, own, groups[name])
+        if against:
+            return {"complaints": Complaints(against=against).facts()}
+        rows = own.form.compare(among, told)
         comparison = OwnWeights(round=asked.round, sites=among, weights=tuple(map(tuple, rows.tolist())))
         self.memory.compared[own.form.rows] = comparison
         self._keep(seat)
         return {"comparison": comparison.facts()}
 
-    def _told(self, seat: _Seat, number: int, own: SealedGroup, boxes: Tensors) -> dict[str, Tensors]:
-        """Return what each hospital told, checked as the server checks it in clear."""
+    def _told(
+        self, seat: _Seat, number: int, own: SealedGroup, boxes: Tensors
+    ) -> tuple[dict[str, Tensors], dict[str, bytes]]:
+        """Return what each hospital told, checked as the server checks it in clear, and complaints of what is of no
+        use."""
         if self.site not in boxes or len(boxes) < seat.member.terms.least:
             raise Refused(
                 f"the server: it hands out what {len(boxes)} hospitals told; it takes {seat.member.terms.least}, and "
                 "this one among them"
             )
-        flat, found = Flat.like(own.like), {}
+        flat, found, against = Flat.like(own.like), {}, {}
         for site, box in boxes.items():
-            tensors = seat.member.told(site, number, own.name, flat, box)
             try:
-                check_numbers({own.name: tensors}, [own.group], self._ranges, {})
-            except Refused as error:
-                raise Refused(f"{site}: {error}") from error
-            found[site] = tensors
-        return found
+                found[site] = seat.member.told(site, number, own.name, flat, box)
+                check_numbers({own.name: found[site]}, [own.group], self._ranges, {})
+            except Refused:
+                against[site] = seat.member.complain_of_told(site, number, own.name, box)
+        return found, against
 
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
@@ -389,10 +434,10 @@ class SealedSite:
 
     def _publish(self, asked: Request) -> None:
         """Remember the rows that the server publishes for a round, before anything of it is sealed."""
-        if "rows" not in asked.sealing:
-            return
-        rows = Published.read(SERVER, {"rows": asked.sealing["rows"]}).rows
-        sites = self.plan.participation.sites
+        rows = Published.read(SERVER, {"rows": asked.sealing.get("rows", {})}).rows
+        sites, forms = self.plan.participation.sites, self.plan.sealed_forms(self.plan.course.phase_of(asked.round))
+        if rows.keys() != {name for name, form in forms.items() if isinstance(form, Rows)}:
+            raise Refused("the server: the rows of weights that it tells are not those of the groups that are mixed")
         for own in rows.values():
             if set(own) != set(sites) or any(len(row) != len(sites) or sum(row) <= 0 for row in own.values()):
                 raise Refused("the server: the rows of weights that it tells are not one for each site")
@@ -400,29 +445,48 @@ class SealedSite:
         if kept.get(asked.round, rows) != rows:
             raise Refused(f"the server: it changes the weights of round {asked.round}")
         for group, matrix in rows.items():
-            self._check_compared(asked.round, group, matrix)
+            self._check_rows(asked.round, group, forms[group], matrix)
         self.memory.rows = dict(sorted({**kept, asked.round: rows}.items())[-KEPT_ROWS:])
 
-    def _check_compared(self, number: int, group: str, matrix: Matrix) -> None:
-        """Raise Refused where the server tells other weights than this site made of what all told each other last."""
+    def _check_rows(self, number: int, group: str, form: Form, matrix: Matrix) -> None:
+        """Raise Refused where the server tells other weights than this site made of what all told each other last; one
+        that made none sends nothing that counts for another."""
+        course, named = self.plan.course, self.plan.participation.sites
+        told = ((before, self._told_in[course.place_of(before)].get(group)) for before in range(number - 1, 0, -1))
+        last, name = next(((before, name) for before, name in told if name), (0, ""))
+        if name in self.plan.transport.sealing_clear:
+            return  # the server alone makes weights of it
         own = self.memory.compared.get(group)
-        if own is None or any(self._compares(between) for between in range(own.round + 1, number)):
+        if last and (own is None or own.round < last):
+            place = named.index(self.site)
+            if any(row[place] for site, row in matrix.items() if site != self.site):
+                raise Refused(
+                    f"this hospital made no weights of {group} of its own in round {last}, so it sends nothing that "
+                    "counts for others until all compare again"
+                )
             return
-        for site, row in zip(own.sites, own.weights, strict=True):
+        assert isinstance(form, Rows)
+        known = own.weights if own and last else form.weights
+        for site, row in zip(named, known, strict=True):
             if max(abs(a - b) for a, b in zip(row, matrix[site], strict=True)) > ALIKE:
                 raise Refused(
                     f"the server: the weights of {group} that it tells for round {number} are not those that this site "
-                    f"made of what the hospitals told each other in round {own.round}"
+                    f"made of {f'what the hospitals told each other in round {last}' if last else 'the plan'}"
                 )
 
-    def _compares(self, number: int) -> bool:
-        """Return whether hospitals tell each other something in a round."""
-        forms = self.plan.sealed_forms(self.plan.course.phase_of(number))
-        return any(isinstance(form, Exchanged) for form in forms.values())
+    @cached_property
+    def _told_in(self) -> list[dict[str, str]]:
+        """By phase: the group whose rows follow from what sites tell in it, and the name of what they tell."""
+        plan, sites = self.plan, self.plan.participation.sites
+        every = [forms_of(phase, sites, plan.task, plan.training, plan.seed) for phase in plan.course.phases]
+        return [{form.rows: name for name, form in own.items() if isinstance(form, Exchanged)} for own in every]
 
     # ------------------------------------------------------------------ what is kept
     def _newest(self, asked: Request) -> _Seat:
-        return self._seat(Current.read(SERVER, {"agreement": asked.sealing.get("current")}).agreement)
+        current = Current.read(SERVER, {"agreement": asked.sealing.get("current")}).agreement
+        if current != self.memory.agreement:
+            raise Refused(f"the server: it goes back to agreement {current}; the last is {self.memory.agreement}")
+        return self._seat(current)
 
     def _seat(self, number: int) -> _Seat:
         if number not in self._seats:

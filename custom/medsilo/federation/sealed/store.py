@@ -25,6 +25,7 @@ class SealedStore:
 
     def __init__(self) -> None:
         self.agreement = 0  # how often the study has agreed on keys
+        self.proofs: list[dict[str, Any]] = []  # who spoilt what: each site has the keys with which it can be checked
         self._kept: dict[str, dict[str, SealedResult]] = {}
 
     def keep(self, group: str, site: str, kept: SealedResult) -> None:
@@ -47,18 +48,20 @@ class SealedStore:
         facts: list[dict[str, Any]] = []
         seen: dict[int, int] = {}
         for group, by_site in sorted(self._kept.items()):
-            for site, kept in sorted(by_site.items()):
-                place = seen.setdefault(id(kept), len(facts))
+            for site, own in sorted(by_site.items()):
+                place = seen.setdefault(id(own), len(facts))
                 if place == len(facts):
-                    facts.append({"group": group, "sites": [], "held": kept.held.facts()})
-                    tensors |= {f"{PREFIX}/{place}/{name}": tensor for name, tensor in kept.tensors.items()}
+                    facts.append({"group": group, "sites": [], "held": own.held.facts()})
+                    tensors |= {f"{PREFIX}/{place}/{name}": tensor for name, tensor in own.tensors.items()}
                 facts[place]["sites"].append(site)
-        return tensors, {"sealed": {"agreement": self.agreement, "kept": facts}} if self.agreement else {}
+        return tensors, {
+            "sealed": {"agreement": self.agreement, "kept": facts, "proofs": self.proofs}
+        } if self.agreement else {}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        sealed = facts.get("sealed", {"agreement": 0, "kept": []})
-        self.agreement, self._kept = sealed["agreement"], {}
+        sealed = facts.get("sealed", {"agreement": 0, "kept": [], "proofs": []})
+        self.agreement, self._kept, self.proofs = sealed["agreement"], {}, sealed["proofs"]
         for place, told in enumerate(sealed["kept"]):
             prefix = f"{PREFIX}/{place}/"
             own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

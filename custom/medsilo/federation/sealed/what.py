@@ -18,10 +18,9 @@ from medsilo.federation.known import mark_of
 from medsilo.mixing.forms import Exchanged, Form, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
-from medsilo.sealing.channels import BOXED
+from medsilo.sealing.channels import KEY_BOX, LOCKED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
 from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
-from medsilo.sealing.member import KEY_BOX
 from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
@@ -34,13 +33,17 @@ Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_lengt
 Matrix = Mapping[str, Sequence[float]]  # site → its row of weights, in the order of the sites
 
 
+AgreementNumber = Annotated[int, Field(ge=1, le=1_000_000)]
+MOST_AHEAD = 1000  # that a site's last number may be beyond the server's, which stopped before it could write its own
+
+
 class KeyAgreement(Letter):
     """The terms on which a study begins to seal.
 
     number: counts the times that it began anew, with fresh keys. heaviest: no site has more training cases.
     """
 
-    number: Annotated[int, Field(ge=1, le=1_000_000)]
+    number: AgreementNumber
     sites: Names
     heaviest: Annotated[int, Field(ge=1, le=2 * MOST_CASES)]
 
@@ -51,7 +54,7 @@ class Held(Letter):
     round: in which it was sealed. divisor: what the sum is divided by. claim: whose numbers are in it.
     """
 
-    agreement: Annotated[int, Field(ge=1, le=1_000_000)]
+    agreement: AgreementNumber
     round: RoundNumber
     divisor: Annotated[int, Field(ge=1, lt=1 << 52)]
     claim: dict[str, Any]
@@ -60,7 +63,7 @@ class Held(Letter):
 class Current(Letter):
     """The number of the agreement that a letter belongs to."""
 
-    agreement: Annotated[int, Field(ge=1, le=1_000_000)]
+    agreement: AgreementNumber
 
 
 class Among(Letter):
@@ -140,7 +143,7 @@ class SealedGroup:
         """Return the layout of what a site sends."""
         if isinstance(self.form, Exchanged):
             content = sum(tensor.nbytes for tensor in self.like.values())
-            told = content + BOXED + self.readers * KEY_BOX
+            told = content + LOCKED + self.readers * KEY_BOX
             return {WORDS: torch.empty(told, dtype=torch.uint8, device="meta")}
         words = {
             name: next(iter(self.like.values())).new_empty(
@@ -240,9 +243,14 @@ def given_of(plan: Plan, phase: Phase, marks: Mapping[str, str]) -> bytes:
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
-    """Return the terms of these sites; raises PlanError where they can't seal as the plan says."""
-    transport = plan.transport
-    return Terms(study, plan.hash, tuple(sites), transport.threshold(len(sites)), transport.sealing_confirm)
+    """Return the terms of these sites, those of the plan that are there; raises Refused where they are others, or fewer
+    than the plan requires. The threshold is that of all hospitals of the plan."""
+    transport, named, required = plan.transport, plan.participation.sites, plan.participation.required
+    if not set(sites) <= set(named):
+        raise Refused("the server: it names other sites than the plan does")
+    if len(sites) < required:
+        raise Refused(f"the server: it lets {len(sites)} hospitals agree on keys, and the plan requires {required}")
+    return Terms(study, plan.hash, tuple(sites), transport.threshold(len(named)), transport.sealing_confirm, required)
 
 
 def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[str, Tensor]]:

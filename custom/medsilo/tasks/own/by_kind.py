@@ -1,115 +1,59 @@
-"""Tasks whose kind stands in the plan: they learn and are scored as the task of that kind."""
+"""Rows and windows of a hospital's own, of which the plan says what is learned."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal, Self
 
-from torch import Tensor
-from torch.utils.data import Dataset
+from pydantic import Field, model_validator
 
-from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.metrics import Counts, Figures, Measures
+from medsilo.tasks.goal import Goal
+from medsilo.tasks.own.columns import LARGEST, Text, as_level
+from medsilo.tasks.own.own_data import OwnData
+from medsilo.tasks.own.standardising import Standardise
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.survival import Survival
-from medsilo.tasks.task import SiteData, Task
 
 Kind = Literal["classification", "regression", "survival"]
 
 
-class ByKind(Task):
-    """A task that leaves its loss and its scores to another one."""
+class ByKind(OwnData):
+    """Numbers of a hospital's own, standardised or not, and what is learned of them."""
+
+    kind: Kind = Field(
+        "classification", description="what is learned of a line or a window; of survival in recordings, of a patient"
+    )
+    labels: tuple[Text, ...] = Field(
+        ("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
+    )
+    range: tuple[float, float] = Field(
+        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
+    )
+    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
+    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
+    standardise: Standardise = Field(
+        "site",
+        description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
+        "those that the plan gives with each",
+    )
+
+    @model_validator(mode="after")
+    def _kind_agrees(self) -> Self:
+        if len({as_level(label) for label in self.labels}) < len(self.labels):
+            raise ValueError(f"labels {list(self.labels)}: name each once")
+        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
+            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
+        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
+            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
+        return self
 
     @property
-    @abstractmethod
-    def _family(self) -> Task:
-        """Return the task of the plan's kind."""
-
-    @property
-    def metric(self) -> str:  # type: ignore[override]
-        """The kind's."""
-        return self._family.metric
-
-    @property
-    def by_case(self) -> bool:  # type: ignore[override]
-        """The kind's."""
-        return self._family.by_case
-
-    @property
-    def unbounded(self) -> str:
-        return self._family.unbounded
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.loss(output, target)
-
-    def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.case_losses(output, target)
-
-    def score(self, scores: Tensor) -> float:
-        return self._family.score(scores)
-
-    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        return self._family.sway(data, patients)
-
-    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.case_scores(output, target)
-
-    def measures(self, output: Tensor, target: Tensor) -> Measures:
-        return self._family.measures(output, target)
-
-    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        return self._family.counts(measures, patients, least)
-
-    @property
-    def layout(self) -> dict[str, int]:
-        return self._family.layout
-
-    def range_of(self, name: str) -> tuple[float, float]:
-        return self._family.range_of(name)
-
-    def told_range(self, name: str) -> tuple[float, float]:
-        return self._family.told_range(name)
-
-    def figures(self, counts: Counts) -> Figures:
-        return self._family.figures(counts)
-
-
-# ------------------------------------------------------------------------------------------------ of numbers
-class _Judge(Task):
-    title: ClassVar[str] = "of another task"
-
-    def default_network(self) -> Network:
-        raise TypeError("this measures and has no network")
-
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        raise TypeError("this measures and has no data")
-
-
-class _Classes(_Judge, Classification):
-    names: tuple[str, ...]
-
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        return len(self.names)
-
-
-class _Values(_Judge, Regression):
-    range: tuple[float, float]
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        return self.range
-
-
-class _Risks(_Judge, Survival):
-    pass
+    def goal(self) -> Goal:
+        return goal_of(self.kind, self.labels, self.range)
 
 
 @cache
-def family_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Task:
-    """Return what measures a task of this kind with these classes, or numbers between these limits."""
+def goal_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float], outputs: int | None = None) -> Goal:
+    """Return what is learned of these classes, or of numbers between these limits. outputs: of a classification."""
     if kind == "classification":
-        return _Classes(names=labels)
-    return _Values(range=limits) if kind == "regression" else _Risks()
+        return Classification(labels, outputs)
+    return Regression(limits) if kind == "regression" else Survival()

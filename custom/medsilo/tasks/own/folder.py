@@ -2,36 +2,40 @@
 
 import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
+from medsilo.learning.loop import DrawnCases
 from medsilo.learning.seeds import seed_for
-from medsilo.models.network import Network
-from medsilo.tasks.bundled import IN_MONAI, InMonai
+from medsilo.models.densenet121 import DenseNet121
+from medsilo.models.network import Dimensions, Network
+from medsilo.models.unet import UNet
+from medsilo.tasks.classification import Classification
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
-from medsilo.tasks.own.by_kind import ByKind
 from medsilo.tasks.own.file_reader import CaseReader, FileReader
 from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
-from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
 from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.segmentation import likeliest
+from medsilo.tasks.segmentation import Segmentation, likeliest
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import digest, range_of, ranges_of
-from medsilo.tasks.task import SiteData, Task
+from medsilo.tasks.survey import digest
+from medsilo.tasks.task import SiteData
+from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
@@ -43,16 +47,13 @@ BYTE, DARKEST = 255, 65_535 // 16  # greatest values of an image of 8 bits, and 
 DARK = "images of 16 bits use 12 or fewer, so that they are nearly black here; agree on task.intensity percentiles"
 
 
-class FolderTask(OwnFolder, ByKind):
+class FolderTask(OwnFolder):
     """The agreement of sites that learn from folders of their own. Where the files lie is each site's own affair.
 
     Numbers along axes are given as x, y (and z). Images are resized to `size`; or they keep a size of their own. Then a
     segmentation's training takes pieces of `size`, and it is evaluated on whole images, through windows of that size; a
     classification's images are cut or filled up to `size`.
     """
-
-    predictor: ClassVar[str] = "images"
-    augments: ClassVar[bool] = True
 
     kind: Literal["segmentation", "classification"] = Field("segmentation", description="what is learned")
     labels: tuple[Name, ...] = Field(
@@ -102,12 +103,12 @@ class FolderTask(OwnFolder, ByKind):
         return 2
 
     @property
-    def axes(self) -> int:
+    def axes(self) -> Dimensions:
         """Axes of what the network reads."""
         return 2
 
     @property
-    def segments(self) -> bool:  # type: ignore[override]
+    def segments(self) -> bool:
         """Return whether structures are found; else images are classified."""
         return self.kind == "segmentation"
 
@@ -117,16 +118,12 @@ class FolderTask(OwnFolder, ByKind):
         return True
 
     @property
-    def crops(self) -> bool:  # type: ignore[override]
+    def crops(self) -> bool:
+        """Return whether cases have sizes of their own, and networks learn from pieces of them."""
         return self.segments and not self.alike
 
     @property
-    def classes(self) -> int:  # type: ignore[override]
-        """The labels, and the background of a segmentation."""
-        return len(self.labels) + self.segments
-
-    @property
-    def largest_input(self) -> float:  # type: ignore[override]
+    def largest_input(self) -> float:
         """By how intensities are scaled."""
         return self.intensity.largest
 
@@ -135,7 +132,7 @@ class FolderTask(OwnFolder, ByKind):
         return (self.channels, *self.size[::-1])
 
     @property
-    def evaluation_batch(self) -> int:  # type: ignore[override]
+    def evaluation_batch(self) -> int:
         """Cases of different sizes go one by one."""
         return 1 if self.crops else 16 if self.axes == 2 else 4
 
@@ -145,57 +142,42 @@ class FolderTask(OwnFolder, ByKind):
         return None
 
     @property
-    def _family(self) -> Task:
-        return _family(self)
+    def goal(self) -> Goal:
+        return _goal(self.kind, self.labels, self.criterion, self.voxel)
+
+    @property
+    def use(self) -> ImageUse:
+        return ImageUse(self.inputs_of, self.labels_of, self.in_monai(), self.own_values)
 
     def default_network(self) -> Network:
-        return self._family.default_network()
-
-    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.classes, *shape[1:]) if self.segments else (self.classes,)
-
-    @property
-    def cross_entropy(self) -> float:
-        return self._family.cross_entropy
-
-    def found(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.found(output, target)
-
-    def masks(self, labels: Tensor) -> Tensor:
-        return self._family.masks(labels)
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        return (BACKGROUND, *self.labels) if self.segments else self.labels
-
-    def own_values(self, source: DataSource | None) -> dict[int, int]:
-        """Return the value of each label in a site's own masks; of several that mean one structure the first."""
-        if source is None or not self.segments:
-            return {}
-        own: dict[int, int] = {}
-        for value, label in self._numbers(source).items():
-            own.setdefault(label, value)
-        return own
+        return UNet(dimensions=self.axes) if self.segments else DenseNet121(dimensions=self.axes)
 
     # ------------------------------------------------------------------------------------------ in training and use
+    def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        return DrawnCases(cases, self.augmented, seed, names)
+
+    def pieces(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        return DrawnCases(cases, self.cropped, seed, names) if self.crops else cases
+
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        """Return a piece of a case, of the plan's size, where it has a size of its own."""
         return patch(case, self.size[::-1], self.foreground, seed) if self.crops else case
 
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        """Return what training makes of one case, drawn from the seed."""
         case = self.cropped(case, seed_for(seed, "piece"))
         return augmented(case, self.augmentation, self.segments, seed) if self.augmentation else case
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         return from_windows(network, inputs, self.size[::-1], self.overlap) if self.crops else network(inputs)
 
-    def inputs_of_scan(self, scan: Scan) -> Tensor:
-        return self._inputs(scan.values, scan.spacing)
-
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """Return the label of each place of an image's grid, from the network's output for its cases."""
         labels = likeliest(resized(output, grid[len(grid) - self.axes :]))
         return labels if labels.ndim == len(grid) else labels[0]
 
     def in_monai(self) -> InMonai:
+        """Return reading and use of the network in a MONAI bundle's words."""
         sliced, size = self.stored > self.axes, list(self.size[::-1])
         rest = [0] if sliced else []
         middle = {"_target_": f"{IN_MONAI}.Middled", "keys": "image", "size": size + rest}
@@ -213,7 +195,7 @@ class FolderTask(OwnFolder, ByKind):
             channels=self._channel_names,
             flat=self.stored == 2,
             converter="in_bytes" if isinstance(self.intensity, Bytes) else "opaque",
-            classes=self.label_names,
+            classes=self.goal.label_names,
             classifies=not self.segments,
             files=("in_monai", "image_patches"),
         )
@@ -225,7 +207,7 @@ class FolderTask(OwnFolder, ByKind):
 
     @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Return the turns and resampling of `_inputs` in a MONAI bundle's words."""
+        """Return the turns and resampling of `inputs_of` in a MONAI bundle's words."""
 
     # ------------------------------------------------------------------------------------------ from files
     def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
@@ -252,6 +234,10 @@ class FolderTask(OwnFolder, ByKind):
         listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
         return {entry.name: known.get(str(entry.label), 0) for entry in listing.entries}
 
+    def own_values(self, source: DataSource) -> dict[int, int]:
+        """Return the value of each label in a site's own masks; of several that mean one structure the first."""
+        return {label: value for value, label in reversed(self._numbers(source).items())}
+
     def _numbers(self, source: DataSource) -> dict[int, int]:
         """A mask's values as the plan's labels."""
         if not self.segments:
@@ -261,15 +247,15 @@ class FolderTask(OwnFolder, ByKind):
             if wrong := [value for value in own if not value.isdecimal()]:
                 raise DataError(f"data.label_map: {wrong[0]!r} is no value of a mask; give whole numbers from 0 on")
             return {0: 0} | {int(value): self._number(plans) for value, plans in source.label_map.items()}
-        numbers = {number: number for number in range(self.classes)}
+        numbers = {number: number for number in range(self.goal.classes)}
         return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
 
     def _number(self, label: str | int) -> int:
         """A plan's label, given by its name or its number."""
-        names = self.label_names
+        names = self.goal.label_names
         if str(label) in names:
             return names.index(str(label))
-        if str(label).isdecimal() and int(label) < self.classes:
+        if str(label).isdecimal() and int(label) < self.goal.classes:
             return int(label)
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
@@ -286,7 +272,7 @@ class FolderTask(OwnFolder, ByKind):
     ) -> PreparedEntry:
         """One entry from its files."""
         scan = reader.scan(entry)
-        inputs = self._inputs(scan.values, scan.spacing)
+        inputs = self.inputs_of(scan)
         values: tuple[int, ...] = ()
         if isinstance(entry.label, Path):
             labels = reader.mask(scan, entry.label)
@@ -307,8 +293,9 @@ class FolderTask(OwnFolder, ByKind):
         )
         return PreparedEntry(inputs, targets, facts)
 
-    def _inputs(self, values: np.ndarray, spacing: Sequence[float]) -> Tensor:
-        """Return what the network reads of an image [C, (D,) H, W]: [cases, C, *grid]."""
+    def inputs_of(self, scan: Scan) -> Tensor:
+        """Return what the network reads of an image: [cases, C, *grid]."""
+        values = scan.values
         if len(values) != self.channels:
             alpha = len(values) == self.channels + 1 and values.dtype.kind == "u"
             hint = "; remove the alpha channel, which is not opaque" if alpha else ""
@@ -320,7 +307,7 @@ class FolderTask(OwnFolder, ByKind):
         if not image.isfinite().all():
             raise DataError("images have values that are NaN or infinite")
         cases = self._cases(image)
-        grid = self._grid(tuple(cases.shape[2:]), spacing)
+        grid = self._grid(tuple(cases.shape[2:]), scan.spacing)
         if math.prod(grid) > MOST_VOXELS:
             raise DataError(f"images would have more than {MOST_VOXELS} voxels in the plan's target_spacing")
         cases = resized(cases, grid)
@@ -359,19 +346,28 @@ class FolderTask(OwnFolder, ByKind):
         if self.stored == 2 and isinstance(self.intensity, Bytes):
             listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
 
-    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
-        values = Counter(value for one in every for value in one.facts.values)
-        return {
-            "label_values": {str(value): values[value] for value in sorted(values)},
-            "size": ranges_of(one.facts.size for one in every),
-            "spacing": ranges_of(one.facts.spacing for one in every if one.facts.spacing),
-            "intensity": range_of(value for one in every for value in one.facts.intensity),
-        }
+
+@cache
+def _goal(kind: str, labels: tuple[str, ...], criterion: str, voxel: tuple[float, ...] | None) -> Goal:
+    """Return what is learned: structures, which have the labels 1, 2, ..., or classes."""
+    if kind == "classification":
+        return Classification(labels)
+    structures = {name: (number,) for number, name in enumerate(labels, 1)}
+    share = 1.0 if criterion in ("dice-ce", "cross-entropy") else 0.0
+    return Segmentation((BACKGROUND, *labels), partial(_loss, criterion), structures, cross_entropy=share, voxel=voxel)
+
+
+def _loss(criterion: str, output: Tensor, target: Tensor) -> Tensor:
+    """Return cross entropy; or MONAI's Dice loss of the structures, alone, with the background as one more, or with
+    cross entropy."""
+    if criterion == "cross-entropy":
+        return functional.cross_entropy(output, target)
+    return _dice(criterion)(output, target[:, None])
 
 
 @cache
-def _family(task: FolderTask) -> Task:
-    """Return what measures this kind of task."""
-    if task.segments:
-        return StructureJudge(names=task.labels, axes=task.axes, lengths=task.voxel, criterion=task.criterion)
-    return ClassJudge(names=task.labels, axes=task.axes)
+def _dice(criterion: str) -> nn.Module:
+    from monai.losses import DiceCELoss, DiceLoss
+
+    kind = DiceCELoss if criterion == "dice-ce" else DiceLoss
+    return kind(include_background=criterion == "dice-background", to_onehot_y=True, softmax=True)

@@ -26,7 +26,7 @@ class ImageFolder(FolderTask):
         return super().across_patients()  # an image is scaled by its own intensities alone
 
     @property
-    def channels(self) -> int:  # type: ignore[override]
+    def channels(self) -> int:
         """Red, green and blue, or grey."""
         return 3 if self.colours == "rgb" else 1
 

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.tasks.listing import Listing
 from medsilo.tasks.partition import Partition
+from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Shares
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey
@@ -97,6 +98,7 @@ class OwnData(Task):
                 more = "bring more patients, or fix the parts by a column of a table"
                 hint = "mend what is left out first, which may be all of it" if lost else more
                 listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}", 1))
-        if not self.segments and len([label for label, cases in parts["train"].classes.items() if cases]) == 1:
+        shown = [label for label, cases in parts["train"].classes.items() if cases]
+        if len(shown) == 1 and not isinstance(self.goal, Segmentation):
             what = "all training cases are of one class: this site's model of its own learns nothing"
             listing.problems.append(Problem("note", what, parts["train"].cases))

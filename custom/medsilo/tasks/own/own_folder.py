@@ -13,8 +13,9 @@ from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases
+from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, repeated
+from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, range_of, ranges_of, repeated
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,15 @@ class OwnFolder(OwnData):
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         """Note what is odd about entries that could be read."""
 
-    @abstractmethod
     def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
-        """Return what a survey tells of entries, by its fields."""
+        """Return what a survey tells of entries, by its fields; by default of images."""
+        values = Counter(value for one in every for value in one.facts.values)
+        return {
+            "label_values": {str(value): values[value] for value in sorted(values)},
+            "size": ranges_of(one.facts.size for one in every),
+            "spacing": ranges_of(one.facts.spacing for one in every if one.facts.spacing),
+            "intensity": range_of(value for one in every for value in one.facts.intensity),
+        }
 
     def _chosen(self, facts: Facts) -> list[int]:
         """Return which of an entry's cases are used."""
@@ -98,7 +105,8 @@ class OwnFolder(OwnData):
         counts: Counter[int] = Counter()
         for one, cases in zip(data.held, data.chosen, strict=True):
             counts.update(label for case in cases for label in one.facts.shown[case])
-        shown = {name: counts[number] for number, name in enumerate(self.label_names) if number or not self.segments}
+        first = 1 if isinstance(self.goal, Segmentation) else 0  # background is no label
+        shown = {name: counts[number] for number, name in enumerate(self.goal.label_names) if number >= first}
         return PartFacts(len(data), len(set(data.patients)), shown)
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.models.linear import Linear
 from medsilo.models.network import Network
-from medsilo.tasks.classification import Classification, in_words
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
-from medsilo.tasks.own.by_kind import ByKind, Kind, family_of
+from medsilo.tasks.own.by_kind import ByKind, goal_of
 from medsilo.tasks.own.columns import (
     LARGEST,
     Column,
@@ -30,22 +30,13 @@ from medsilo.tasks.own.columns import (
     own_names,
 )
 from medsilo.tasks.own.dividing import dealt, divided
-from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.own.sheet import Sheet, read_sheet
-from medsilo.tasks.own.standardising import (
-    Scales,
-    Standardise,
-    check_scales,
-    from_training_cases,
-    largest,
-    scaled,
-    scales_told,
-)
-from medsilo.tasks.regression import Regression
+from medsilo.tasks.own.standardising import Scales, check_scales, from_training_cases, largest, scaled, scales_told
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import EVENTS, incomparable
-from medsilo.tasks.task import Cases, SiteData, Task, patients_of
+from medsilo.tasks.task import Cases, SiteData, patients_of
+from medsilo.tasks.use import Use
 
 MOST_INPUTS = 20_000
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
@@ -55,40 +46,24 @@ ALONE = (
 )
 
 
-class PatientTable(OwnData, ByKind):
+class PatientTable(ByKind):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
-    predictor: ClassVar[str] = "tables"
+    use: ClassVar[Use] = Use("tables")
     evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
 
     name: Literal["table"] = "table"
-    kind: Kind = Field("classification", description="what is learned")
     columns: ReadColumns = Field(
         default=(Column(name="age"),),
         description="what the network reads: names of columns with numbers, or `{name: ..., levels: [...]}` of "
         "categories ([your-data.md](your-data.md#a-table))",
     )
     target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
-    labels: tuple[Text, ...] = Field(
-        default=("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
-    )
-    range: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="the least and the greatest number of a regression that is possible"
-    )
-    time: Text = Field(
-        default="time", description="of survival: column with the time until the event or the last visit"
-    )
-    event: Text = Field(default="event", description="of survival: column with 1 (event) or 0 (censored)")
     missing: Literal["leave-out", "mean", "mark"] = Field(
         "leave-out",
         description="lines with a value missing: left out; or the site's training mean takes its place (a category is "
         "none of its levels); or that and one input more per column, which is 1 there",
-    )
-    standardise: Standardise = Field(
-        "site",
-        description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
-        "those that the plan gives with each column",
     )
 
     @model_validator(mode="after")
@@ -97,15 +72,9 @@ class PatientTable(OwnData, ByKind):
         outcomes = self._outcomes
         if twice := sorted(name for name, count in Counter([*names, *outcomes]).items() if count > 1):
             raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
-        if len({as_level(label) for label in self.labels}) < len(self.labels):
-            raise ValueError(f"labels {list(self.labels)}: name each once")
-        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
-            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of {self.target}")
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
         check_scales(self.columns, self.standardise)
-        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
-            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
         return self
 
     # ------------------------------------------------------------------------------------------ what kind it is
@@ -115,7 +84,11 @@ class PatientTable(OwnData, ByKind):
         return (self.time, self.event) if self.kind == "survival" else (self.target,)
 
     @property
-    def channels(self) -> int:  # type: ignore[override]
+    def goal(self) -> Goal:
+        return goal_of(self.kind, self.labels, self.range, 1 if len(self.labels) == 2 else None)
+
+    @property
+    def channels(self) -> int:
         """The numbers that a network reads of a case."""
         return self.read_numbers + (len(self.columns) if self.missing == "mark" else 0)
 
@@ -124,23 +97,9 @@ class PatientTable(OwnData, ByKind):
         return (self.channels,)
 
     @property
-    def classes(self) -> int:  # type: ignore[override]
-        """The classes of a classification."""
-        return len(self.labels) if self.kind == "classification" else 0
-
-    @property
-    def outputs(self) -> int:
-        """One number, also for two classes."""
-        return self.classes if self.classes > 2 else 1
-
-    @property
-    def largest_input(self) -> float:  # type: ignore[override]
+    def largest_input(self) -> float:
         """By how numbers are standardised."""
         return largest(self.columns, self.standardise)
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        return self.labels if self.kind == "classification" else ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -149,24 +108,8 @@ class PatientTable(OwnData, ByKind):
         marks = [f"{column.name} is missing" for column in self.columns] if self.missing == "mark" else []
         return (*each, *marks)
 
-    @property
-    def _family(self) -> Task:
-        return family_of(self.kind, self.labels, self.range)
-
     def default_network(self) -> Network:
         return Linear()
-
-    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.outputs,)
-
-    def answers(self, output: Tensor) -> list[dict[str, float | str]]:
-        """Return what a network's output says of each case, by the name of a column of predictions.csv."""
-        family = self._family
-        if isinstance(family, Classification):
-            return [in_words(own, self.labels) for own in family.scores(output.double()).softmax(1).tolist()]
-        if isinstance(family, Regression):
-            return [{self.target: value} for value in family.values_of(output.double()).tolist()]
-        return [{"log_risk": value} for value in output[:, 0].double().tolist()]
 
     # ------------------------------------------------------------------------------------------ from a file
     def _finished(self, data: SiteData) -> SiteData:

@@ -1,16 +1,16 @@
-"""Volumes from a folder: what `nifti-folder` and `dicom-folder` have in common."""
+"""Volumes from a folder: `nifti-folder`, and what it has in common with `dicom-folder`."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.models.network import Dimensions
-from medsilo.tasks.bundled import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
 from medsilo.tasks.own.image_patches import grid_at
 from medsilo.tasks.ready import Facts
+from medsilo.tasks.use import IN_MONAI
 
 
 class VolumeFolder(FolderTask):
@@ -45,7 +45,7 @@ class VolumeFolder(FolderTask):
         return self.dimensions
 
     @property
-    def channels(self) -> int:  # type: ignore[override]
+    def channels(self) -> int:
         """The modalities."""
         return len(self.modalities)
 
@@ -83,3 +83,14 @@ class VolumeFolder(FolderTask):
         if self.axes == 2 and self.segments and self.slices == "labelled":
             return [case for case in range(facts.cases) if any(facts.shown[case])]
         return super()._chosen(facts)
+
+
+class NiftiFolder(VolumeFolder):
+    """Volumes of NIfTI, MHA, NRRD, or a folder for each DICOM series; masks are files on the same grid."""
+
+    title: ClassVar[str] = "A hospital's own volumes: segmentation or classification, 3-D or slices"
+
+    name: Literal["nifti-folder"] = "nifti-folder"
+
+    def across_patients(self) -> str:
+        return super().across_patients()  # an image is scaled by its own intensities alone

@@ -14,7 +14,7 @@ from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.partition import dirichlet
 from medsilo.tasks.synthetic.hospitals import numbers_for, parts_in_turn, position_of, split_by_patient
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.task import SiteData, Task
 
 CHANNELS = 9
 CLASSES = 6
@@ -50,7 +50,7 @@ class Motions:
     phase: np.ndarray
 
 
-class SyntheticActivity(Classification):
+class SyntheticActivity(Task):
     """SYNTHETIC windows of nine sensor channels, [9, steps], six activities, any number of sites.
 
     A patient is a person, who shows one activity in most windows and has a tempo and a strength of their own. `persons`
@@ -64,7 +64,7 @@ class SyntheticActivity(Classification):
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = CHANNELS
-    classes: ClassVar[int] = CLASSES
+    goal: ClassVar[Classification] = Classification(CLASSES)
     largest_input: ClassVar[float] = 100.0
 
     name: Literal["synthetic-activity"] = "synthetic-activity"
@@ -75,9 +75,6 @@ class SyntheticActivity(Classification):
     persons: int = Field(default=40, ge=3, le=10_000, description="persons per site on average")
     windows: int = Field(default=80, ge=1, le=10_000, description="windows per person")
     steps: int = Field(default=64, ge=32, le=2048, description="time steps of a window")
-
-    def across_patients(self) -> str:
-        return ""  # nobody is behind what is drawn
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from medsilo.tasks.synthetic.hospitals import (
     smooth_noise,
     split_by_patient,
 )
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.task import SiteData, Task
 
 DEBRIS = 4  # free nuclei that say nothing of the class
 SPACING = 16  # pixels between the places at which a cell may lie
@@ -65,7 +65,7 @@ SITES = (
 )
 
 
-class SyntheticHistology(Classification):
+class SyntheticHistology(Task):
     """SYNTHETIC cells in RGB patches, [3, size, size] in 0 to 1, two classes, up to eight sites of different looks.
 
     coding "phase" is the design `polarH` of the benchmarks: the nucleus lies above or below the centre of its cell, so
@@ -80,7 +80,7 @@ class SyntheticHistology(Classification):
     synthetic: ClassVar[bool] = True
     most_sites: ClassVar[int] = len(SITES)
     channels: ClassVar[int] = 3
-    classes: ClassVar[int] = 2
+    goal: ClassVar[Classification] = Classification(2)
     largest_input: ClassVar[float] = 1.0
 
     name: Literal["synthetic-histology"] = "synthetic-histology"
@@ -91,9 +91,6 @@ class SyntheticHistology(Classification):
     patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
     patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a patch in pixels")
-
-    def across_patients(self) -> str:
-        return ""  # nobody is behind what is drawn
 
     @property
     def shape(self) -> tuple[int, ...]:

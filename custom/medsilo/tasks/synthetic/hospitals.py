@@ -31,12 +31,19 @@ def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int
 
 
 def split_by_patient(
-    inputs: np.ndarray, targets: np.ndarray, patients: np.ndarray, names: Sequence[str], parts: np.ndarray
+    inputs: np.ndarray, targets: np.ndarray, patients: np.ndarray, names: Sequence[str], parts: np.ndarray | None = None
 ) -> SiteData:
     """Puts each patient's cases into the patient's part.
 
     inputs: [cases, ...]; targets: [cases, ...]; patients: [cases] numbers of patients; names and parts: per patient.
+
+    >>> import numpy as np
+    >>> patients, parts = np.array([0, 0, 1, 2]), np.array([0, 1, 2])  # each patient in one part
+    >>> data = split_by_patient(np.zeros((4, 3)), np.zeros(4), patients, ["p", "q", "r"], parts)
+    >>> len(data.train), len(data.validation), len(data.test)
+    (2, 1, 1)
     """
+    parts = parts_in_turn(len(names)) if parts is None else parts
     divided = []
     for part in range(3):
         chosen = np.flatnonzero(parts[patients] == part)

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from medsilo.models.network import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.bundled import InMonai
-from medsilo.tasks.resizing import resized
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
@@ -25,8 +23,9 @@ from medsilo.tasks.synthetic.hospitals import (
     smooth_noise,
     split_by_patient,
 )
-from medsilo.tasks.task import SiteData
-from medsilo.tasks.volumes import Volume, read_pair, slices_in_monai, slices_of, write_volume
+from medsilo.tasks.task import SiteData, Task
+from medsilo.tasks.use import ImageUse, InMonai
+from medsilo.tasks.volumes import Volume, labels_of_slices, read_pair, slices_in_monai, slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
@@ -60,7 +59,7 @@ SITES = (
 )
 
 
-class SyntheticProstate(Segmentation):
+class SyntheticProstate(Task):
     """SYNTHETIC volumes cut into slices, [1, size, size]; the mask [size, size] is 1 in the organ; up to eight sites.
 
     Two ellipsoids of opposite contrast lie on a striped background under a bias field, and one of them is the organ.
@@ -76,9 +75,7 @@ class SyntheticProstate(Segmentation):
     synthetic: ClassVar[bool] = True
     most_sites: ClassVar[int] = len(SITES)
     channels: ClassVar[int] = 1
-    classes: ClassVar[int] = 2
     largest_input: ClassVar[float] = 10.0
-    predictor: ClassVar[str] = "images"
 
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
     similarity: Literal["low", "high"] = Field(
@@ -89,9 +86,6 @@ class SyntheticProstate(Segmentation):
     patients: int = Field(default=40, ge=3, le=1000, description="patients of the smallest site; others have up to 4x")
     slices: int = Field(default=6, ge=3, le=64, description="slices of a volume; those that show the organ are cases")
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a slice in pixels")
-
-    def across_patients(self) -> str:
-        return ""  # nobody is behind what is drawn
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -116,26 +110,23 @@ class SyntheticProstate(Segmentation):
         return replace(data, spacings=[spacings[patient] for patient in np.flatnonzero(parts == 0)])
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
+        """Return the slices of a volume, [slices, 1, size, size]."""
         return slices_of(values, self.shape)
 
-    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
-        return resized(output, grid[1:]).argmax(1)
+    @property
+    def goal(self) -> Segmentation:
+        return Segmentation(2, dice_and_cross_entropy, cross_entropy=1.0)
 
-    def in_monai(self) -> InMonai:
+    @property
+    def use(self) -> ImageUse:
         inferer = {"_target_": "SliceInferer", "roi_size": [self.size, self.size], "spatial_dim": 2}
-        return InMonai(slices_in_monai(self.shape), inferer)
+        words = InMonai(slices_in_monai(self.shape), inferer)
+        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of_slices, words)
 
     @property
     def spacing(self) -> tuple[tuple[float, float], ...]:
         along = zip(*(scanner.spacing for scanner in SITES), strict=True)
         return tuple((min(spacings), max(spacings)) for spacings in along)
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return dice_and_cross_entropy()(output, target[:, None])
-
-    @property
-    def cross_entropy(self) -> float:
-        return 1.0
 
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
@@ -157,9 +148,13 @@ class SyntheticProstate(Segmentation):
         return volumes.astype(np.float32), organ
 
 
+def dice_and_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Return MONAI's sum of Dice loss (of the organ) and cross entropy."""
+    return _both()(output, target[:, None])
+
+
 @cache
-def dice_and_cross_entropy() -> nn.Module:
-    """MONAI's sum of Dice loss (of the organ) and cross entropy."""
+def _both() -> nn.Module:
     from monai.losses import DiceCELoss
 
     return DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)

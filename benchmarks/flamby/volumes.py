@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, default_collate
 
-from medsilo.extend import MedsiloError
+from medsilo.core.errors import MedsiloError
 
 SUBJECTS, METADATA = "IXI_sample", "metadata_tiny.csv"
 GRID = (48, 60, 48)  # along the axes as the files have them

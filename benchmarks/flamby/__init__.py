@@ -1,6 +1,6 @@
 """FLamby's published tables of three sets of patients' data, run again: du Terrail et al. 2022.
 
-The protocol (docs/reproduce.md) was read in FLamby's code; the scores of its seeds are facts, in flamby.csv.
+The protocol (docs/reproduce.md) was read in FLamby's code; the scores of its seeds are facts, in published.csv.
 Deviations: a site's passes begin anew in each round; SCAFFOLD weighs hospitals alike; Breslow's rule for equal times.
 """
 
@@ -10,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medsilo.extend import MedsiloError, Plan, SiteSettings, inprocess, make_settings, parse_plan
-from medsilo_papers.flamby_volumes import GRID, METADATA, SUBJECTS, read_ixi, score_of_volumes, write_volumes
+from benchmarks.flamby.volumes import GRID, METADATA, SUBJECTS, read_ixi, score_of_volumes, write_volumes
+from medsilo.core.errors import MedsiloError
+from medsilo.federation import inprocess
+from medsilo.plan import Plan, parse_plan
+from medsilo.site.settings import SiteSettings, make_settings
 
 ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
 POOLED, PERSONAL = "pooled", "personal"
@@ -282,7 +284,7 @@ BENCHMARKS = (*TABLES, IXI)
 
 def published() -> dict[tuple[str, str], list[float]]:
     """Return FLamby's scores by set and method, in the order of the seeds."""
-    text = resources.files("medsilo_papers").joinpath("flamby.csv").read_text("utf-8")
+    text = Path(__file__).with_name("published.csv").read_text("utf-8")
     found: dict[tuple[str, str], list[float]] = {}
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
         found.setdefault((row["set"], row["method"]), []).append(float(row["score"]))
@@ -378,5 +380,5 @@ class Work:
         cases: Any = plan.task.site_data(site, [site], plan.seed, self.settings.data).test
         if self.benchmark.of_volumes:
             return score_of_volumes(model, cases, self.device)
-        found: Tensor = plan.task.case_scores(model.eval()(cases.inputs), cases.targets)
+        found: Tensor = plan.task.goal.case_scores(model.eval()(cases.inputs), cases.targets)
         return float(found.double().mean())

@@ -1,4 +1,4 @@
-"""Predict the windows of recordings, and of each recording the mean of what its windows say."""
+"""Predict the windows of recordings, and of each recording the mean of what its windows say; export the model."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -6,15 +6,21 @@ from pathlib import Path
 
 import torch
 
-from medsilo.core.errors import DataError, MedsiloError
-from medsilo.deploy.predicted_rows import Row, answered, failures, predict_rows, scales_for, write_rows
-from medsilo.deploy.predictor import PredictionRequest, Predictor
-from medsilo.deploy.source import Source
-from medsilo.tasks.listing import files_below
-from medsilo.tasks.own.recordings import KINDS
-from medsilo.tasks.own.series_folder import SeriesFolder
-from medsilo.tasks.own.standardising import Scales
-from medsilo.tasks.sources import DataSource
+from medsilo.extend import (
+    DataError,
+    DataSource,
+    MedsiloError,
+    PredictionRequest,
+    Predictor,
+    Reading,
+    Source,
+    files_below,
+    folder_exporter,
+    predicted_rows,
+    standardising,
+)
+from medsilo_series.recordings import KINDS
+from medsilo_series.series_folder import SeriesFolder
 
 RECORDINGS = "recordings.csv"
 COLUMNS = ("recording", "patient", "window", "row", "seconds", "error")
@@ -30,15 +36,15 @@ def predict_series(asked: PredictionRequest) -> int:
     files = [file for path in asked.given for file in (_below(path) if path.is_dir() else [path])]
     if not files:
         raise MedsiloError(f"there are no recordings; give files ({', '.join(KINDS)}), or folders with such")
-    scales = scales_for(task, asked.data, asked.own, lambda: task.scales_of([]))
+    scales = predicted_rows.scales_for(task, asked.data, asked.own, lambda: task.scales_of([]))
 
-    def predicted(path: Path) -> Iterator[Row]:
+    def predicted(path: Path) -> Iterator[predicted_rows.Row]:
         data = asked.data or DataSource(folder=path.parent)
         return _predicted(asked.source, task, path, data, scales, asked.device)
 
-    rows = predict_rows(asked, files, predicted, COLUMNS)
-    write_rows(asked.out / RECORDINGS, list(_means(rows, task)), ("recording", "patient"))
-    return failures(rows)
+    rows = predicted_rows.predict_rows(asked, files, predicted, COLUMNS)
+    predicted_rows.write_rows(asked.out / RECORDINGS, list(_means(rows, task)), ("recording", "patient"))
+    return predicted_rows.failures(rows)
 
 
 PREDICTOR = Predictor("recordings", predict_series)
@@ -49,10 +55,10 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _predicted(
-    source: Source, task: SeriesFolder, path: Path, data: DataSource, scales: Scales, device: torch.device
-) -> Iterator[Row]:
+    source: Source, task: SeriesFolder, path: Path, data: DataSource, scales: standardising.Scales, device: torch.device
+) -> Iterator[predicted_rows.Row]:
     """Yield a row for each window of a recording, in time; a recording that can't be read has its reason."""
-    none: Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
+    none: predicted_rows.Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
         found = list(task.windows(path, task.reader(data, outcome=False)))
         if not any(len(windows.inputs) for _, _, windows in found):
@@ -62,15 +68,30 @@ def _predicted(
         return
     for patient, recording, windows in found:
         seconds = recording.seconds
-        answers = answered(source, task, task.finished(torch.from_numpy(windows.inputs), scales), device)
+        answers = predicted_rows.answered(
+            source, task.target, task.finished(torch.from_numpy(windows.inputs), scales), device
+        )
         for number, (row, answer) in enumerate(zip(windows.rows.tolist(), answers, strict=True), 1):
             begins = row / (data.rate or task.rate) if seconds is None else float(seconds[row])
             place = {"window": number, "row": row + 1, "seconds": round(begins, 6)}
             yield {**none, "patient": patient or None, **place, **answer}
 
 
-def _means(rows: Sequence[Row], task: SeriesFolder) -> Iterator[Row]:
+def _means(rows: Sequence[predicted_rows.Row], task: SeriesFolder) -> Iterator[predicted_rows.Row]:
     """Yield a row for each recording of a patient: what its windows say on average."""
     whole = [row for row in rows if row["error"] is None]
     for (recording, patient), own in groupby(whole, key=lambda row: (row["recording"], row["patient"])):
         yield {"recording": recording, "patient": patient, **task.together(list(own))}
+
+
+def reading(task: SeriesFolder) -> Reading:
+    """Return what a task's models read."""
+    reads = (
+        f"windows of {task.window} steps, {task.rate:g} in a second, of {task.channels} signals in the order of "
+        "`configs/inputs.json`, [signals, steps],"
+    )
+    facts = {"steps": task.window, "steps_a_second": task.rate}
+    return Reading("time series", "signals", reads, "recordings", "recordings", facts=facts)
+
+
+EXPORTER = folder_exporter(reading)

@@ -14,14 +14,10 @@ from typing import IO
 
 import numpy as np
 
-from medsilo.core.errors import DataError
-from medsilo.tasks.listing import BETWEEN
-from medsilo.tasks.own.columns import Column, as_level, own_names
-from medsilo.tasks.own.sheet import LONGEST, MOST_BYTES, MOST_CELLS, PARQUET, Sheet, read_into
-from medsilo.tasks.sources import DataSource
+from medsilo.extend import BETWEEN, DataError, DataSource, columns, sheet
 
 ARRAYS, ARRAY = ".npz", ".npy"
-KINDS = (".csv", ".tsv", ".txt", *PARQUET, ARRAYS, ARRAY)
+KINDS = (".csv", ".tsv", ".txt", *sheet.PARQUET, ARRAYS, ARRAY)
 MOST_NAMES = 100_000  # of labels or patients in a file
 MOST_HEADER = 10_000  # characters of an array's header
 FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
@@ -60,7 +56,7 @@ class Reader:
     """One site's way to read its recordings. It keeps the file that was read last."""
 
     def __init__(
-        self, signals: Sequence[Column], source: DataSource, outcome: bool = True, known: Sequence[str] = ()
+        self, signals: Sequence[columns.Column], source: DataSource, outcome: bool = True, known: Sequence[str] = ()
     ) -> None:
         """outcome: whether labels are read, too; known: names that the plan has beside the signals."""
         self.signals, self.source, inside = tuple(signals), source, source.inside
@@ -68,7 +64,7 @@ class Reader:
         self.labels = labels if outcome else ()  # the columns that are a row's label together
         self.patients = inside.patient
         others = [name for name in (*labels, inside.patient, inside.time) if name]
-        self.names = own_names([one.name for one in self.signals], source.names, others, source.names, known)
+        self.names = columns.own_names([one.name for one in self.signals], source.names, others, source.names, known)
         self.last: tuple[Path, Recording] | None = None
 
     def read(self, path: Path) -> Recording:
@@ -106,12 +102,12 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------ rows
     def _from_rows(self, path: Path, signals: bool) -> Recording:
-        columns = {self.names[one.name]: one.name for one in self.signals} if signals else {}
+        read = {self.names[one.name]: one.name for one in self.signals} if signals else {}
         texts = list(filter(None, (*self.labels, self.patients)))
         time = self.source.inside.time if signals else None
-        needed = columns | {name: name for name in (*texts, *([time] if time else []))}
-        rows = read_into(
-            _Rows({}, source=self.source, numbers=tuple(columns), texts=tuple(texts), time=time), path, needed
+        needed = read | {name: name for name in (*texts, *([time] if time else []))}
+        rows = sheet.read_into(
+            _Rows({}, source=self.source, numbers=tuple(read), texts=tuple(texts), time=time), path, needed
         )
         if rows.uneven:
             raise DataError("recordings have rows with more or fewer cells than the first; export them again")
@@ -123,7 +119,7 @@ class Reader:
         count = rows.count
         if not count:
             raise DataError("recordings have no rows; export them again")
-        values = np.array(rows.values, np.float32).reshape(count, len(columns))
+        values = np.array(rows.values, np.float32).reshape(count, len(read))
         coded = {name: Coded(tuple(known), np.array(rows.codes[name], np.int32)) for name, known in rows.known.items()}
         begins = np.zeros(count, bool)
         begins[0] = True
@@ -196,7 +192,7 @@ def _roughness(windows: np.ndarray) -> float:
 
 
 @dataclass
-class _Rows(Sheet):
+class _Rows(sheet.Sheet):
     """The rows of a CSV file as numbers, which are kept in little memory."""
 
     source: DataSource = field(kw_only=True)
@@ -223,12 +219,12 @@ class _Rows(Sheet):
             self.wrong.append(place)
         for name in self.texts:
             known = self.known[name]
-            self.codes[name].append(known.setdefault(cells[places[name]].strip()[:LONGEST], len(known)))
+            self.codes[name].append(known.setdefault(cells[places[name]].strip()[: sheet.LONGEST], len(known)))
             if len(known) > MOST_NAMES:
                 raise DataError(f"a column of labels or patients has more than {MOST_NAMES} different ones; correct it")
         self.count += 1
-        if self.count * len(cells) > MOST_CELLS:
-            raise DataError(f"the table has more than {MOST_CELLS} numbers; divide it")
+        if self.count * len(cells) > sheet.MOST_CELLS:
+            raise DataError(f"the table has more than {sheet.MOST_CELLS} numbers; divide it")
 
     def _number(self, cell: str) -> float:
         text = cell.strip()
@@ -277,7 +273,9 @@ def _coded(texts: np.ndarray, steps: int) -> Coded:
     if texts.dtype.kind == "S":
         texts = np.char.decode(texts, "utf-8", "replace")
     names, codes = np.unique(texts, return_inverse=True)
-    return Coded(tuple(as_level(str(name)) for name in names), np.repeat(codes.reshape(-1).astype(np.int32), steps))
+    return Coded(
+        tuple(columns.as_level(str(name)) for name in names), np.repeat(codes.reshape(-1).astype(np.int32), steps)
+    )
 
 
 def _arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
@@ -339,8 +337,8 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 def _array(stream: IO[bytes], size: int) -> np.ndarray:
     """Return an array whose header says what it is; nothing of it is run, and no memory is taken on its word."""
-    if size > MOST_BYTES:
-        raise DataError(f"an array has more than {MOST_BYTES >> 20} MiB; divide it")
+    if size > sheet.MOST_BYTES:
+        raise DataError(f"an array has more than {sheet.MOST_BYTES >> 20} MiB; divide it")
     shape, by_column, kind = _header(stream)
     left = size - stream.tell()
     if left != math.prod(shape) * kind.itemsize:

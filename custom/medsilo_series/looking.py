@@ -10,17 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.core.errors import DataError, MedsiloError
-from medsilo.start.choices import METHOD, Choice, Draft, asked_for, course_of, own_shares, shares_of, steps_of
-from medsilo.start.folder_layout import HOSPITAL_WORDS, MOST_CLASSES, items_of
-from medsilo.start.looker import Folder, Looker, Sight
-from medsilo.start.looks import patient_in
-from medsilo.tasks.listing import RECORDINGS, TABLE, Listing, files_below, find_recordings
-from medsilo.tasks.own.columns import Column, as_number
-from medsilo.tasks.own.recordings import ARRAY, ARRAYS, Reader, Recording, arrays_in
-from medsilo.tasks.own.sheet import first_lines
-from medsilo.tasks.own.windows import stretches
-from medsilo.tasks.sources import DataSource
+from medsilo.extend import (
+    RECORDINGS,
+    TABLE,
+    Choice,
+    DataError,
+    DataSource,
+    Draft,
+    Folder,
+    Listing,
+    Looker,
+    MedsiloError,
+    Sight,
+    choices,
+    columns,
+    files_below,
+    find_recordings,
+    folder_layout,
+    patient_in,
+    sheet,
+)
+from medsilo_series.recordings import ARRAY, ARRAYS, Reader, Recording, arrays_in
+from medsilo_series.windows import stretches
 
 MOST = 60  # recordings of a hospital that are opened
 LINES = 200  # of a recording, by which its columns are told apart
@@ -68,7 +79,7 @@ class SeriesLooks:
 def recordings_in(folder: Path) -> list[str]:
     """Return the recordings below a folder by their names from there; none where images lie there, too."""
     names, _ = files_below(folder)
-    if any(PurePosixPath(item).name != TABLE for item in items_of(names)):
+    if any(PurePosixPath(item).name != TABLE for item in folder_layout.items_of(names)):
         return []
     return [name for name in names if name.lower().endswith(RECORDINGS) and PurePosixPath(name).name != TABLE]
 
@@ -85,12 +96,12 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         patient = patient_in({site: [one.name for one in own.entries] for site, own in listings.items()}, by_folder)
         source = source.model_copy(update={"patient": patient})
         listings = {site: find_recordings(source, place) for site, place in places.items()}
-    read, wrong = _opened(listings, Reader([Column(name=name) for name in signals], source))
+    read, wrong = _opened(listings, Reader([columns.Column(name=name) for name in signals], source))
     every = [one for own in read.values() for one in own]
     labels = sum(map(_counted, every), Counter[str]())
     if not source.inside.label:
         labels = Counter(str(entry.label) for own in listings.values() for entry in own.entries)
-    if len(labels) > MOST_CLASSES:
+    if len(labels) > folder_layout.MOST_CLASSES:
         raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
     if len(labels) < 2:
         raise DataError(f"all recordings are of one label, {next(iter(labels), 'none')}; add the others, or a column")
@@ -159,7 +170,7 @@ def _hospitals(names: Sequence[str]) -> tuple[str, ...]:
     tops = sorted({own[0] for own in parts if len(own) > 1})
     if len(tops) < 2 or any(len(own) == 1 for own in parts):
         return ()
-    called = all(top.lower().startswith(HOSPITAL_WORDS) for top in tops)
+    called = all(top.lower().startswith(folder_layout.HOSPITAL_WORDS) for top in tops)
     return tuple(tops) if called or all(len(own) > 2 for own in parts) else ()
 
 
@@ -176,7 +187,7 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
 
 
 def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    head, *below = first_lines(path, LINES) or [[]]
+    head, *below = sheet.first_lines(path, LINES) or [[]]
     lines = [line for line in below if len(line) == len(head)]
     time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
     cells = {name: [line[place] for line in lines if line[place]] for place, name in enumerate(head)}
@@ -207,8 +218,8 @@ def _arrays(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]
     roles = {} if by_table else {"label": _called(others, LABELS | {"y"}), "patient": _called(others, PATIENTS)}
     count, steps = sorted(shapes[windows][1:])
     order = "signals-steps" if shapes[windows][1] == count and count != steps else "steps-signals"
-    columns = {role: name for role, name in {"windows": windows, **roles}.items() if name}
-    return {"inside": columns, "order": order}, tuple(f"signal-{number}" for number in range(1, count + 1))
+    called = {role: name for role, name in {"windows": windows, **roles}.items() if name}
+    return {"inside": called, "order": order}, tuple(f"signal-{number}" for number in range(1, count + 1))
 
 
 def _called(names: Sequence[str], words: set[str]) -> str | None:
@@ -216,13 +227,13 @@ def _called(names: Sequence[str], words: set[str]) -> str | None:
 
 
 def _is_number(cell: str, decimal: str) -> bool:
-    return as_number(cell if decimal == "." else cell.replace(",", ".")) is not None
+    return columns.as_number(cell if decimal == "." else cell.replace(",", ".")) is not None
 
 
 def _unit(name: str, cells: Sequence[str]) -> str:
     """Return the unit of a time, by its name or by how it is written."""
     try:
-        if cells and as_number(cells[0].replace(",", ".")) is None and datetime.fromisoformat(cells[0]):
+        if cells and columns.as_number(cells[0].replace(",", ".")) is None and datetime.fromisoformat(cells[0]):
             return "datetime"
     except ValueError:
         pass
@@ -233,7 +244,7 @@ def _unit(name: str, cells: Sequence[str]) -> str:
 # ---------------------------------------------------------------------------------------------------- choices
 def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None = None) -> Draft:
     """Return the choices for a folder of recordings. device: one that was asked for."""
-    shares, window = shares_of(looks.patients), _window(looks)
+    shares, window = choices.shares_of(looks.patients), _window(looks)
     step = window.value if looks.source.order else max(1, window.value // 2)
     cases = int(shares.value[0] * min(looks.recordings.values()) * looks.rows / step)
     counts = ", ".join(f"{name} {number}" for name, number in looks.labels.items())
@@ -242,7 +253,7 @@ def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None =
     by_time = "by the times of the recordings" if looks.rate else "a guess, as no column tells time: correct it"
     gaps = f"{looks.gaps} of {looks.opened} recordings have gaps or missing values" if looks.gaps else "none has gaps"
     plan = (
-        METHOD,
+        choices.METHOD,
         Choice("task.name", "series-folder", looks.found[0]),
         Choice("task.signals", list(looks.signals), "all columns of numbers, in turn: leave out what tells the answer"),
         Choice("task.labels", list(looks.labels), f"{looks.where}, with their {unit}: {counts}"),
@@ -256,10 +267,12 @@ def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None =
         shares,
         Choice("network.name", "activity-cnn", "two convolutions along time"),
         Choice("network.norm", "group", "no running statistics, which hospitals with other devices would spoil"),
-        *steps_of(cases, Choice("training.batch_size", BATCH, "windows are small: any machine has room"), 0.001),
-        *course_of(sites, bool(looks.hospitals)),
+        *choices.steps_of(
+            cases, Choice("training.batch_size", BATCH, "windows are small: any machine has room"), 0.001
+        ),
+        *choices.course_of(sites, bool(looks.hospitals)),
     )
-    return Draft(plan, (*_settings(looks, shares), *asked_for(device)))
+    return Draft(plan, (*_settings(looks, shares), *choices.asked_for(device)))
 
 
 def _window(looks: SeriesLooks) -> Choice:
@@ -287,7 +300,7 @@ def _settings(looks: SeriesLooks, shares: Choice) -> list[Choice]:
     where = "with a folder for each hospital" if looks.hospitals else "nothing is written there"
     said = looks.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
     rest = [Choice(f"data.{key}", said[key], why) for key, why in WHY.items() if said.get(key)]
-    return [Choice("data.folder", str(looks.source.folder), where), *rest, own_shares(shares)]
+    return [Choice("data.folder", str(looks.source.folder), where), *rest, choices.own_shares(shares)]
 
 
 def look(folder: Folder) -> Sight | None:
@@ -295,8 +308,8 @@ def look(folder: Folder) -> Sight | None:
     if not folder.path.is_dir() or not (names := recordings_in(folder.path)):
         return None
     series = look_at_series(folder.path, names)
-    choices = choose_series(series, series.hospitals or (folder.site,), folder.device)
-    return Sight(series.found, bool(series.hospitals), choices)
+    chosen = choose_series(series, series.hospitals or (folder.site,), folder.device)
+    return Sight(series.found, bool(series.hospitals), chosen)
 
 
 LOOKER = Looker(look)

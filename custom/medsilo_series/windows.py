@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from medsilo.core.errors import DataError
-from medsilo.tasks.own.recordings import Coded, Recording
+from medsilo.extend import DataError
+from medsilo_series.recordings import Coded, Recording
 
 Missing = Literal["leave-out", "split", "fill"]
 MISSING = "recordings have missing or impossible values; correct them, or agree on task.missing=split or fill"

@@ -3,25 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from medsilo.tasks.listing import BETWEEN
-from medsilo.tasks.own.columns import LARGEST, as_level, as_number, as_written, own_labels
-from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survival import EVENTS
-
-
-class Learned(Protocol):
-    """The part of a task that says what is learned."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def labels(self) -> tuple[str, ...]: ...
-    @property
-    def range(self) -> tuple[float, float]: ...
+from medsilo.extend import BETWEEN, ByKind, DataSource, columns, survival
 
 
 @dataclass(frozen=True)
@@ -33,7 +19,7 @@ class KnownLabels:
     stored: type[np.generic]  # how numbers are kept
 
     @classmethod
-    def of(cls, task: Learned, source: DataSource) -> "KnownLabels":
+    def of(cls, task: ByKind, source: DataSource) -> "KnownLabels":
         """Return what a plan's labels are at this site: classes, numbers within its range, or times and events."""
         missing = frozenset(source.missing)
         if task.kind == "regression":
@@ -42,8 +28,10 @@ class KnownLabels:
             return _KnownValues(missing, what, np.float32, task.range, source.decimal)
         if task.kind == "survival":
             what = "recordings have a time that is no number from 0 on, or an event of another name than the plan's"
-            what += f" ({', '.join(EVENTS)}); correct it, or say in data.label_map what events are called here"
-            return _KnownOutcomes(missing, what, np.float32, own_labels(EVENTS, source.label_map), source.decimal)
+            what += f" ({', '.join(survival.EVENTS)}); correct it, or say in data.label_map what events are called here"
+            return _KnownOutcomes(
+                missing, what, np.float32, columns.own_labels(survival.EVENTS, source.label_map), source.decimal
+            )
         what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
         return _KnownClasses(missing, f"{what}; add it to data.label_map", np.uint8, _numbers(task.labels, source))
 
@@ -72,7 +60,7 @@ class _KnownClasses(KnownLabels):
     numbers: Mapping[str, float]
 
     def number(self, label: str) -> float | None:
-        found = self.numbers.get(as_level(label))
+        found = self.numbers.get(columns.as_level(label))
         return super().number(label) if found is None else found
 
 
@@ -84,7 +72,7 @@ class _KnownValues(KnownLabels):
     decimal: str
 
     def number(self, label: str) -> float | None:
-        value = as_number(as_written(label, self.decimal))
+        value = columns.as_number(columns.as_written(label, self.decimal))
         within = value is not None and self.range[0] <= value <= self.range[1]
         return value if within else super().number(label)
 
@@ -101,12 +89,16 @@ class _KnownOutcomes(KnownLabels):
         time, _, event = label.partition(BETWEEN)
         if {time, event} & self.missing:
             return math.nan
-        value = as_number(as_written(time, self.decimal))
-        return None if value is None or not 0 <= value <= LARGEST else self.events.get(as_level(event))
+        value = columns.as_number(columns.as_written(time, self.decimal))
+        return None if value is None or not 0 <= value <= columns.LARGEST else self.events.get(columns.as_level(event))
 
     def values(self, label: str) -> Any:
         event = self.learned(label)
-        return None if event is None else (as_number(as_written(label.partition(BETWEEN)[0], self.decimal)), event)
+        return (
+            None
+            if event is None
+            else (columns.as_number(columns.as_written(label.partition(BETWEEN)[0], self.decimal)), event)
+        )
 
     def group(self, label: str) -> str:
         return str(self.number(label))
@@ -115,5 +107,7 @@ class _KnownOutcomes(KnownLabels):
 def _numbers(names: Sequence[str], source: DataSource) -> dict[str, float]:
     """Return the plan's classes by what a site calls them; nan where nothing is learned."""
     said = source.label_map
-    known: dict[str, float] = dict(own_labels(names, {own: plans for own, plans in said.items() if plans != ""}))
-    return known | {as_level(str(own)): math.nan for own, plans in said.items() if plans == ""}
+    known: dict[str, float] = dict(
+        columns.own_labels(names, {own: plans for own, plans in said.items() if plans != ""})
+    )
+    return known | {columns.as_level(str(own)): math.nan for own, plans in said.items() if plans == ""}

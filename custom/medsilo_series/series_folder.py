@@ -15,38 +15,46 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError
-from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.network import Network
-from medsilo.tasks.classification import in_words
-from medsilo.tasks.listing import BETWEEN, Entry, Listing, check_patients, find_recordings
-from medsilo.tasks.own.by_kind import ByKind, Kind, family_of
-from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level
-from medsilo.tasks.own.own_folder import Found, OwnFolder
-from medsilo.tasks.own.recorded_labels import KnownLabels
-from medsilo.tasks.own.recordings import ROUGH, Coded, Reader, Recording
-from medsilo.tasks.own.standardising import (
-    Scales,
-    Standardise,
-    check_scales,
-    from_training_cases,
-    largest,
-    scaled,
-    scales_told,
+from medsilo.extend import (
+    BETWEEN,
+    ByKind,
+    Classification,
+    DataError,
+    DataSource,
+    DrawnCases,
+    Entry,
+    Facts,
+    Found,
+    HeldEntry,
+    Listing,
+    Network,
+    OwnFolder,
+    PartFacts,
+    PreparedEntry,
+    ReadyCases,
+    SiteData,
+    Survey,
+    Use,
+    check_patients,
+    columns,
+    digest,
+    find_recordings,
+    labels_of,
+    network,
+    patients_of,
+    range_of,
+    records_of,
+    seed_for,
+    standardising,
+    survival,
 )
-from medsilo.tasks.own.subjects import Subjects, drawn_window, of_subjects
-from medsilo.tasks.own.windows import Cutting, Missing, Windows, cut
-from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
-from medsilo.tasks.regression import Regression
-from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import PartFacts, Survey, digest, range_of
-from medsilo.tasks.survival import EVENTS, Survival, incomparable
-from medsilo.tasks.task import SiteData, Task, labels_of, patients_of, records_of
+from medsilo_series.recorded_labels import KnownLabels
+from medsilo_series.recordings import ROUGH, Coded, Reader, Recording
+from medsilo_series.windows import Cutting, Missing, Windows, cut
 
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
 AT_ONCE = 256  # windows that are measured together
-VALUE, RISK = "value", "log_risk"  # what predictions call the number of a regression, and a risk
 EVERY_SUBJECT = 1_000_000  # are scored together: concordance compares all of a part
 OTHERS = "patients have recordings with different times or events; give each patient one of each"
 ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal", "order")  # of a site's settings
@@ -65,24 +73,16 @@ class SeriesFolder(OwnFolder, ByKind):
     """
 
     title: ClassVar[str] = "A hospital's own time series: classification, regression or survival by windows"
-    predictor: ClassVar[str] = "series"
+    use: ClassVar[Use] = Use("series")
     files: ClassVar[str] = "recordings"
+    target: ClassVar[str] = "value"  # what predictions call the number of a regression
 
     name: Literal["series-folder"] = "series-folder"
-    signals: ReadColumns = Field(
-        default=(Column(name="signal"),),
+    signals: columns.ReadColumns = Field(
+        default=(columns.Column(name="signal"),),
         description="what the network reads: names of columns with numbers, in turn; `{name: ..., low: 0, high: 300}` "
         "bounds them ([your-data.md](your-data.md#time-series))",
     )
-    labels: tuple[Text, ...] = Field(
-        default=("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
-    )
-    kind: Kind = Field("classification", description="what is learned of a window; of survival, of a patient")
-    range: tuple[float, float] = Field(
-        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
-    )
-    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
-    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
     most_windows: int = Field(
         64,
         ge=1,
@@ -102,11 +102,6 @@ class SeriesFolder(OwnFolder, ByKind):
         "(split); or the last value takes the place of missing ones, for `longest_fill` rows at most",
     )
     longest_fill: int = Field(default=5, ge=1, le=100_000, description="rows that `missing: fill` fills in turn")
-    standardise: Standardise = Field(
-        "site",
-        description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
-        "those that the plan gives with each signal",
-    )
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -117,64 +112,23 @@ class SeriesFolder(OwnFolder, ByKind):
             raise ValueError("time and event are no signals, and two columns; name each once")
         if levels := [signal.name for signal in self.signals if signal.levels]:
             raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
-        if len({as_level(label) for label in self.labels}) < len(self.labels):
-            raise ValueError(f"labels {list(self.labels)}: name each once")
-        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
-            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
-        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
-            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
-        check_scales(self.signals, self.standardise)
+        standardising.check_scales(self.signals, self.standardise)
         return self
 
     # ------------------------------------------------------------------------------------------ what is learned
     @property
-    def channels(self) -> int:  # type: ignore[override]
+    def channels(self) -> int:
         """The signals."""
         return len(self.signals)
 
     @property
-    def classes(self) -> int:  # type: ignore[override]
-        """The plan's labels."""
-        return len(self.labels) if self.kind == "classification" else 0
-
-    @property
-    def evaluation_batch(self) -> int:  # type: ignore[override]
+    def evaluation_batch(self) -> int:
         """Every patient of a part, where they are the cases."""
         return EVERY_SUBJECT if self.kind == "survival" else super().evaluation_batch
 
     @property
-    def crops(self) -> bool:  # type: ignore[override]
-        """Return whether cases are patients: a network learns from one window of each."""
-        return self.kind == "survival"
-
-    @property
-    def augments(self) -> bool:  # type: ignore[override]
-        """Return the same: another window in each pass."""
-        return self.kind == "survival"
-
-    @property
-    def outputs(self) -> int:
-        """A score per class, or one number."""
-        return self._family.outputs
-
-    @property
-    def _family(self) -> Task:
-        return family_of(self.kind, self.labels, self.range)
-
-    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.outputs,)
-
-    @property
-    def cross_entropy(self) -> float:
-        return self._family.cross_entropy
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.window)
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        return self.labels if self.kind == "classification" else ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -182,19 +136,20 @@ class SeriesFolder(OwnFolder, ByKind):
         return tuple(signal.name for signal in self.signals)
 
     @property
-    def largest_input(self) -> float:  # type: ignore[override]
+    def largest_input(self) -> float:
         """By how numbers are standardised."""
-        return largest(self.signals, self.standardise)
+        return standardising.largest(self.signals, self.standardise)
 
     def default_network(self) -> Network:
-        return ActivityCnn()
+        return network("activity-cnn")
 
     # ------------------------------------------------------------------------------------------ patients as cases
-    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        return (drawn_window(case[0], seed), case[1]) if self.crops else case
+    def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        return self.pieces(cases, seed, names)
 
-    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        return self.cropped(case, seed)
+    def pieces(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
+        """Return one window of each patient, where patients are the cases."""
+        return DrawnCases(cases, _one_window, seed, names) if self.kind == "survival" else cases
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """Return the network's output for windows, or its mean over each patient's."""
@@ -202,37 +157,29 @@ class SeriesFolder(OwnFolder, ByKind):
         return network(inputs) if single else of_subjects(network, inputs, AT_ONCE)
 
     # ------------------------------------------------------------------------------------------ in words
-    def answers(self, output: Tensor) -> list[dict[str, float | str]]:
-        """Return what a network's output says of each window, by the name of a column of predictions.csv."""
-        family = self._family
-        if isinstance(family, Regression):
-            return [{VALUE: value} for value in family.values_of(output.double()).tolist()]
-        if isinstance(family, Survival):
-            return [{RISK: value} for value in output[:, 0].double().tolist()]
-        return [in_words(own, self.labels) for own in output.double().softmax(1).tolist()]
-
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
         """Return what the mean of a recording's windows says."""
-        if self.kind != "classification":
-            told = VALUE if self.kind == "regression" else RISK
+        goal = self.goal
+        if not isinstance(goal, Classification):
+            told = self.target if self.kind == "regression" else survival.RISK
             return {told: sum(answer[told] for answer in answers) / len(answers)}
         shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
-        return in_words(shares.mean(0).tolist(), self.labels)
+        return goal.in_words(shares.mean(0).tolist())
 
     # ------------------------------------------------------------------------------------------ standardised
     def across_patients(self) -> str:
-        return from_training_cases("signal") if self.needs_scales else super().across_patients()
+        return standardising.from_training_cases("signal") if self.needs_scales else super().across_patients()
 
     @property
     def needs_scales(self) -> bool:
         """Return whether a hospital's own numbers are needed to read its recordings."""
         return self.standardise == "site"
 
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
+    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> standardising.Scales:
         """Return what a survey told of `scales_of`."""
-        return scales_told(self.input_names, told)
+        return standardising.scales_told(self.input_names, told)
 
-    def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
+    def scales_of(self, blocks: Iterable[Tensor]) -> standardising.Scales:
         """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
         means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
         if self.standardise == "plan":
@@ -242,11 +189,11 @@ class SeriesFolder(OwnFolder, ByKind):
             means, deviations = _spread(blocks, self.channels)
         return means, deviations
 
-    def finished(self, windows: Tensor, scales: Scales) -> Tensor:
+    def finished(self, windows: Tensor, scales: standardising.Scales) -> Tensor:
         """Return what the network reads of windows [..., signals, steps]."""
         if self.standardise == "none":
             return windows
-        return scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
+        return standardising.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
 
     def _finished(self, data: SiteData) -> SiteData:
         if self.standardise == "none" and self.kind != "survival":
@@ -258,7 +205,7 @@ class SeriesFolder(OwnFolder, ByKind):
         survey = data.survey and replace(data.survey, scales=told)
         return replace(data, train=train, validation=validation, test=test, survey=survey)
 
-    def _ready(self, data: Dataset, scales: Scales) -> Dataset:
+    def _ready(self, data: Dataset, scales: standardising.Scales) -> Dataset:
         finished = _Finished(self, data, scales)
         return Subjects(finished, self.most_windows) if self.kind == "survival" else finished
 
@@ -348,7 +295,7 @@ class SeriesFolder(OwnFolder, ByKind):
         for place, patient in enumerate(patients.names):
             yield patient, recording, cut(recording, self.cutting(recording, reader.source), patients.rows == place)
 
-    def own_scales(self, source: DataSource) -> Scales:
+    def own_scales(self, source: DataSource) -> standardising.Scales:
         """Return `scales_of` all of a hospital's recordings."""
         reader = self.reader(source, outcome=False)
         found = find_recordings(source, source.folder, self.outcomes(source))
@@ -387,7 +334,7 @@ class SeriesFolder(OwnFolder, ByKind):
             scored = {part: held[part] for part in self._needed(source) if part != "train"}
             own = {part: {one.entry.patient: one.facts.outcome for one in several} for part, several in scored.items()}
             targets = {part: torch.tensor(list(known.values())).reshape(-1, 2) for part, known in own.items()}
-            listing.problems += incomparable(targets)
+            listing.problems += survival.incomparable(targets)
         return super()._survey_of(listing, held, ready, source)
 
     def _part(self, data: ReadyCases) -> PartFacts:
@@ -396,7 +343,7 @@ class SeriesFolder(OwnFolder, ByKind):
             return super()._part(data)
         events = Counter({one.entry.patient: one.facts.outcome[1] for one in data.held}.values())
         number = len(set(data.patients))
-        return PartFacts(number, number, {name: events[place] for place, name in enumerate(EVENTS)})
+        return PartFacts(number, number, {name: events[place] for place, name in enumerate(survival.EVENTS)})
 
     def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
         return {"seconds": range_of(one.facts.seconds for one in every)}
@@ -438,11 +385,11 @@ def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
 class _Finished(Dataset):
     """Windows as a network reads them."""
 
-    def __init__(self, task: SeriesFolder, data: Dataset, scales: Scales) -> None:
+    def __init__(self, task: SeriesFolder, data: Dataset, scales: standardising.Scales) -> None:
         self.task, self.data, self.scales = task, data, scales
         self.patients = tuple(patients_of(data))
         self.records = records_of(data)
-        self.labels = labels_of(data) if task.classifies else None
+        self.labels = labels_of(data) if task.goal.classifies else None
 
     def __len__(self) -> int:
         return len(self.patients)
@@ -452,6 +399,10 @@ class _Finished(Dataset):
         return self.task.finished(inputs, self.scales), target
 
 
+def _one_window(case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+    return drawn_window(case[0], seed), case[1]
+
+
 def _blocks(data: Dataset) -> Iterator[Tensor]:
     """Yield a data set's windows, some at a time."""
     count = len(data)  # type: ignore[arg-type]
@@ -459,7 +410,7 @@ def _blocks(data: Dataset) -> Iterator[Tensor]:
         yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])
 
 
-def _spread(blocks: Iterable[Tensor], signals: int) -> Scales:
+def _spread(blocks: Iterable[Tensor], signals: int) -> standardising.Scales:
     """Return each signal's mean and standard deviation (n - 1) over all steps of all windows; 1 where all are alike."""
     count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
     for block in blocks:
@@ -469,3 +420,57 @@ def _spread(blocks: Iterable[Tensor], signals: int) -> Scales:
         means, count = means + apart * more / (count + more), count + more
     deviations = (squares / max(count - 1, 1)).sqrt()
     return means, deviations.where(deviations > 0, torch.ones(signals).double())
+
+
+# ---------------------------------------------------------------------------------------- patients as cases
+class Subjects(Dataset):
+    """The patients of a data set of windows: inputs [windows, signals, steps], and the target that all of them have.
+
+    Where a patient has fewer windows than another of the part, the rest is NaN.
+    """
+
+    def __init__(self, data: Dataset, most: int) -> None:
+        self.data, self.places = data, places_of(data, most)
+        self.patients = tuple(self.places)
+        self.longest = max(map(len, self.places.values()), default=0)
+        known = [self.data[places[0]][1] for places in self.places.values()]
+        self.targets = torch.stack(known) if known else torch.zeros(0, 2)
+
+    def __len__(self) -> int:
+        return len(self.patients)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        windows = torch.stack([self.data[place][0] for place in self.places[self.patients[index]]])
+        whole = windows.new_full((self.longest, *windows.shape[1:]), torch.nan)
+        whole[: len(windows)] = windows
+        return whole, self.targets[index]
+
+
+def places_of(data: Dataset, most: int) -> dict[str, list[int]]:
+    """Return where each patient's windows are; of more than so many, as many that lie evenly."""
+    found: dict[str, list[int]] = {}
+    for place, patient in enumerate(patients_of(data)):
+        found.setdefault(patient, []).append(place)
+    return {
+        patient: places if len(places) <= most else [places[n * len(places) // most] for n in range(most)]
+        for patient, places in found.items()
+    }
+
+
+def drawn_window(windows: Tensor, seed: int) -> Tensor:
+    """Return one window of a patient, [signals, steps], drawn from the seed alone."""
+    return windows[seed_for(seed, "window") % int(_known(windows).sum())]
+
+
+def of_subjects(network: Callable[[Tensor], Tensor], inputs: Tensor, at_once: int) -> Tensor:
+    """Return the mean of a network's output over each patient's windows, [patients, windows, signals, steps]."""
+    known = _known(inputs)
+    output = torch.cat([network(windows) for windows in inputs[known].split(at_once)])
+    whole = output.new_zeros((*known.shape, *output.shape[1:]))
+    whole[known] = output
+    return whole.sum(1) / known.sum(1)[:, None]
+
+
+def _known(windows: Tensor) -> Tensor:
+    """Return which windows are none that only fill up."""
+    return ~windows[..., 0, 0].isnan()

@@ -1,0 +1,83 @@
+"""A hospital's kit with what belongs to it, read without what trains: `medsilo approve` and `ledger` answer at once."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from medsilo.check.kit import Kit, read_kit
+from medsilo.core.errors import MedsiloError
+from medsilo.federation.sealed.identity import KitFiles, approvals_of, ledger_of
+from medsilo.runs.paths import HOSPITAL
+from medsilo.site.approvals import Approvals, AskingPlan, Decision
+from medsilo.site.book import Book
+from medsilo.site.ledger import Ledger
+from medsilo.site.settings import SiteSettings, read_settings
+
+if TYPE_CHECKING:
+    from medsilo.plan import Plan
+
+
+@dataclass(frozen=True)
+class KitAtHome:
+    """A hospital's kit with what belongs to it: its settings, its memory and its approvals."""
+
+    kit: Kit
+    local: Path
+    settings: SiteSettings
+    book: Book
+    approvals: Approvals
+
+    @classmethod
+    def read(cls, folder: Path) -> "KitAtHome":
+        """Read a kit; raises MedsiloError where it is none of a hospital's."""
+        kit, local = read_kit(folder), folder / "local"
+        files = files_of(kit)
+        settings = read_settings(local)
+        book = book_of_kit(settings, local, kit.name)
+        assert book
+        return cls(kit, local, settings, book, approvals_of(book, kit.name, files, settings))
+
+    def ledger(self, data: str) -> Ledger:
+        """Return the ledger of a data set, as the kit's key signs it."""
+        return ledger_of(self.book, data, files_of(self.kit))
+
+    @property
+    def output(self) -> Path:
+        """The folder of this hospital's studies."""
+        return self.settings.output or self.local.parent / "medsilo"
+
+    def plan_of(self, asked: AskingPlan) -> "Plan":
+        """Return the plan that asked; raises MedsiloError unless it has the hash that it is kept under."""
+        from medsilo.plan import parse_plan
+
+        plan = parse_plan(asked.plan, allowed=self.settings.packages)
+        if plan.hash != asked.hash:
+            raise MedsiloError("the plan that was kept is not the one that asked: its hash is another")
+        return plan
+
+    def approved_before(self, plan: str) -> "tuple[Decision, Plan] | None":
+        """Return the last approval of another plan, and that plan, where it was kept and can still be read."""
+        kept = {asked.hash: asked for asked in self.approvals.asked()}
+        for decision in reversed(self.approvals.decisions()):
+            if decision.verdict == "approved" and decision.plan != plan and decision.plan in kept:
+                with suppress(MedsiloError):
+                    return decision, self.plan_of(kept[decision.plan])
+        return None
+
+
+def files_of(kit: Kit) -> KitFiles:
+    """Return what a kit signs with."""
+    return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
+
+
+def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> Book | None:
+    """Return what the site of a kit remembers; None where no settings say where that is."""
+    output = output_of(settings, local)
+    records = settings.records or (output / HOSPITAL if output else None)
+    return Book(records / site) if records else None
+
+
+def output_of(settings: SiteSettings, local: Path | None) -> Path | None:
+    """Return where the site of a kit keeps its studies; None where no settings say where that is."""
+    return settings.output or (local.parent / "medsilo" if local else None)

@@ -1,0 +1,88 @@
+"""The use of a task's models: how new cases become inputs, and outputs answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from medsilo.tasks.scans import Scan, read_scan
+from medsilo.tasks.sources import DataSource
+
+IN_MONAI = "scripts.in_monai"  # where a bundle holds what MONAI has not got
+Words = dict[str, Any]  # a class under "_target_", and its arguments
+
+
+@dataclass(frozen=True)
+class InMonai:
+    """A task in a bundle's words. `transforms` follow reading, can be inverted and have the image under "image".
+
+    The inferer gets how many cases go through the network together from the bundle, under "batch" or "sw_batch_size".
+    """
+
+    transforms: list[Words]
+    inferer: Words
+    channels: Sequence[str] = field(default=("image",), kw_only=True)  # that lie in files of their own
+    flat: bool = field(default=False, kw_only=True)  # whether images are flat, and no volumes
+    classes: Sequence[str] = field(default=(), kw_only=True)  # names of the network's outputs, where they are known
+    classifies: bool = field(default=False, kw_only=True)  # whether images get one class, and no mask
+    converter: str = field(default="opaque", kw_only=True)  # what a flat picture passes first, in IN_MONAI
+    files: Sequence[str] = field(default=(), kw_only=True)  # of tasks/own that the bundle needs, without suffix
+
+
+class Use:
+    """Names what predicts a task's new cases, among the entry points `medsilo.predictors`; nothing where none does.
+
+    >>> Use("notes").predictor
+    'notes'
+    """
+
+    in_monai: InMonai | None = None  # reading and use of the network in a MONAI bundle's words, where MONAI has them
+
+    def __init__(self, predictor: str = "") -> None:
+        self.predictor = predictor
+
+
+class ImageUse(Use):
+    """New images, and masks on their own grids.
+
+    >>> import numpy, torch
+    >>> from medsilo.extend import ImageUse, Scan
+    >>> use = ImageUse(lambda scan: torch.from_numpy(scan.values)[None])
+    >>> use.inputs_of(Scan(numpy.zeros((3, 8, 8), "f4"), numpy.eye(4), (), None)).shape
+    torch.Size([1, 3, 8, 8])
+    """
+
+    def __init__(
+        self,
+        inputs: Callable[[Scan], Tensor],
+        labels: Callable[[Tensor, tuple[int, ...]], Tensor] | None = None,
+        in_monai: InMonai | None = None,
+        own_values: Callable[[DataSource], dict[int, int]] | None = None,
+        predictor: str = "images",
+    ) -> None:
+        """inputs: what the network reads of an image, [cases, *shape], in training, too; labels: the label of each
+        place of an image's grid, from the network's output for its cases, where masks are found; own_values: the
+        values that labels have in a hospital's own masks, where they may differ from the plan's.
+        """
+        super().__init__(predictor)
+        self.inputs_of, self.in_monai = inputs, in_monai
+        self._labels, self._own_values = labels, own_values
+
+    def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
+        """Return the images among files, each with its channels' files in order; by default each file is one."""
+        return [(file,) for file in files]
+
+    def scan_of(self, image: tuple[Path, ...]) -> Scan:
+        """Return one of these images."""
+        return read_scan(image[0])
+
+    def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
+        """Return the label of each place of an image, from the network's output for its cases."""
+        assert self._labels is not None
+        return self._labels(output, scan.values.shape[1:])
+
+    def own_values(self, source: DataSource | None) -> dict[int, int]:
+        """Return the values that labels have in a hospital's own masks, where they may differ from the plan's."""
+        return self._own_values(source) if source and self._own_values else {}

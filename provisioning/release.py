@@ -1,0 +1,89 @@
+"""A release: the wheel, all that it needs with the hash of each file, and the maintainer's signature over both.
+
+    python provisioning/release.py write dist requirements.txt KEY     # make release KEY=...
+    python provisioning/release.py verify dist SIGNERS                 # make verify-release SIGNERS=...
+
+KEY is a private key of ssh-keygen's; SIGNERS a file of lines "maintainer ssh-ed25519 ...", which whoever verifies has
+from elsewhere. Nothing is installed.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+SUMS, LOCK, SPACE, WHO = "SHA256SUMS", "requirements.lock", "medsilo-release", "maintainer"
+
+
+def locked(requirements: Path) -> str:
+    """Return every package that these need, with its version and the hash of the file that pip takes here."""
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        asked = [
+            "--dry-run",
+            "--ignore-installed",
+            "--quiet",
+            "--report",
+            str(report),
+            "--requirement",
+            str(requirements),
+        ]
+        subprocess.run([sys.executable, "-m", "pip", "install", *asked], check=True)
+        found = json.loads(report.read_text("utf-8"))["install"]
+    lines = []
+    for own in found:
+        name, version = own["metadata"]["name"], own["metadata"]["version"]
+        digest = own["download_info"]["archive_info"]["hashes"]["sha256"]
+        lines.append(f"{name}=={version} --hash=sha256:{digest}\n")
+    return "".join(sorted(lines, key=str.lower))
+
+
+def write(dist: Path, requirements: Path, key: Path) -> None:
+    """Write the lock and the sums beside the wheel, and sign the sums."""
+    (dist / LOCK).write_text(locked(requirements), "utf-8")
+    files = [*sorted(dist.glob("*.whl")), dist / LOCK]
+    if len(files) != 2:
+        sys.exit(f"{dist} has {len(files) - 1} wheels; a release has one: make clean")
+    (dist / SUMS).write_text("".join(f"{digest(file)}  {file.name}\n" for file in files), "utf-8")
+    (dist / f"{SUMS}.sig").unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-Y", "sign", "-q", "-f", str(key), "-n", SPACE, str(dist / SUMS)], check=True)
+
+
+def verify(dist: Path, signers: Path) -> None:
+    """End with a line of what is wrong, unless the maintainer signed these very files, and no other wheel is there."""
+    command = [
+        "ssh-keygen",
+        "-Y",
+        "verify",
+        "-f",
+        str(signers),
+        "-I",
+        WHO,
+        "-n",
+        SPACE,
+        "-s",
+        str(dist / f"{SUMS}.sig"),
+    ]
+    if subprocess.run(command, input=(dist / SUMS).read_bytes(), capture_output=True).returncode:
+        sys.exit(f"{SUMS} is not signed by the maintainer in {signers.name}; install nothing of it")
+    sums = dict(reversed(line.split("  ", 1)) for line in (dist / SUMS).read_text("utf-8").splitlines())
+    there = {file.name for file in (*dist.glob("*.whl"), dist / LOCK)}
+    wrong = [name for name in sorted(there | sums.keys()) if name not in sums or digest(dist / name) != sums[name]]
+    if wrong:
+        sys.exit(f"{', '.join(wrong)}: not what the maintainer signed; install nothing of it")
+    print(
+        f"{len(sums)} files are what the maintainer signed; install with: pip install --require-hashes -r {LOCK}, then"
+    )
+    print("pip install --no-deps " + next(name for name in sums if name.endswith(".whl")))
+
+
+def digest(file: Path) -> str:
+    """Return a file's SHA-256; of one that is not there, nothing."""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+if __name__ == "__main__":
+    command, *given = sys.argv[1:]
+    {"write": write, "verify": verify}[command](*map(Path, given))

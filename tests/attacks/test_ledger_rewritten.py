@@ -1,0 +1,240 @@
+"""A hospital's privacy ledger against whoever may write its files, and has not the key of the kit."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from medsilo.cli import main
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.federation import inprocess
+from medsilo.federation.account import LedgerWatch, ledger_of
+from medsilo.federation.around import training_site
+from medsilo.federation.sealed.identity import KitFiles
+from medsilo.federation.seams import Missing, Outgoing, Place, Receive
+from medsilo.plan import parse_plan
+from medsilo.runs.messages import Parcel
+from medsilo.runs.paths import LEDGER_HEADS, site_folder
+from medsilo.site.book import Book
+from medsilo.site.ledger import KEPT, CountedStudy, Ledger, ledgers
+from tests.unit.test_account import PRIVATE, ask, settings_of, weights
+from tests.unit.test_approvals import make_kit
+from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, cost, filled
+from tests.unit.test_protection import NAMES, write_photos
+
+HARMLESS = [ROUND[0].model_copy(update={"of": ROUND[0].of.model_copy(update={"noise": 1e6})})]
+KEY, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    (tmp_path / "kit").mkdir()
+    return tmp_path / "kit"
+
+
+def of_kit(folder: Path, kit: Path | None, key: ec.EllipticCurvePrivateKey = KEY, rounds: int = 3) -> Ledger:
+    ledger = Ledger(folder, DATA, key, kit)
+    for number in range(rounds):
+        ledger.charge(CountedStudy(ONE, DEMANDS), f"round {number + 1}", f"attempt{number}", ROUND)
+    return ledger
+
+
+def whole_history(folder: Path) -> None:
+    """Write it anew, with a key that is made for it."""
+    shutil.rmtree(folder / "ledger")
+    Ledger(folder, DATA).charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt0", HARMLESS)
+
+
+def behind_the_first_line(folder: Path) -> None:
+    """Keep the line that the kit signed, and go on with another key."""
+    ledger = Ledger(folder, DATA, OTHER)
+    [first, *_] = ledger.file.read_bytes().splitlines()
+    ledger.file.write_bytes(first + b"\n")
+    ledger.accept()
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt0", HARMLESS)
+
+
+def head_alone(folder: Path) -> None:
+    """Cut the file, and sign a head for it."""
+    ledger = Ledger(folder, DATA, OTHER)
+    ledger.file.write_bytes(b"".join(line + b"\n" for line in ledger.file.read_bytes().splitlines()[:2]))
+    lines = ledger.file.read_bytes().splitlines()
+    ledger._write_head(len(lines), json.loads(lines[-1])["entry"]["previous"])
+
+
+@pytest.mark.parametrize("rewrite", [whole_history, behind_the_first_line, head_alone])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_history_that_another_key_signed_is_none(
+    rewrite: Callable[[Path], None], keeps: bool, tmp_path: Path, kit: Path
+) -> None:
+    of_kit(tmp_path, kit)
+    rewrite(tmp_path)
+    if not keeps:
+        (kit / KEPT.format(DATA)).unlink()
+    ledger = Ledger(tmp_path, DATA, KEY, kit)
+    for use in (ledger.standing, ledger.export, lambda: ledger.charge(CountedStudy(ONE), "round 4", "new", ROUND)):
+        with pytest.raises(MedsiloError, match="privacy ledger was changed or is damaged"):
+            use()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_kit_tells_of_a_ledger_that_was_put_back_or_taken_away(gone: bool, tmp_path: Path, kit: Path) -> None:
+    of_kit(tmp_path, kit, rounds=1)
+    shutil.copytree(tmp_path / "ledger", tmp_path / "earlier")
+    ledger = of_kit(tmp_path, kit)
+    shutil.rmtree(tmp_path / "ledger")
+    if not gone:
+        shutil.copytree(tmp_path / "earlier", tmp_path / "ledger")
+    with pytest.raises(
+        MedsiloError, match="its head is not there" if gone else "4 lines were written, and 2 are there"
+    ):
+        ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
+    assert ledgers(tmp_path, kit) == [DATA]
+    ledger.accept()  # a disk came back from a copy, and the engineer says so
+    assert ledger.standing().epsilon(1e-5) == (0 if gone else cost(1))
+
+
+def test_a_later_kit_is_let_in_by_the_engineer_and_signed_by_the_key_before(tmp_path: Path, kit: Path) -> None:
+    of_kit(tmp_path, kit)
+    later = Ledger(tmp_path, DATA, OTHER, kit)
+    with pytest.raises(MedsiloError, match="another key than this hospital's own"):
+        later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
+    assert later.accept(KEY)
+    assert later.standing().entries[-1].handed and later.standing().epsilon(1e-5) == cost(3)
+    later.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
+    with pytest.raises(MedsiloError, match="another key than this hospital's own"):
+        Ledger(tmp_path, DATA, KEY, kit).standing()
+
+
+def test_a_ledger_from_before_the_kit_goes_on_when_the_engineer_says_so(tmp_path: Path, kit: Path) -> None:
+    filled(tmp_path)
+    own = Ledger(tmp_path, DATA, KEY, kit)
+    with pytest.raises(MedsiloError, match="which is the kit's where there is one"):
+        own.standing()
+    assert own.accept() and own.standing().epsilon(1e-5) == cost(3)
+
+
+def test_without_a_kit_no_later_key_goes_on_by_itself(tmp_path: Path) -> None:
+    filled(tmp_path)
+    Ledger(tmp_path, DATA, OTHER).accept()
+    lines = (tmp_path / f"ledger/{DATA}.jsonl").read_bytes().splitlines()
+    bare = json.loads(lines[-1])
+    del bare["entry"]["handed"]
+    lines[-1] = json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()
+    (tmp_path / f"ledger/{DATA}.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    with pytest.raises(MedsiloError, match="not signed by the key that it names|did not let in"):
+        Ledger(tmp_path, DATA).standing()
+
+
+# ---------------------------------------------------------------------------------------------------- the server's part
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
+
+
+def place_of(root: Path, photos: Path, kit: KitFiles | None = None) -> Place:
+    settings = settings_of(photos, epsilon=20.0)
+    return Place(parse_plan(PRIVATE), "a", ["a"], settings, site_folder(root / "study", "a"), kit=kit)
+
+
+def test_a_hospital_is_shown_its_own_earlier_heads(photos: Path, tmp_path: Path) -> None:
+    """Ledger and kit were put back: what the server keeps is signed by the hospital, which then sends nothing."""
+    files = make_kit(tmp_path / "kit", "a")
+    place = place_of(tmp_path, photos, files)
+    one = training_site(place)
+    first = one.answer(ask(place.plan, weights(one), 1))
+    shutil.copytree(tmp_path, tmp_path.with_name("earlier"), dirs_exist_ok=True)
+    late = one.answer(ask(place.plan, weights(one), 2))
+    head = late.facts["ledger"]
+    assert head["lines"] == first.facts["ledger"]["lines"] + 1 and head["began"] == first.facts["ledger"]["began"]
+
+    shutil.rmtree(tmp_path)
+    shutil.copytree(tmp_path.with_name("earlier"), tmp_path)
+    two = training_site(place)
+    invented = {**head, "lines": head["lines"] + 5}
+    elsewhere = {**head, "began": "5" * 64}
+    known = [first.facts["ledger"], invented, elsewhere]
+    two.answer(ask(place.plan, weights(two), 1, ledgers=known))  # nothing that it signed is missing
+    with pytest.raises(Refused, match="lines were told to a server, and"):
+        two.answer(ask(place.plan, weights(two), 2, ledgers=[head]))
+    account = ledger_of(two.participant.trainer.protection.book, two.participant.trainer.protection.asker.data, files)
+    account.accept()
+    account.check_heads([{**head, "time": head["time"] - 1}])
+
+
+class Sends:
+    """Sites that send one head after the other."""
+
+    def __init__(self, *heads: dict[str, Any]) -> None:
+        self.heads, self.asked = list(heads), []  # type: ignore[var-annotated]
+
+    def pause(self, seconds: float) -> None:
+        """Nobody waits."""
+
+    def ask(self, sites: Any, outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        self.asked.append(outgoing("a").facts)
+        receive("a", Parcel(facts={"ledger": self.heads.pop(0), "warnings": ["own"]}))
+        return {}
+
+
+def test_the_server_names_a_hospital_whose_ledger_went_back(tmp_path: Path) -> None:
+    heads = []
+    for number in range(3):
+        heads.append(of_kit(tmp_path / "one", None, rounds=number + 1).told())
+    fresh = of_kit(tmp_path / "two", None).told()
+    told: list[list[str]] = []
+
+    def ask(sends: Sends) -> None:  # every time another process of the server
+        watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
+        watch.ask(["a"], lambda site: Parcel(), lambda site, own: told.append(own.facts["warnings"]), 1)
+
+    sends = Sends(*heads, heads[1], fresh)
+    for _ in range(5):  # every time another process of the server
+        watch = LedgerWatch(sends, tmp_path / LEDGER_HEADS)
+        watch.ask(
+            ["a"], lambda site: Parcel(facts={"round": 1}), lambda site, own: told.append(own.facts["warnings"]), 1
+        )
+    assert told[:3] == [["own"]] * 3
+    assert told[3][1].startswith("its privacy ledger had 4 lines and now has 3 others")
+    assert told[4][1].startswith("it uses a privacy ledger that this server does not know")
+    assert "ledgers" not in sends.asked[0] and sends.asked[2]["ledgers"] == [heads[1]]
+    with pytest.raises(Refused, match="lines"):
+        LedgerWatch(Sends({**fresh, "lines": "4"}), tmp_path / LEDGER_HEADS).ask(
+            ["a"], lambda s: Parcel(), told.append, 1
+        )
+
+
+def test_a_whole_study_after_the_ledger_was_put_back_says_so(photos: Path, tmp_path: Path) -> None:
+    """Without a kit nobody at the hospital can tell; the server's record names it."""
+    plan, own = parse_plan(PRIVATE, ["training.rounds=1"]), settings_of(photos, epsilon=20.0)
+    inprocess.run(plan, folder=tmp_path / "one", settings=own)
+    ledger = tmp_path / "_hospital/a/ledger"
+    shutil.copytree(ledger, tmp_path / "earlier")
+    inprocess.run(plan, folder=tmp_path / "two", settings=own)
+    shutil.rmtree(ledger)
+    shutil.copytree(tmp_path / "earlier", ledger)
+    with pytest.raises(MedsiloError, match="lines were told to a server"):
+        inprocess.run(plan, folder=tmp_path / "three", settings=own)
+    shutil.rmtree(ledger)
+    summary = inprocess.run(plan, folder=tmp_path / "four", settings=own).summary
+    assert "a privacy ledger that this server does not know" in summary.sites["a"].warnings["join"][-1]
+
+
+# ---------------------------------------------------------------------------------------------------- for people
+def test_the_command_knows_whose_key_signs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = make_kit(tmp_path / "kit", "a")
+    book = Book(tmp_path / "kit/medsilo/_hospital/a")
+    ledger = ledger_of(book, DATA, files)
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
+    verify = ["ledger", "verify", "--kit", str(tmp_path / "kit")]
+    assert main(verify) == 0
+    whole_history(book.folder)
+    assert main(verify) == 1 and "another key" in capsys.readouterr().err
+    assert main(["ledger", "verify", "--records", str(book.folder)]) == 0
+    assert "by whom, only the kit can tell" in capsys.readouterr().out
+    assert main(["ledger", "accept", "--kit", str(tmp_path / "kit")]) == 0 and main(verify) == 0
+    assert main(["ledger", "accept", "--records", str(book.folder)]) == 1

@@ -1,0 +1,92 @@
+"""The low bits of what has noise tell nothing of what it was added to (Mironov 2012; Jin et al. 2022)."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from medsilo.learning.private import ClippedSum
+from medsilo.privacy import noise
+from medsilo.privacy.noise import CELLS, NoiseSource
+
+DRAWN = 40_000
+
+
+def finer_than(values: np.ndarray, step: float) -> int:
+    """Return how many values are no multiples of a step: floating-point numbers near 0 have finer digits than those
+    that were added to a large one."""
+    return int((np.fmod(np.abs(values), step) != 0).sum())
+
+
+def test_the_digits_of_a_sum_do_not_show() -> None:
+    """Noise in floating point and a sum of 1 make multiples of 2^-53 near 0, and a sum of 0 hardly any."""
+    told = {}
+    for exact in (0.0, 1.0, math.pi, 1e6 / 3):
+        values = NoiseSource().with_normal(torch.full((DRAWN,), exact, dtype=torch.float64), 1.0).numpy()
+        near = values[np.abs(values) < 0.25] if exact < 4 else values
+        told[exact] = finer_than(near, 1 / CELLS) / len(near)
+    assert told == dict.fromkeys(told, 0.0)
+
+
+@pytest.mark.parametrize("bits", [0, 1, 3, 6])
+def test_whole_numbers_have_the_law_of_the_discrete_gaussian(bits: int) -> None:
+    """Chi-square, against P(k) ∝ exp(-k² / 2σ²) with σ = 2^bits, as Canonne, Kamath and Steinke (2020) have it."""
+    drawn = NoiseSource.from_seed(7, "law", bits).whole_normal(400_000, bits)
+    sigma = 2.0**bits
+    every = np.arange(-math.ceil(8 * sigma), math.ceil(8 * sigma) + 1)
+    chance = np.exp(-(every**2) / (2 * sigma**2))
+    chance /= chance.sum()
+    found = Counter(drawn.astype(int).tolist())
+    expected = chance * len(drawn)
+    common = expected >= 10
+    seen = np.array([found[int(k)] for k in every])
+    rest = [seen[~common].sum(), expected[~common].sum()]
+    statistic = ((seen[common] - expected[common]) ** 2 / expected[common]).sum() + (rest[0] - rest[1]) ** 2 / rest[1]
+    assert sum(found.values()) == seen.sum() and stats.chi2.sf(statistic, int(common.sum())) > 1e-4
+
+
+def test_what_floating_point_can_not_decide_is_decided_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all in doubt, the same words are accepted, and no others."""
+    whole = NoiseSource.from_seed(1, "x")
+    numbers, second = whole.words(3000), whole.words(3000)
+    fast = noise.accepted(numbers, second, 20, whole)
+    monkeypatch.setattr(noise, "DOUBT", 1.0)
+    slow = noise.accepted(numbers, second, 20, whole)
+    assert np.array_equal(fast, slow, equal_nan=True) and 0.4 < np.isfinite(fast).mean() < 0.6
+
+
+def test_what_is_decided_exactly_has_more_digits_than_floating_point() -> None:
+    """Half a unit in the last of 192 bits decides."""
+    source = NoiseSource.from_seed(2, "long")
+    drawn = [source.long_uniform(first) for first in (0, 1 << 63, (1 << 64) - 1)]
+    assert all(0 < own < 1 and len(own.as_tuple().digits) > 55 for own in drawn) and drawn == sorted(drawn)
+
+
+def test_counts_have_the_law_of_the_discrete_laplace() -> None:
+    source, scale = NoiseSource.from_seed(3, "counts"), 1.7
+    drawn = Counter(source.geometric(scale) for _ in range(20_000))
+    q = math.exp(-1 / scale)
+    expected = {k: 20_000 * (1 - q) / (1 + q) * q ** abs(k) for k in range(-8, 9)}
+    statistic = sum((drawn[k] - own) ** 2 / own for k, own in expected.items())
+    assert stats.chi2.sf(statistic, len(expected)) > 1e-4
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_rounding_of_the_sum_stays_far_below_the_bound(order: int) -> None:
+    """A unit moves the sum by its own part, whatever is rounded on the way: 2000 units in float32, one more or less."""
+    random = torch.Generator().manual_seed(0)
+    own = torch.randn(2000, 3000, generator=random)[::order] if order == 1 else torch.randn(2000, 3000)
+    weights = [torch.zeros(3000)]
+
+    def total(gradients: torch.Tensor) -> torch.Tensor:
+        clipped = ClippedSum(weights, 1.0)
+        for start in range(0, len(gradients), 64):
+            part = gradients[start : start + 64]
+            clipped.add([part], torch.arange(start, start + len(part)))
+        clipped.finish()
+        return clipped.total[0].double()
+
+    assert abs(float((total(own) - total(own[1:])).norm()) - 1) < 2e-6

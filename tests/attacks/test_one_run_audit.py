@@ -1,0 +1,26 @@
+"""Canaries in a hospital's folder, guessed from the model that leaves (tests/one_run.py, there with more of them)."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.one_run import EPSILON, audit, kinds, lower_bound
+
+CANARIES = 240
+
+
+@pytest.mark.parametrize("name", ["table", "series", "image"])
+def test_a_hospitals_files_tell_less_than_is_claimed_and_too_little_noise_is_found(name: str, tmp_path: Path) -> None:
+    kind = kinds(CANARIES)[name]
+    kept = audit(kind, tmp_path / "kept", CANARIES, seed=2)
+    assert kept.right < kept.guesses and kept.lower < EPSILON == kept.claimed
+    broken = audit(kind, tmp_path / "broken", CANARIES, noise=0.1, seed=2)
+    assert broken.lower > EPSILON, str(broken)
+
+
+def test_the_bound_of_right_guesses() -> None:
+    """All of r right: at 95 % and δ = 0 the chance of each is at least 0.05^(1/r); half of them right tell nothing."""
+    each = 0.05 ** (1 / 80)
+    assert lower_bound(160, 80, 80, 0.0) == pytest.approx(math.log(each / (1 - each)), abs=2e-3)
+    assert lower_bound(160, 80, 40, 1e-3) == 0 < lower_bound(160, 80, 80, 1e-3) < lower_bound(160, 80, 80, 0.0)

@@ -1,0 +1,244 @@
+"""An audit in one run (Steinke, Nasr and Jagielski 2023): canaries in a hospital's folder, and what a study releases.
+
+    python -m tests.one_run [--canaries 600]
+
+Each canary is a patient who is in the folder or not, by a coin. The study is the package's own, from the files to the
+model that leaves. Who guesses knows the other patients, all canaries and the weights that training began from; from the
+number of right guesses follows a lower bound on ε, which has to stay below the claim.
+"""
+
+import argparse
+import csv
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from scipy.stats import binom
+
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
+from medsilo.federation.around import training_site
+from medsilo.federation.seams import Place
+from medsilo.learning.private import ClippedSum, gradients_of_cases, losses_of_cases
+from medsilo.plan import Plan, parse_plan
+from medsilo.privacy.noise import NoiseSource
+from medsilo.runs.paths import GLOBAL, LAST, site_folder
+from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.tasks.splits import part_alone
+from tests.hospital import write_pixels
+
+CONFIDENCE, DELTA, EPSILON = 0.95, 1e-4, 2.0
+HOPED = 0.1  # of the noise that is charged: what the guesses are best at
+OTHERS = 20  # patients who are always there
+SHARES = (0.6, 0.2, 0.2)
+SIGNALS, WINDOW = 8, 32  # of a recording, and as many classes
+Write = Callable[[Path, list[str], int], None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of data: how a hospital's folder is written, and what is learned of it."""
+
+    write: Write
+    task: dict[str, Any]
+    network: dict[str, Any]
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def drawn(name: str) -> np.random.Generator:
+    return np.random.default_rng(list(name.encode()))
+
+
+def table(folder: Path, people: list[str], canaries: int) -> None:
+    lines = []
+    for person in people:
+        values = np.zeros(canaries)
+        place = int(person[1:])
+        values[place % canaries] = 1.0 if person[0] == "c" else 0.1
+        lines.append([person, *values, place % 2])
+    write_csv(folder / "cases.csv", ["patient", *(f"x{n}" for n in range(canaries)), "outcome"], lines)
+
+
+def recordings(folder: Path, people: list[str], canaries: int) -> None:
+    for person in people:
+        values, label = drawn(person).normal(0, 1, (WINDOW, SIGNALS)), int(person[1:]) % SIGNALS
+        lines = [[n / 10, *own, label] for n, own in enumerate(values)]
+        write_csv(folder / f"{person}_0.csv", ["t", *(f"x{n}" for n in range(SIGNALS)), "doing"], lines)
+
+
+def photographs(folder: Path, people: list[str], canaries: int) -> None:
+    for person in people:
+        pixels = drawn(person).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+        write_pixels(folder / f"images/{person}.png", pixels)
+    lines = [[f"images/{person}.png", int(person[1:]) % SIGNALS, person] for person in people]
+    write_csv(folder / "classes.csv", ["image", "label", "patient"], lines)
+
+
+def write_csv(path: Path, head: list[str], lines: list[list[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *lines])
+
+
+def kinds(canaries: int) -> dict[str, Kind]:
+    columns = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(canaries)]
+    recorded = {"recordings": "*.csv", "patient": "^(.*)_", "inside": {"time": "t", "label": "doing"}}
+    signals = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(SIGNALS)]
+    series = {"name": "series-folder", "signals": signals, "labels": [str(n) for n in range(SIGNALS)]}
+    series |= {"rate": 10, "window": WINDOW, "standardise": "plan"}
+    photos = {"name": "image-folder", "kind": "classification", "size": [16, 16]}
+    photos["labels"] = series["labels"]
+    cnn = {"name": "small-cnn", "width": 32, "norm": "group"}
+    return {
+        "table": Kind(table, {"name": "table", "columns": columns, "standardise": "plan"}, {"name": "linear"}),
+        "series": Kind(recordings, series, {"name": "activity-cnn", "norm": "group"}, recorded),
+        "image": Kind(photographs, photos, cnn, {"table": "classes.csv"}),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the run
+@dataclass(frozen=True)
+class Found:
+    """The guesses of one run, beside the claim."""
+
+    canaries: int
+    guesses: int
+    right: int
+    claimed: float
+
+    @property
+    def lower(self) -> float:
+        """Return the bound on ε that the guesses show."""
+        return lower_bound(self.canaries, self.guesses, self.right, DELTA)
+
+    def __str__(self) -> str:
+        told = f"{self.right} of {self.guesses} guesses right over {self.canaries} canaries"
+        return f"{told}: at least ε = {self.lower:.2f}, and ε = {self.claimed:g} is claimed at δ = {DELTA:g}"
+
+
+def audit(kind: Kind, root: Path, canaries: int, noise: float = 1.0, seed: int | None = None) -> Found:
+    """Run a study with about half of the canaries, and guess which.
+
+    noise: times what is charged, for a broken one; seed: of coins and noise, for a test that ends as it did before.
+    """
+    coins = np.random.default_rng(seed).random(canaries) < 0.5
+    others, every = trained("p", OTHERS), trained("c", canaries)
+    present = [name for name, coin in zip(every, coins, strict=True) if coin]
+    outside = [f"o{n}" for n in range(400) if part_alone(f"o{n}", SHARES, 1) != "train"][:16]
+    kind.write(root / "data/a", [*others, *outside, *present], canaries)
+    kind.write(root / "all/a", [*others, *outside, *every], canaries)
+    plan = planned(kind, len(others) + canaries)
+    with mock.patch.object(NoiseSource, "with_normal", _weaker(noise, seed)):
+        assert inprocess.run(plan, folder=root / "study", settings=settings(root, "data", kind)).summary.finished
+    left = load_tensors(root / "study" / GLOBAL / LAST)[0]
+    model = plan.build_networks()["model"]
+    update = torch.cat([(left[name] - own).flatten() for name, own in model.named_parameters()]).detach().double()
+    known, gradients, deviation = _gradients(plan, root, kind, every)
+    summed = -update * (plan.training.batch_size - canaries + len(present)) / plan.training.learning_rate - known
+    # The most likely of all, where each is in with a half; less noise than is charged is what it looks for.
+    spread = (HOPED * deviation / 0.5) ** 2 * torch.eye(canaries, dtype=torch.float64)
+    scores = torch.linalg.solve(gradients @ gradients.T + spread, gradients @ summed + spread.sum(1) / 2).numpy()
+    guesses = canaries * 3 // 10
+    order = np.argsort(scores)
+    right = int(coins[order[-(guesses // 2) :]].sum() + (~coins[order[: guesses // 2]]).sum())
+    return Found(canaries, guesses // 2 * 2, right, EPSILON)
+
+
+def trained(letter: str, count: int) -> list[str]:
+    """Return so many names of patients who are in training."""
+    found = (f"{letter}{n}" for n in range(20 * count + 200))
+    return [name for name in found if part_alone(name, SHARES, 1) == "train"][:count]
+
+
+def planned(kind: Kind, patients: int) -> Plan:
+    offer = {"epsilon": EPSILON, "delta": DELTA, "unit": "patient"}
+    training = {"rounds": 1, "batch_size": patients, "learning_rate": 0.1, "local_epochs": 1}
+    sites = {"sites": ["a"]}
+    return parse_plan(
+        {"algorithm": {"name": "fedavg"}, "task": kind.task, "network": kind.network, "training": training}
+        | {"participation": sites, "privacy": offer}
+    )
+
+
+def settings(root: Path, data: str, kind: Kind) -> SiteSettings:
+    described = {"folder": str(root / data), "split": 1, **kind.data}
+    demands = {"epsilon": 100.0, "delta": DELTA, "unit": "patient", "public": {"counts": "an audit"}}
+    own = {"device": "cpu", "records": str(root / data / "records"), "data": described, "privacy": demands}
+    return make_settings({**own, "smallest_average": 1, "limits": {"least_cases": 1}}, "an audit")
+
+
+def _weaker(times: float, seed: int | None) -> Callable[..., torch.Tensor]:
+    add = NoiseSource.with_normal
+
+    def added(source: NoiseSource, exact: torch.Tensor, deviation: float) -> torch.Tensor:
+        return add(source if seed is None else NoiseSource.from_seed(seed, "audit"), exact, deviation * times)
+
+    return added
+
+
+def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Return the sum of the others' clipped gradients, each canary's, as the package computes them from files, and the
+    noise on their sum."""
+    place = Place(plan, "a", ["a"], settings(root, "all", kind), site_folder(root / "known", "a"))
+    participant = training_site(place).participant
+    assert participant.trainer.private
+    sample = participant.trainer.private.sample(NoiseSource())
+    names = list(dict.fromkeys(participant.trainer.private._units or ()))
+    model = plan.build_networks()["model"].train()
+    weights = list(model.parameters())
+    found: dict[str, torch.Tensor] = {}
+    for name, own in zip(names, sample.members, strict=True):
+        cases = [participant.data.train[case] for case in own]  # type: ignore[index]
+        inputs, targets = (torch.stack([torch.as_tensor(case[n]) for case in cases]) for n in (0, 1))
+        clipped = ClippedSum(weights, 1.0)
+        with gradients_of_cases(model) as gradients:
+            losses = losses_of_cases(model(inputs), targets, plan.task.goal.loss)
+            clipped.add(gradients(losses.sum(), inputs, weights), torch.zeros(len(own), dtype=torch.int64))
+        clipped.finish()
+        found[name] = torch.cat([part.flatten() for part in clipped.total]).detach()
+    known = torch.stack([own for name, own in found.items() if name not in every]).sum(0)
+    return known, torch.stack([found[name] for name in every]), participant.trainer.private.noise
+
+
+# ---------------------------------------------------------------------------------------------------- the bound
+def lower_bound(canaries: int, guesses: int, right: int, delta: float) -> float:
+    """Return the largest ε that so many right guesses rule out, with the confidence (their Theorem 5.2)."""
+    low, high = 0.0, 20.0
+    if _chance(canaries, guesses, right, 0.0, delta) >= 1 - CONFIDENCE:
+        return 0.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if _chance(canaries, guesses, right, middle, delta) < 1 - CONFIDENCE else (low, middle)
+        )
+    return low
+
+
+def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Return the most that the chance of so many right guesses can be where (ε, δ) holds."""
+    each = 1 / (1 + math.exp(-epsilon))
+    steps = np.arange(1, right + 1)
+    sums = np.cumsum(binom.pmf(right - steps, guesses, each))
+    worst = float((sums / steps).max(initial=0.0))
+    return min(1.0, float(binom.sf(right - 1, guesses, each)) + 2 * canaries * delta * worst)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--canaries", type=int, default=600)
+    canaries = parser.parse_args().canaries
+    for name, kind in kinds(canaries).items():
+        for noise in (1.0, 0.1):
+            with tempfile.TemporaryDirectory() as folder:
+                found = audit(kind, Path(folder), canaries, noise=noise)
+            print(f"{name}, {noise:g} times the noise: {found}{'' if found.lower <= EPSILON else ' -- BROKEN'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""A task of another package over a kind of data that medsilo does not know, short notes in text files, and what
+predicts new ones: the sentences of a note, each with its class."""
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from medsilo.extend import (
+    Classification,
+    DataError,
+    MedsiloError,
+    Network,
+    PredictionRequest,
+    Predictor,
+    SiteData,
+    Task,
+    Use,
+    split_by_patient,
+)
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+CLASSES = ("well", "ill")
+
+
+class LetterNet(Network):
+    name: Literal["letter-net"] = "letter-net"
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        return nn.Linear(channels, classes)
+
+
+class Notes(Task):
+    """A sentence's letters, counted. A site's folder has one file for each patient in well/ and in ill/."""
+
+    title: ClassVar[str] = "Notes: well or ill, by the letters of a sentence"
+    channels: ClassVar[int] = len(LETTERS)
+    goal: ClassVar[Classification] = Classification(CLASSES)
+    use: ClassVar[Use] = Use("notes")
+    needs_data: ClassVar[bool] = True
+
+    name: Literal["notes"] = "notes"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels,)
+
+    def default_network(self) -> Network:
+        return LetterNet()
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        files = [(path, label) for label, name in enumerate(CLASSES) for path in sorted((folder / name).glob("*.txt"))]
+        read = [(sentence, label, who) for who, (path, label) in enumerate(files) for sentence in sentences(path)]
+        counted, labels, patients = (np.array(column) for column in zip(*read, strict=True))
+        counts = np.stack([letters(sentence) for sentence in counted])
+        names = [f"{site}-{path.stem}" for path, _ in files]
+        return split_by_patient(counts, labels, patients, names)
+
+
+def sentences(path: Path) -> list[str]:
+    found = [text.strip() for text in re.split("[.!?]", path.read_text("utf-8")) if text.strip()]
+    if not found:
+        raise DataError("a note has no sentence; write one", private=path.name)
+    return found
+
+
+def letters(sentence: str) -> np.ndarray:
+    return np.array([sentence.lower().count(letter) for letter in LETTERS], np.float32)
+
+
+@torch.inference_mode()
+def predict(asked: PredictionRequest) -> int:
+    """Write a line for each sentence of each note; return how many notes could not be read."""
+    if not (files := [file for path in asked.given for file in (path.glob("*.txt") if path.is_dir() else [path])]):
+        raise MedsiloError("there are no notes; give text files, or folders with such")
+    model = asked.source.network.to(asked.device)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for path in sorted(files):
+        try:
+            said = sentences(path)
+        except DataError as error:
+            rows.append({"note": path.name, "error": str(error)})
+            continue
+        output = asked.source.answer(torch.from_numpy(np.stack([*map(letters, said)])).to(asked.device))[0]
+        for text, chances in zip(said, output.softmax(1).tolist(), strict=True):
+            rows.append({"note": path.name, "sentence": text, "ill": chances[1], "error": None})
+        asked.say(f"{len(said)} sentences")
+    model.cpu()
+    (asked.out / "predictions.json").write_text(json.dumps({"model": asked.source.facts, "cases": rows}))
+    with (asked.out / "predictions.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, ["note", "sentence", "ill", "error"])
+        writer.writeheader()
+        writer.writerows(rows)
+    return sum(row["error"] is not None for row in rows)
+
+
+PREDICTOR = Predictor("notes", predict)

@@ -1,0 +1,35 @@
+"""Sites of a study as tests make them: a participant behind its disclosure, without the ledger and a plan's layers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from medsilo.federation.around import TrainingSite, envelope_of
+from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Place
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.task import SiteData
+
+
+def site_of(
+    plan: Plan,
+    site: str,
+    sites: Sequence[str],
+    settings: SiteSettings,
+    folder: Path,
+    data: SiteData | None = None,
+    kind: type[Participant] = Participant,
+    **place: Any,
+) -> TrainingSite:
+    """Return one site. data: instead of those of the settings."""
+    own = Place(plan, site, sites, settings, folder, **place)
+    return TrainingSite(kind(own, data, envelope_of(own)))
+
+
+def with_settings(site: TrainingSite, **settings: Any) -> None:
+    """Let a site that is there have other settings."""
+    own, other = site.participant, SiteSettings(device="cpu", **settings)
+    own.place = own.trainer.place = replace(own.place, settings=other)
+    own.disclosure.settings = other

@@ -1,0 +1,70 @@
+"""A predictor of another installed package, for data of a kind that medsilo does not know."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import medsilo
+from medsilo.cli import main
+from tests.conftest import make_plan
+from tests.outside import installed_as
+
+FILES = Path(__file__).parents[1] / "outside"
+ENTRIES = """
+[medsilo.tasks]
+notes = notes:Notes
+[medsilo.networks]
+letter-net = notes:LetterNet
+[medsilo.predictors]
+notes = notes:PREDICTOR
+"""
+TEXTS = {"well": "Walked a mile. Ate well.", "ill": "Pain in his hip! Fits in bits. Chill."}
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    place = tmp_path_factory.mktemp("installed")
+    with installed_as("outside-notes", ENTRIES, place, monkeypatch):
+        yield
+    sys.modules.pop("notes", None)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    for kind, text in TEXTS.items():
+        (tmp_path / "notes" / kind).mkdir(parents=True)
+        for number in range(10):
+            (tmp_path / "notes" / kind / f"{number}.txt").write_text(text)
+    return tmp_path / "notes"
+
+
+def test_predict_goes_through_an_outside_predictor(
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ["task.name=notes", "training.rounds=3", "training.learning_rate=0.1"]
+    run = medsilo.run(make_plan("fedavg", *changes), folder=tmp_path / "run", data=notes, device="cpu")
+    assert run.plan.packages["outside-notes"].version == "1.0" and run.plan.network.name == "letter-net"
+
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/b.txt").write_text("Ill. Walked")
+    (tmp_path / "new/a.txt").write_text("...")
+    command = ["predict", str(run.folder), str(tmp_path / "new"), "-o", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(command) == 1  # one note has no sentence
+    assert "2 sentences" in capsys.readouterr().out
+    none, ill, well = csv.DictReader((tmp_path / "out/predictions.csv").open())
+    assert none["note"] == "a.txt" and "no sentence" in none["error"]
+    assert (ill["sentence"], well["sentence"]) == ("Ill", "Walked") and float(ill["ill"]) > float(well["ill"])
+
+    weights = load_file(run.folder / "global/best.safetensors")  # i, l, l
+    scores = weights["bias"] + weights["weight"][:, 8] + 2 * weights["weight"][:, 11]
+    assert float(ill["ill"]) == pytest.approx(float(scores.softmax(0)[1]), abs=1e-6)
+    told = json.loads((tmp_path / "out/predictions.json").read_text())
+    assert told["model"]["plan_hash"] == run.plan.hash
+    assert medsilo.predict(run.folder, tmp_path / "new", tmp_path / "again", device="cpu") == told["cases"]
+    assert main([*command[:2], str(notes), *command[3:4], str(tmp_path / "none")]) == 1  # folders, and no note in them
+    assert "there are no notes" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""The package against fixed inputs and outputs that code written from the protocol's page made."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from medsilo.sealing import letters
+from medsilo.sealing.fixed_point import FixedPoint, Flat
+from medsilo.sealing.keeping import Secrets, SumMemory, Turn
+from medsilo.sealing.masks import own_mask
+from medsilo.sealing.member import Member
+from medsilo.sealing.relay import MaskedSums
+from medsilo.sealing.signing import Unsigned
+from medsilo.sealing.streams import add_streams
+from medsilo.sealing.terms import SealedBlock, Terms
+from tests.sealed_vectors import (
+    BOUND,
+    DROPPED,
+    FILE,
+    GIVEN,
+    NAME,
+    NUMBERS,
+    PLAN,
+    REQUIRED,
+    ROUND,
+    SITES,
+    STUDY,
+    THRESHOLD,
+    Vectors,
+)
+
+TERMS = Terms(STUDY, PLAN, SITES, THRESHOLD, required=REQUIRED)
+BITS = pytest.mark.parametrize("own", [Vectors(64), Vectors(32)], ids=["64", "32"])
+
+
+def expected(own: Vectors) -> dict[str, Any]:
+    return next(facts for facts in json.loads(FILE.read_text()) if facts["bits"] == own.bits)
+
+
+@BITS
+def test_the_file_is_what_the_second_implementation_makes(own: Vectors) -> None:
+    assert own.facts() == expected(own)
+
+
+def parts(own: Vectors) -> tuple[SealedBlock, letters.Assembly, dict[str, letters.Offer]]:
+    like = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
+    block = SealedBlock(NAME, Flat.of(like), FixedPoint(own.bits, BOUND, 4), weights=(1, 1, 1, 1))  # type: ignore[arg-type]
+    introductions = tuple(
+        letters.Introduction(
+            site=site, channel=own.channel[site], signing=own.signing[site], certificates=(), signature=b""
+        )
+        for site in SITES
+    )
+    offers = {}
+    for site in SITES:
+        offered = letters.Offered(
+            round=ROUND,
+            site=site,
+            mask=own.mask[site],
+            commitment=own.commitment[site],
+            signature=own.offer_signature(site),
+        )
+        boxes = {other: own.box(site, other) for other in SITES if other != site}
+        offers[site] = letters.Offer(offered=offered, boxes=boxes)
+    return block, letters.Assembly(introductions=introductions), offers
+
+
+def member_of(own: Vectors, site: str, assembly: letters.Assembly, offer: letters.Offer) -> Member:
+    """Return a hospital that has drawn the secrets of the vectors."""
+    keys = {kind: bytes.fromhex(value) for kind, value in expected(own)["secrets"][site].items()}
+    both = own.shares(site, site)
+    shares = {site: (both[: letters.SIGNED_SHARE], both[letters.SIGNED_SHARE :])}
+    turn = Turn(own=offer.offered, mask=keys["mask"], seed=keys["seed"], shares=shares, boxes=offer.boxes)
+    kept = Secrets(
+        terms=TERMS.digest,
+        site=site,
+        channel=keys["channel"],
+        signing=keys["signing"],
+        assembly=assembly,
+        turn=turn,
+    )
+    return Member(TERMS, Unsigned(), kept, SumMemory())
+
+
+def tensors_of(site: str) -> dict[str, torch.Tensor]:
+    flat = torch.tensor(NUMBERS[site], dtype=torch.float32)
+    return {"a": flat[:3], "b": flat[3:].reshape(2, 2)}
+
+
+@BITS
+@pytest.mark.parametrize("gone", [(), (DROPPED,)], ids=["all", "one dropped out"])
+def test_the_package_makes_the_same(own: Vectors, gone: tuple[str, ...]) -> None:
+    """Bit for bit: what each hospital sends, and the sum. It opens boxes that the other code has closed."""
+    wanted = expected(own)
+    block, assembly, offers = parts(own)
+    members = {site: member_of(own, site, assembly, offers[site]) for site in SITES}
+    server = MaskedSums(TERMS, assembly, ROUND, [block], GIVEN)
+    for site, offer in offers.items():
+        server.offer(site, offer)
+    deals = server.deals()
+    assert (TERMS.digest, server.all.digest, block.digest, server._context) == tuple(
+        bytes.fromhex(wanted[key]) for key in ("terms", "assembly", "block", "context")
+    )
+    for site, deal in deals.items():
+        assert members[site].check_deal(deal) == letters.Complaints()
+        sealed = members[site].seal(deal, [block], {NAME: tensors_of(site)}, given=GIVEN)
+        assert sealed[NAME].numpy().tobytes().hex() == wanted["masked"][site]
+        mask = np.zeros(block.flat.words, f"<u{own.bits // 8}")
+        secret = bytes.fromhex(wanted["secrets"][site]["seed"])
+        add_streams(mask, [own_mask(secret, server._context, block, 1)])
+        assert mask.tobytes().hex() == wanted["own masks"][site]
+        if site not in gone:
+            server.add(site, sealed)
+    request = server.request()
+    for site in request.sites:
+        server.reveal(site, members[site].unmask(request, [block]))
+    _, opened = server.open()
+    assert opened[NAME].numpy().tobytes().hex() == wanted[f"sum without {DROPPED}" if gone else "sum"]
+    mean = torch.cat([tensor.reshape(-1) for tensor in server.read(block, opened).values()])
+    exact = torch.tensor([NUMBERS[site] for site in request.sites], dtype=torch.float64).mean(0)
+    assert float((mean.double() - exact).abs().max()) <= 2 / own.scale + 1e-6
