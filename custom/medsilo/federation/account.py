@@ -178,7 +178,7 @@ class Accounting:
 
 
 class LedgerWatch:
-    """A channel that remembers the heads of the hospitals' ledgers, over all studies of a server, and sends each its own.
+    """A channel that remembers the heads of the hospitals' ledgers, over all studies, and sends each its own.
 
     A hospital refuses to go on from an old copy of its ledger; the server adds a warning to its answer.
     """
