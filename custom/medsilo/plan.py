@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
@@ -17,12 +16,12 @@ from torch import nn
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, load_tensors, load_yaml, why_unread
 from medsilo.core.package import package_facts
-from medsilo.core.section import SHOWN, Section, checked, in_words
-from medsilo.core.tensors import hash_of
+from medsilo.core.section import SHOWN, Feature, Section, checked, in_words
+from medsilo.core.tensors import Modules, hash_of
 from medsilo.core.text import is_safe_name, plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
-from medsilo.course.layer import Feature, Layer
+from medsilo.course.layer import Layer
 from medsilo.course.participation import Participation
 from medsilo.course.phase import Course, Phase
 from medsilo.course.robust_mixing import Mixing
@@ -33,18 +32,16 @@ from medsilo.learning.private import GradientBounds
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Summed
-from medsilo.models.network import Network
+from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
 from medsilo.tasks.task import Task
 
 BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
-MOST_PARAMETERS = 500_000_000  # of all networks of a method together
-LITTLE_WORK = 1 << 34  # numbers of a network times values of a case: a fraction of a second, and 64 MiB at most
 FROM_FILES = ("question", "plans", "first_stage")  # keys of a task that may name a file beside the plan
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class Tracking(Section):
+class Tracking(Feature):
     """The round whose model is tested and kept as the result, and who is shown the rounds beside TensorBoard."""
 
     select: Literal["best", "last"] = Field(
@@ -69,6 +66,14 @@ class Tracking(Section):
     mlflow: bool = Field(
         False, description="write `mlflow.db` beside TensorBoard's files; needs the package `mlflow` at the server"
     )
+
+    def conflicts(self, plan: "Plan", networks: Modules) -> Iterable[str]:
+        """A threshold is wanted only where hospitals choose one."""
+        if self.sensitivity and not plan.has_threshold:
+            yield (
+                "tracking.sensitivity: a threshold is chosen in classifications into two classes, without a promise of "
+                "privacy; remove it"
+            )
 
 
 class OutsidePackage(Section):
@@ -154,25 +159,13 @@ class Plan(Section):
         _ = self.course  # raises where these rounds are too few
         with torch.device("meta"):
             networks = self.algorithm.modules(self._blueprint())
-        if (parameters := _parameters(networks)) > MOST_PARAMETERS:
-            raise PlanError(f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be")
         self.algorithm.check(networks)
         self.algorithm.suits(self.training)
-        if self.tracking.sensitivity and not self.has_threshold:
-            raise PlanError(
-                "tracking.sensitivity: a threshold is chosen in classifications into two classes, without a promise of "
-                "privacy; remove it"
-            )
         self.algorithm.fits(self.task)
-        self._keeps_masks_as_they_are(networks)
-        if self.task.goal.postprocessings and not self.algorithm.outcome.one_network:
-            raise PlanError(f"task.postprocessing: {self.algorithm.name} puts several networks together; set false")
-        self._can_weigh_classes()
-        self._network_reads_task(networks["model"])
-        for feature in self.features:
-            for conflict in feature.conflicts(self, dict(networks)):
+        own: list[Feature | Algorithm] = [self.network, self.tracking, self.algorithm, self.training, *self.features]
+        for part in own:
+            for conflict in part.conflicts(self, dict(networks)):
                 raise PlanError(conflict)
-        self._keeps_its_protocol()
         return self
 
     @property
@@ -191,63 +184,6 @@ class Plan(Section):
         """Return of how many trials of postprocessing a hospital tells; for a model of its own it chooses at home."""
         every = None if self.algorithm.outcome.personal else self.task.goal.postprocessings
         return every.number if every else 0
-
-    def _network_reads_task(self, model: nn.Module) -> None:
-        """Two cases of the task's shape go through the network: without values, where those would be many.
-
-        Without values torch loads its compiler first, which takes a second: longer than most plans with them. In one
-        thread: a process that is forked from one whose threads have computed would wait for these without end.
-        """
-        shape = self.task.shape
-        if shape is None:
-            return
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        little = sum(tensor.numel() for _, tensor in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK
-        place = "cpu" if little else "meta"
-        own = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors} if little else {}
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with torch.no_grad():
-                case = torch.zeros(2, *shape, device=place)
-                found = tuple(torch.func.functional_call(model.eval(), own, (case,)).shape[1:])
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise PlanError(
-                f"network.name: {self.network.name} can't read the inputs of task {self.task.name}, of shape "
-                f"{list(shape)}; choose another network, its numbers or task.size"
-            ) from error
-        finally:
-            torch.set_num_threads(threads)
-        needed = self.task.goal.output_of(shape)
-        if needed != found:
-            raise PlanError(
-                f"network.name: {self.network.name} gives {_described(found)}, and task {self.task.name} needs "
-                f"{_described(needed)}; choose another network, for example {self.task.default_network().name}"
-            )
-
-    def _keeps_masks_as_they_are(self, networks: Mapping[str, nn.Module]) -> None:
-        if self.task.refines and self.algorithm.input_layer(dict(networks)) is not None:
-            raise PlanError(
-                f"task: {self.algorithm.name} changes a network's inputs by their intensities, and some of this task's "
-                "are masks of a first stage; choose another method, or leave algorithm.amplitude out"
-            )
-
-    def _can_weigh_classes(self) -> None:
-        """The loss has a part that class weights change, and there is one for each class."""
-        weights, classes = self.training.class_weights, self.task.goal.classes
-        if weights == "none":
-            return
-        if not self.task.goal.cross_entropy:
-            instead = ", or task.criterion=dice-ce" if hasattr(self.task, "criterion") else ""
-            raise PlanError(
-                f"training.class_weights: the loss of task {self.task.name} has no cross entropy over classes, which "
-                f"they would change; set none{instead}"
-            )
-        if isinstance(weights, tuple) and len(weights) != classes:
-            raise PlanError(
-                f"training.class_weights: {len(weights)} numbers, but task {self.task.name} has {classes} classes; "
-                "give one for each (of masks: the background first)"
-            )
 
     @property
     def private(self) -> Private:
@@ -273,27 +209,6 @@ class Plan(Section):
             return {}
         return {name: form for name, form in self._forms(phase).items() if name not in self.transport.sealing_clear}
 
-    def _keeps_its_protocol(self) -> None:
-        """A plan that declares a protocol follows it in all that the method says of it."""
-        name, protocols = self.algorithm.name, self.algorithm.protocols
-        if self.protocol != "clinical" and self.protocol not in protocols:
-            told = " or ".join(["clinical", *protocols])
-            raise PlanError(f"protocol: {self.protocol!r} says nothing of {name}; declare {told}")
-        for key, wanted in protocols.get(self.protocol, {}).items():
-            own: Any = self
-            for part in key.split("."):
-                if own is None:
-                    raise PlanError(
-                        f"{key}: there is none, but protocol '{self.protocol}' of {name} has {wanted!r}; "
-                        "set it, or declare protocol: clinical"
-                    )
-                own = getattr(own, part, wanted)  # what is not there, as a network's norms, can't break the rule
-            if own != wanted:
-                raise PlanError(
-                    f"{key}: {own!r}, but protocol '{self.protocol}' of {self.algorithm.name} has {wanted!r}; "
-                    "change it, or declare protocol: clinical"
-                )
-
     def _blueprint(self) -> Blueprint:
         task = self.task
         make = partial(self.network.build, task.channels, task.goal.outputs)
@@ -317,7 +232,7 @@ class Plan(Section):
     def parameters(self) -> int:
         """The parameters of all the method's networks at a site, counted without making them."""
         with torch.device("meta"):
-            return _parameters(self.algorithm.modules(self._blueprint()))
+            return parameters_of(self.algorithm.modules(self._blueprint()))
 
     @property
     def rounds(self) -> int:
@@ -361,18 +276,6 @@ class Plan(Section):
 def _as_yaml(plan: str) -> str:
     """Return JSON as YAML: each of a thousand sites in a process writes a plan that names them all."""
     return dump_yaml(json.loads(plan))
-
-
-def _described(output: Sequence[int]) -> str:
-    """Return what a network finds in one case, in words."""
-    classes, *grid = output
-    return (
-        f"a map of {' × '.join(map(str, grid))} with {classes} classes" if grid else f"{classes} scores, one per class"
-    )
-
-
-def _parameters(networks: Mapping[str, nn.Module]) -> int:
-    return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
 
 
 def load_plan(

@@ -1,7 +1,7 @@
 """The base of every part of a plan, or of a site's settings: a fixed, checked set of named values."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
@@ -19,6 +19,26 @@ class Section(BaseModel):
     """A part of the plan. Unknown keys are refused, values never change after checking, infinities are no numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Feature(Section):
+    """A part of a plan that says itself what it can't stand beside, and what it lets leave.
+
+    `plan` is a `medsilo.Plan`; `networks` are those of its method, without values. Plans and leak reports ask every
+    feature and name none.
+    """
+
+    def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
+        """Yield why the plan can't have this: where, what, and what to do instead."""
+        return ()
+
+    def cautions(self, plan: Any) -> Iterable[str]:
+        """Yield what the person who starts the study should know."""
+        return ()
+
+    def leaves(self, plan: Any) -> Iterable[str]:
+        """Yield lines of the leak report: what leaves a hospital through this, or is changed by it."""
+        return ()
 
 
 S = TypeVar("S", bound=Section)

@@ -107,6 +107,26 @@ class Algorithm(Section):
         """Return what whoever starts the study should know of its numbers, one line each."""
         return []
 
+    def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
+        """Yield why the plan can't have this method: where, what, and what to do instead."""
+        if plan.task.refines and self.input_layer(networks) is not None:
+            yield (
+                f"task: {self.name} changes a network's inputs by their intensities, and some of this task's are masks "
+                "of a first stage; choose another method, or leave algorithm.amplitude out"
+            )
+        if plan.task.goal.postprocessings and not self.outcome.one_network:
+            yield f"task.postprocessing: {self.name} puts several networks together; set false"
+        if plan.protocol != "clinical" and plan.protocol not in self.protocols:
+            told = " or ".join(["clinical", *self.protocols])
+            yield f"protocol: {plan.protocol!r} says nothing of {self.name}; declare {told}"
+        for key, wanted in self.protocols.get(plan.protocol, {}).items():
+            own = _value_at(plan, key, wanted)
+            if own != wanted:
+                yield (
+                    f"{key}: {'none' if own is None else repr(own)}, but protocol '{plan.protocol}' of {self.name} has "
+                    f"{wanted!r}; change it, or declare protocol: clinical"
+                )
+
     def suits(self, training: Training) -> None:
         """Raise a PlanError when the method makes no sense with this training."""
 
@@ -169,6 +189,16 @@ class Algorithm(Section):
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))
+
+
+def _value_at(plan: Any, key: str, wanted: Any) -> Any:
+    """Return a plan's value at a dotted key: `wanted` where there is no such key, which so can't break a rule."""
+    own = plan
+    for part in key.split("."):
+        if own is None:
+            return None
+        own = getattr(own, part, wanted)
+    return own
 
 
 def require_features(model: nn.Module, method: str) -> None:

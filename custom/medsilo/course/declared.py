@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from medsilo.core.errors import PlanError
-from medsilo.core.section import Section
+from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
-from medsilo.course.layer import Feature
 from medsilo.learning.private import AdaptiveClipping, mixes_cases
 from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
 

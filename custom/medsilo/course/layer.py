@@ -1,31 +1,10 @@
 """The bases of all that is optional in a plan: features, and layers around its sites and the server's channel."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from medsilo.core.section import Section
-from medsilo.core.tensors import Modules
+from medsilo.core.section import Feature
 from medsilo.privacy.mechanisms import Charge
-
-
-class Feature(Section):
-    """A part of a plan that nobody needs: it says itself what it can't stand beside, and what it lets leave.
-
-    `plan` is a `medsilo.Plan`; `networks` are those of its method, without values. Plans and leak reports ask every
-    feature and name none.
-    """
-
-    def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
-        """Yield why the plan can't have this: where, what, and what to do instead."""
-        return ()
-
-    def cautions(self, plan: Any) -> Iterable[str]:
-        """Yield what the person who starts the study should know."""
-        return ()
-
-    def leaves(self, plan: Any) -> Iterable[str]:
-        """Yield lines of the leak report: what leaves a hospital through this, or is changed by it."""
-        return ()
 
 
 class Layer(Feature):

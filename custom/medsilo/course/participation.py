@@ -5,9 +5,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
 from medsilo.core.text import is_safe_name
-from medsilo.course.layer import Feature
 
 MOST_SITES = 4096
 

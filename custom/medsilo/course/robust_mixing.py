@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import Field
 
+from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
-from medsilo.course.layer import Feature
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.rules import Robust
 

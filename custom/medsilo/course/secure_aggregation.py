@@ -7,9 +7,9 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
 from medsilo.course.group import views
-from medsilo.course.layer import Feature
 from medsilo.course.participation import Participation
 from medsilo.course.sealable import forms_of
 from medsilo.mixing.forms import Exchanged, Form, Unsealable

@@ -1,19 +1,19 @@
 """Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import nn, optim
 
-from medsilo.core.section import Section
+from medsilo.core.section import Feature
 
 POWER = 0.9  # of nnU-Net's schedule
 MOST_EPOCHS = 100_000  # of a study at each site
 ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
 
-class Training(Section):
+class Training(Feature):
     """The plan's `training`: the same at every site.
 
     >>> Training(rounds=3, learning_rate=0.001).batch_size
@@ -81,6 +81,23 @@ class Training(Section):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
         return self
+
+    def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:
+        """The loss has a part that class weights change, and there is one for each class."""
+        weights, task = self.class_weights, plan.task
+        if weights == "none":
+            return
+        if not task.goal.cross_entropy:
+            instead = ", or task.criterion=dice-ce" if hasattr(task, "criterion") else ""
+            yield (
+                f"training.class_weights: the loss of task {task.name} has no cross entropy over classes, which they "
+                f"would change; set none{instead}"
+            )
+        elif isinstance(weights, tuple) and len(weights) != task.goal.classes:
+            yield (
+                f"training.class_weights: {len(weights)} numbers, but task {task.name} has {task.goal.classes} "
+                "classes; give one for each (of masks: the background first)"
+            )
 
     def steps_of_round(self, in_epoch: int) -> int:
         """Return the mini-batches of a round at a site that has so many in one pass."""

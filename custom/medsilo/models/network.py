@@ -1,21 +1,26 @@
 """The base of the plan's networks."""
 
+import math
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from torch import nn
 
-from medsilo.core.section import Section
+from medsilo.core.section import Feature
 
 Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
+MOST_PARAMETERS = 500_000_000  # of all networks of a method together
+LITTLE_WORK = 1 << 34  # numbers of a network times values of a case: a fraction of a second, and 64 MiB at most
 NORM = (
     "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own statistics, "
     "also in tests"
 )
 
 
-class Network(Section):
+class Network(Feature):
     """A network of the plan: its name and its numbers; `build` makes the module.
 
     Subclasses declare `name: Literal["..."] = "..."` and their own numbers.
@@ -39,3 +44,58 @@ class Network(Section):
     def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
         """The same module in a MONAI bundle's words, its class under "_target_"; None where MONAI has none."""
         return None
+
+    def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
+        """It has no more parameters than a site can hold, and reads the task's cases."""
+        if (parameters := parameters_of(networks)) > MOST_PARAMETERS:
+            yield f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be"
+        task, shape = plan.task, plan.task.shape
+        if shape is None:
+            return
+        try:
+            found = _output_of(networks["model"], shape)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            yield (
+                f"network.name: {self.name} can't read the inputs of task {task.name}, of shape {list(shape)}; choose "
+                "another network, its numbers or task.size"
+            )
+            return
+        needed = task.goal.output_of(shape)
+        if needed != found:
+            yield (
+                f"network.name: {self.name} gives {_in_words(found)}, and task {task.name} needs {_in_words(needed)}; "
+                f"choose another network, for example {task.default_network().name}"
+            )
+
+
+def parameters_of(networks: Mapping[str, nn.Module]) -> int:
+    """Return the number of the parameters of all networks together."""
+    return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
+
+
+def _output_of(model: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
+    """Two cases of a task's shape go through a network: without values, where those would be many.
+
+    Without values torch loads its compiler first, which takes a second: longer than most plans with them. In one
+    thread: a process that is forked from one whose threads have computed would wait for these without end.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    little = sum(tensor.numel() for _, tensor in tensors) * max(math.prod(shape), 1024) <= LITTLE_WORK
+    place = "cpu" if little else "meta"
+    own = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors} if little else {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            case = torch.zeros(2, *shape, device=place)
+            return tuple(torch.func.functional_call(model.eval(), own, (case,)).shape[1:])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _in_words(output: Sequence[int]) -> str:
+    """Return what a network finds in one case."""
+    classes, *grid = output
+    return (
+        f"a map of {' × '.join(map(str, grid))} with {classes} classes" if grid else f"{classes} scores, one per class"
+    )
