@@ -74,6 +74,15 @@ VARIANTS = {  # whatever takes a path of its own through the engine
     "fedavg, optimizer kept": ("synthetic-activity", "fedavg", ["training.optimizer_state=keep"]),
     "fedavg, truncated": ("synthetic-activity", "fedavg", ["training.truncate=true"]),
 }
+SEALED = [method for method in shared.METHODS if method not in {"local", "cyclic", *shared.WEIGHED}]
+VARIANTS |= {  # masks are secret and new in each run; their sums are the same bits
+    f"{method}, sealed": (
+        "synthetic-activity",
+        method,
+        ["transport.sealing=pairwise", *(["transport.sealing_clear=[statistics]"] if "adafed" in method else [])],
+    )
+    for method in SEALED
+}
 CASES: dict[str, tuple[str, str, list[str]]] = {
     **{
         f"{method}, {task}": (task, method, [])
@@ -138,7 +147,8 @@ def left_by(case: str) -> dict[str, Any]:
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         run = inprocess.run(plan, folder=root, settings=SITE)
-        paths = sorted(path for path in root.rglob("*.safetensors") if not {"checkpoints"} & set(path.parts))
+        passing = {"checkpoints", "sealed.safetensors"}  # the second is masked anew in each run
+        paths = sorted(path for path in root.rglob("*.safetensors") if not passing & set(path.parts))
         files = {
             path.relative_to(root).as_posix(): load_file(path) for path in paths if not path.name.startswith("state-")
         }
