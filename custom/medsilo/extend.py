@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # for everybody
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.cli import options
     from medsilo.cli.given_settings import folder_of_settings, settings_of
+    from medsilo.consortium.description import read_consortium
     from medsilo.consortium.lead import inquire
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
