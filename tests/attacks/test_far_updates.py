@@ -1,6 +1,7 @@
 """An update that goes further than any honest one costs its sender the round, in whatever order answers come."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import permutations
 from pathlib import Path
 
@@ -125,3 +126,28 @@ def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before
     assert "it is asked no more" in rounds[3].refused[C]
     with pytest.raises(ParticipationError, match="training diverged"):
         led(tmp_path / "rate", "fedavg", "model", lambda site, n: 1, "training.learning_rate=1000")
+
+
+def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
+    """A sends next to nothing, so that whoever trains stands out, and then says that it can't train any more."""
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        task, number = asked.facts["task"], asked.facts["round"]
+        if task == "round" and site == C:  # whose line is down
+            return Missing("lost", "")
+        if task == "round" and number == 2 and site == A:
+            return Missing("refused", "its train_loss: nan is not a finite number; training diverged at this site")
+        reply = work()
+        for name, tensor in reply.groups.get("model", {}).items() if (task, site) == ("round", A) else ():
+            if tensor.is_floating_point():
+                given = asked.groups["model"][name]
+                reply.groups["model"][name] = given + 1e-6 * (tensor - given)
+        return [(site, reply)]
+
+    for sites in ([A, B], SITES):
+        least = len(sites) - 1
+        plan = make_plan("fedavg", *SMALL, *GO_ON, f"participation.minimum={least}", "training.rounds=3", sites=sites)
+        study = Study(plan, tmp_path / str(least), script)
+        with nullcontext() if least == 1 else pytest.raises(ParticipationError, match=f"{A} refused: its train_loss"):
+            study.run()
+        assert all(B in line.answered for line in study.rounds) and len(study.rounds) == 4 - least

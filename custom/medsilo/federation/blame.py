@@ -12,6 +12,7 @@ from medsilo.federation.reasons import DIVERGED
 from medsilo.federation.seams import Missing
 from medsilo.federation.server_state import ServerState
 
+VOICES = 2  # that say so: one alone, whose own update was tiny, would have an honest one left out
 MOST = 2  # rounds that are taken back because of one site, which is asked no more then
 
 
@@ -34,7 +35,9 @@ class Blame:
         stood out in it can train any more."""
         diverged = {site for site, gone in exchange.missing.items() if DIVERGED in gone.reason}
         others = {site for site in exchange.asked if site not in diverged and site not in exchange.by_kind("lost")}
-        if self.stops or not diverged or state.suspect is None or others - {state.suspect[0]}:
+        if self.stops or state.suspect is None or others - {state.suspect[0]}:
+            return False
+        if len(diverged - {state.suspect[0]}) < VOICES:
             return False
         taken = state.take_back()
         if taken is None:

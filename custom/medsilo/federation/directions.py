@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from statistics import median_low
+from statistics import median_high
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
@@ -38,8 +38,11 @@ class RoundDirections:
             self._limits[group] = min(FARTHEST * math.sqrt(numbers), FAR * usual if usual > 0 else math.inf)
 
     def usual(self, group: str) -> float:
-        """Return how far the middle one of the updates of a group goes; 0 where there is none."""
-        return median_low([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
+        """Return how far the middle one of the updates of a group goes; 0 where there is none.
+
+        Of two the longer, here and below: a tiny one must not make the other stand out.
+        """
+        return median_high([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
 
     def measure(self, groups: Groups, given: Callable[[str], Tensors]) -> dict[str, Direction]:
         """Return the direction of every group that a site sent; the norm is finite where all its weights are."""
@@ -65,7 +68,7 @@ class RoundDirections:
         for own in self._noted.values():
             for site, direction in own.items():
                 others = [other.norm for name, other in own.items() if name != site]
-                usual = median_low(others) if others else math.inf
+                usual = median_high(others) if others else math.inf
                 found.append((direction.norm / usual if usual else math.inf if direction.norm else 0.0, site))
         times, site = max(found, default=(0.0, ""))
         return (site, times) if times > STANDS_OUT else None
