@@ -21,16 +21,11 @@ def locked(requirements: Path) -> str:
     """Return every package that these need, with its version and the hash of the file that pip takes here."""
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        asked = [
-            "--dry-run",
-            "--ignore-installed",
-            "--quiet",
-            "--report",
-            str(report),
-            "--requirement",
-            str(requirements),
-        ]
-        subprocess.run([sys.executable, "-m", "pip", "install", *asked], check=True)
+        asked = ["--dry-run", "--ignore-installed", "--quiet", "--report", report, "--requirement", requirements]
+        if subprocess.run([sys.executable, "-m", "pip", "install", *asked]).returncode:
+            sys.exit(
+                "pip found no file for each package, which needs a network or a folder of wheels; nothing is signed"
+            )
         found = json.loads(report.read_text("utf-8"))["install"]
     lines = []
     for own in found:
@@ -48,24 +43,15 @@ def write(dist: Path, requirements: Path, key: Path) -> None:
         sys.exit(f"{dist} has {len(files) - 1} wheels; a release has one: make clean")
     (dist / SUMS).write_text("".join(f"{digest(file)}  {file.name}\n" for file in files), "utf-8")
     (dist / f"{SUMS}.sig").unlink(missing_ok=True)
-    subprocess.run(["ssh-keygen", "-Y", "sign", "-q", "-f", str(key), "-n", SPACE, str(dist / SUMS)], check=True)
+    if subprocess.run(["ssh-keygen", "-Y", "sign", "-q", "-f", key, "-n", SPACE, dist / SUMS]).returncode:
+        sys.exit(f"{SUMS} could not be signed with {key.name}; give a private key of ssh-keygen's")
 
 
 def verify(dist: Path, signers: Path) -> None:
     """End with a line of what is wrong, unless the maintainer signed these very files, and no other wheel is there."""
-    command = [
-        "ssh-keygen",
-        "-Y",
-        "verify",
-        "-f",
-        str(signers),
-        "-I",
-        WHO,
-        "-n",
-        SPACE,
-        "-s",
-        str(dist / f"{SUMS}.sig"),
-    ]
+    if missing := [path.name for path in (dist / SUMS, dist / f"{SUMS}.sig", signers) if not path.is_file()]:
+        sys.exit(f"{', '.join(missing)}: missing, so nothing can be verified; install nothing of it")
+    command = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", WHO, "-n", SPACE, "-s", dist / f"{SUMS}.sig"]
     if subprocess.run(command, input=(dist / SUMS).read_bytes(), capture_output=True).returncode:
         sys.exit(f"{SUMS} is not signed by the maintainer in {signers.name}; install nothing of it")
     sums = dict(reversed(line.split("  ", 1)) for line in (dist / SUMS).read_text("utf-8").splitlines())
@@ -85,5 +71,5 @@ def digest(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    command, *given = sys.argv[1:]
-    {"write": write, "verify": verify}[command](*map(Path, given))
+    what = {("write", 3): write, ("verify", 2): verify}.get((" ".join(sys.argv[1:2]), len(sys.argv) - 2))
+    sys.exit(what(*map(Path, sys.argv[2:])) if what else __doc__)

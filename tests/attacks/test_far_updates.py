@@ -1,6 +1,7 @@
 """An update that goes further than any honest one costs its sender the round, in whatever order answers come."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import permutations
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from medsilo.federation.directions import RoundDirections
 from medsilo.federation.seams import Missing
 from medsilo.runs.messages import Parcel
 from medsilo.runs.schema import Round
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, over_all
 from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal
 
 GIVEN = {"w": torch.ones(100)}
@@ -53,7 +54,10 @@ def test_later_rounds_are_held_to_the_last_one() -> None:
     for order in permutations(lengths):
         second = RoundDirections({"model": GIVEN}, {"w"}, 1, first)
         assert answered(second, {site: lengths[site] for site in order}) == SITES[:2]
-        assert answered(second, {SITES[2]: 150.0}) == [SITES[2]]  # 10^6 times the middle one is 200
+        assert answered(second, {SITES[2]: 0.9}) == [SITES[2]]  # far, and nothing that nobody could train from
+        assert not answered(
+            second, {SITES[2]: 1.1}
+        )  # 11,000 times the middle one, and all weights change by more than 1
     still = RoundDirections({"model": GIVEN}, {"w"}, 0)
     assert answered(still, dict.fromkeys(SITES, 0.0)) == SITES
     third = RoundDirections({"model": GIVEN}, {"w"}, 1, still)  # nobody moved, so there is nothing to compare with
@@ -74,7 +78,7 @@ def lying(group: str, times: Times) -> Callable[[str, Parcel, Callable[[], Parce
         except Refused as error:
             return Missing.refused(error)
         for name, tensor in reply.groups.get(group, {}).items():
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and "running" not in name:  # which have a range
                 reply.groups[group][name] = tensor * times(site, asked.facts["round"])
         return [(site, reply)]
 
@@ -87,31 +91,37 @@ def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> t
     return study, study.run() and study.rounds
 
 
-@pytest.mark.parametrize(
-    ("method", "group", "changes"),
+@over_all(
+    "method, group, begins, changes",
     [
-        ("fedavg", "model", []),
-        ("fedsm", "global", ["algorithm.selector_sync=server-adam"]),
-        ("fedsm", "selector", ["algorithm.selector_sync=adam-moments", "algorithm.selector_learning_rate=1"]),
+        ("fedavg", "model", 1, []),
+        ("fedsm", "global", 1, ["algorithm.selector_sync=server-adam"]),
+        ("fedsm", "selector", 1, ["algorithm.selector_sync=adam-moments", "algorithm.selector_learning_rate=1"]),
+        ("harmofl", "model", 1, []),
+        ("adafed", "model", 2, []),  # whose mixtures are each hospital's own, so that a lie harms some of them first
+        ("d-adafed", "model", 2, []),
     ],
 )
-def test_a_round_after_which_all_diverge_is_taken_back(
-    method: str, group: str, changes: list[str], tmp_path: Path
+def test_a_round_after_which_others_diverge_is_taken_back(
+    method: str, group: str, begins: int, changes: list[str], tmp_path: Path
 ) -> None:
-    study, rounds = led(tmp_path, method, group, lambda site, n: 1000 if (site, n) == (C, 2) else 1, *changes)
-    assert [line.round for line in rounds] == [1, 2, 3, 4]
-    assert [line.answered for line in rounds] == [SITES, [A, B], SITES, SITES]
-    assert "round 2 was taken back and repeated without this site: all others diverged" in rounds[1].refused[C]
-    assert study.summary.sites[C].contributed == 3 and list(study.summary.sites[C].missed) == [2]
+    """Times 1000 in the first round of a group, which has nothing to be compared with, and 1e37 in a later one."""
+    lies = {begins: 1000.0, begins + 2: 1e37}
+    folder = tmp_path / f"{method} {group}"
+    study, rounds = led(folder, method, group, lambda site, n: lies.get(n, 1) if site == C else 1, *changes)
+    assert [line.answered for line in rounds[begins - 1 :]] == [[A, B], SITES, [A, B], SITES]
+    assert f"round {begins} was taken back and repeated without this site" in rounds[begins - 1].refused[C]
+    assert f"its update of {group} is" in rounds[begins + 1].refused[C]
+    assert not any(line.refused.keys() - {C} or line.lost for line in rounds) and study.summary.finished
 
 
 def test_what_follows_is_the_study_without_that_site(tmp_path: Path) -> None:
     """As if its answer had been lost: nothing of the round that was undone is left at the server or the others."""
-    taken, _ = led(tmp_path / "taken", "fedavg", "model", lambda site, n: 1000 if (site, n) == (C, 2) else 1)
+    taken, _ = led(tmp_path / "taken", "fedavg", "model", lambda site, n: 1000 if (site, n) == (C, 1) else 1)
 
     def lost(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
-        gone = (site, asked.facts["task"], asked.facts["round"]) == (C, "round", 2)
+        gone = (site, asked.facts["task"], asked.facts["round"]) == (C, "round", 1)
         return Missing("lost", "") if gone else [(site, reply)]
 
     other = Study(taken.plan, tmp_path / "lost", lost)
@@ -120,8 +130,36 @@ def test_what_follows_is_the_study_without_that_site(tmp_path: Path) -> None:
 
 
 def test_who_goes_on_is_asked_no_more_and_a_rate_that_is_too_high_ends_as_before(tmp_path: Path) -> None:
-    study, rounds = led(tmp_path / "lie", "fedavg", "model", lambda site, n: 1000 if site == C else 1)
+    rate = "training.learning_rate=0.3"
+    study, rounds = led(
+        tmp_path / "lie", "fedavg", "model", lambda site, n: (1000 if n == 1 else 300) if site == C else 1, rate
+    )
     assert [line.answered for line in rounds] == [[A, B]] * 4 and study.summary.finished
     assert "it is asked no more" in rounds[3].refused[C]
     with pytest.raises(ParticipationError, match="training diverged"):
         led(tmp_path / "rate", "fedavg", "model", lambda site, n: 1, "training.learning_rate=1000")
+
+
+def test_one_hospitals_word_takes_no_round_back(tmp_path: Path) -> None:
+    """A sends next to nothing, so that whoever trains stands out, and then says that it can't train any more."""
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        task, number = asked.facts["task"], asked.facts["round"]
+        if task == "round" and site == C:  # whose line is down
+            return Missing("lost", "")
+        if task == "round" and number == 2 and site == A:
+            return Missing("refused", "its train_loss: nan is not a finite number; training diverged at this site")
+        reply = work()
+        for name, tensor in reply.groups.get("model", {}).items() if (task, site) == ("round", A) else ():
+            if tensor.is_floating_point():
+                given = asked.groups["model"][name]
+                reply.groups["model"][name] = given + 1e-6 * (tensor - given)
+        return [(site, reply)]
+
+    for sites in ([A, B], SITES):
+        least = len(sites) - 1
+        plan = make_plan("fedavg", *SMALL, *GO_ON, f"participation.minimum={least}", "training.rounds=3", sites=sites)
+        study = Study(plan, tmp_path / str(least), script)
+        with nullcontext() if least == 1 else pytest.raises(ParticipationError, match=f"{A} refused: its train_loss"):
+            study.run()
+        assert all(B in line.answered for line in study.rounds) and len(study.rounds) == 4 - least

@@ -1,6 +1,6 @@
 """False hospitals in a key agreement: fewer than the plan wants, the server, its lead."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,18 @@ from medsilo.core.errors import ParticipationError, Refused
 from medsilo.federation.asking import Exchange
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.what import terms_of
+from medsilo.runs.messages import Joined, Parcel
 from medsilo.sealing.letters import Assembly
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import MaskedSums
 from medsilo.sealing.signing import Certified
 from medsilo.sealing.terms import Terms
 from tests import sealed
-from tests.attacks.test_secure_aggregation import GO_ON, RULES, Hospitals, Liar, lead
-from tests.conftest import make_plan
+from tests.attacks.test_secure_aggregation import GO_ON, HOSPITALS, RULES, Hospitals, Liar, lead
+from tests.conftest import make_plan, over_all
+from tests.unit.test_approvals import make_kit
 from tests.unit.test_consortium import NORTH, TOP, put
+from tests.unit.test_coordinator import Answers
 from tests.unit.test_provision import kits_of
 
 SIX = list("abcdef")
@@ -27,11 +30,9 @@ SIX = list("abcdef")
 class Shrinking(Liar):
     """A server that goes on with three of the hospitals, whatever the plan wants."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given[:-1], self._anybody)
-
-    def agree(self, sites: Sequence[str], heaviest: int) -> None:
-        super().agree(sorted(sites)[:3], heaviest)
+    def agree(self, joined: Mapping[str, Joined]) -> None:
+        self.asker.check = self._anybody  # type: ignore[method-assign]
+        super().agree({site: joined[site] for site in sorted(joined)[:3]})
 
     @staticmethod
     def _anybody(exchange: Exchange, what: str) -> None:
@@ -115,3 +116,54 @@ def test_certificates_that_nvflare_signs_on_request_are_hospitals_where_they_say
         own = certified("site-0", role=role)
         with pytest.raises(Refused, match=f"site-0: its certificate is no hospital's, it says {role}"):
             me.check("site-0", own.certificates, own.sign(b"this"), b"this")
+
+
+# ------------------------------------------------------------------------------------------------ false signatures
+def odd_signature(own: dict[str, Any]) -> None:
+    own["signature"] = own["signature"][:-2] + ("00" if own["signature"][-2:] != "00" else "01")
+
+
+def other_keys(own: dict[str, Any]) -> None:
+    own["signing"] = own["channel"]
+
+
+def nobodys(own: dict[str, Any]) -> None:
+    own["certificates"], own["signature"] = [], ""
+
+
+def garbage(own: dict[str, Any]) -> None:
+    own["certificates"] = ["00" * 40]
+
+
+def foreign(own: dict[str, Any]) -> None:
+    """The name is right, and another root vouches for it."""
+    from tests.unit import test_sealed_identity as identity
+
+    key, own_key = identity.fresh(), identity.fresh()
+    above = identity.certificate("root", key, "root", key, ca=True)
+    signed = identity.certificate("d", own_key, "root", key)
+    stranger = Certified.read(identity.pem(signed), identity.pem(own_key), identity.pem(above))
+    own["certificates"], own["signature"] = [each.hex() for each in stranger.certificates], stranger.sign(b"x").hex()
+
+
+@over_all("change", [odd_signature, other_keys, nobodys, garbage, foreign])
+def test_keys_that_are_signed_falsely_cost_their_sender_its_place_and_nobody_else(
+    change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    """The server has the consortium's root, too: it looks before it relays them, and the others agree without it."""
+    folder = tmp_path / change.__name__
+    kits = {site: make_kit(folder / "kits" / site, site) for site in (*HOSPITALS, "server")}
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON, "training.rounds=1", sites=HOSPITALS)
+    hospitals = Hospitals(plan, folder / "run", kits=kits)
+    honest_script = hospitals.script
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        found = honest_script(site, asked, work)
+        if site == "d" and "introduction" in (told := found[0][1].facts.get("sealing", {})):  # type: ignore[index, union-attr]
+            change(told["introduction"])
+        return found
+
+    hospitals.script = script
+    server = lead(plan, folder / "run", hospitals, kit=kits["server"])
+    (line,) = server.rounds
+    assert line.answered == HOSPITALS[:3] and not hospitals.said

@@ -1,8 +1,10 @@
 """A hospital's privacy ledger against whoever may write its files, and has not the key of the kit."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from medsilo.site.book import Book
 from medsilo.site.ledger import KEPT, CountedStudy, Ledger, ledgers
 from tests.unit.test_account import PRIVATE, ask, settings_of, weights
 from tests.unit.test_approvals import make_kit
+from tests.unit.test_hostile_answers import odd
 from tests.unit.test_ledger import DATA, DEMANDS, ONE, ROUND, cost, filled
 from tests.unit.test_protection import NAMES, write_photos
 
@@ -238,3 +241,68 @@ def test_the_command_knows_whose_key_signs(tmp_path: Path, capsys: pytest.Captur
     assert "by whom, only the kit can tell" in capsys.readouterr().out
     assert main(["ledger", "accept", "--kit", str(tmp_path / "kit")]) == 0 and main(verify) == 0
     assert main(["ledger", "accept", "--records", str(book.folder)]) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- odd heads
+def odd_heads(head: dict[str, Any], drawn: random.Random, count: int) -> list[Any]:
+    """Heads of which something is of another type, size or depth, not there, too much, or another study's."""
+    found: list[Any] = []
+    for _ in range(count):
+        own: Any = dict(head)
+        name = drawn.choice([*own, "more"])
+        match drawn.randrange(5):
+            case 0:
+                own[name] = odd(drawn)
+            case 1:
+                own.pop(name, None)
+            case 2:
+                own |= {"lines": drawn.choice([-1, 0, 10**6, 2**70, 10**5000, float("nan")])}
+            case 3:
+                own |= {"began": drawn.randbytes(32).hex(), "hash": drawn.randbytes(32).hex()}
+            case _:
+                own = drawn.choice([odd(drawn), [own] * 3, {"ledger": own}])
+        found.append(own)
+    return found
+
+
+def test_odd_heads_in_answers_are_refused_and_change_nothing_of_others(tmp_path: Path) -> None:
+    drawn = random.Random(0)
+    ours, theirs = (of_kit(tmp_path / name, None, rounds=2).told() for name in ("ours", "theirs"))
+    odd_ones, taken, got = odd_heads(theirs, drawn, 200), 0, list[tuple[str, Any]]()
+
+    class Both(Sends):
+        def ask(self, sites: Any, outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+            self.asked.append(outgoing("a").facts)
+            receive("a", Parcel(facts={"ledger": ours}))
+            return receive("b", Parcel(facts={"ledger": self.heads.pop(0)})) or {}  # type: ignore[func-returns-value]
+
+    for own in odd_ones:
+        got.clear()
+        sends = Both(own)
+        try:
+            LedgerWatch(sends, tmp_path / LEDGER_HEADS).ask(
+                ["a", "b"], lambda site: Parcel(), lambda site, reply: got.append((site, reply.facts)), 1
+            )
+            taken += 1
+        except Refused as error:
+            assert len(str(error)) < 1000 and "\n" not in str(error)
+        assert got[0] == ("a", {"ledger": ours})
+        assert sends.asked[0].get("ledgers", [ours]) == [ours]
+    assert 0 < taken < 150  # others are well formed: of another ledger, or as they were
+
+
+def test_odd_heads_in_requests_are_refused_or_count_for_nothing(photos: Path, tmp_path: Path) -> None:
+    drawn, place = random.Random(1), place_of(tmp_path, photos, make_kit(tmp_path / "kit", "a"))
+    site = training_site(place)
+    asked = ask(place.plan, weights(site), 1)
+    first = site.answer(asked)
+    head, refused = first.facts["ledger"], 0
+    for own in odd_heads(head, drawn, 120):
+        told = drawn.choice([[own], [head, own], own, [own] * 9])
+        try:
+            again = site.answer(replace(asked, facts={**asked.facts, "ledgers": told}))
+            assert again.facts == first.facts  # the kept answer: nothing is charged
+        except Refused as error:
+            refused += 1
+            assert len(str(error)) < 1000 and "\n" not in str(error)
+    assert refused > 40 and site.answer(asked).facts == first.facts

@@ -12,6 +12,7 @@ from torch import Tensor
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
 from medsilo.federation.asking import Missing
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.sealed.identity import KitFiles
 from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.what import SealedGroup
 from medsilo.plan import Plan
@@ -68,9 +69,13 @@ class Hospitals(Scripted):
         folder: Path,
         lie: Callable[[str, Parcel], Parcel | Missing] | None = None,
         settings: Mapping[str, SiteSettings] = MappingProxyType({}),
+        kits: Mapping[str, KitFiles] = MappingProxyType({}),
     ) -> None:
         sites = plan.participation.sites
-        members = {site: site_of(plan, site, sites, settings.get(site, CPU), folder / "sites" / site) for site in sites}
+        members = {
+            site: site_of(plan, site, sites, settings.get(site, CPU), folder / "sites" / site, kit=kits.get(site))
+            for site in sites
+        }
         super().__init__(members, self._told)
         self.lie = lie
         self.trained: dict[tuple[str, int], Model] = {}
@@ -91,8 +96,11 @@ class Hospitals(Scripted):
         return answers
 
 
-def lead(plan: Plan, folder: Path, hospitals: Hospitals, resume: bool = False) -> Coordinator:
-    server = Coordinator(plan, plan.participation.sites, hospitals, Record(folder), "scripted", settings=CPU)
+def lead(
+    plan: Plan, folder: Path, hospitals: Hospitals, resume: bool = False, kit: KitFiles | None = None
+) -> Coordinator:
+    record = Record(folder)
+    server = Coordinator(plan, plan.participation.sites, hospitals, record, "scripted", settings=CPU, kit=kit)
     server.run(resume)
     return server
 

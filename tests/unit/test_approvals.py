@@ -395,8 +395,14 @@ def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(ho
         ("medsilo.yaml", f"{SETTINGS}#\n"),
         ("resources.json", '{"class_allow_list": ["*"]}'),
         ("authorization.json", "{}"),
+        ("resources.json.default", '{"class_allow_list": ["*"]}'),  # which NVFlare reads where there is no other
+        ("more__resources.json", '{"components": []}'),
+        ("../startup/more__p_resources.json", '{"components": []}'),
+        ("log_config.json", "{}"),
+        ("custom/nvflare_more.py", ""),
     ):
         other = home.folder / "local" / name
+        other.parent.mkdir(exist_ok=True)
         other.write_text(text)
         for own in (permission, home.permission(), home.permission(approval="none")):
             with pytest.raises(Refused, match=rf"this hospital's {name} changed since .*; its engineer .* --accept"):

@@ -70,3 +70,15 @@ def test_a_release_is_signed_and_every_change_is_noticed(root: Path, tmp_path: P
     assert release(root, "verify", dist, signers).returncode == 0
     release(root, "write", dist, tmp_path / "needs.txt", other, place=place)
     assert "not signed by the maintainer" in release(root, "verify", dist, signers).stderr
+    (dist / "SHA256SUMS").unlink()
+    for given, said in (
+        (("verify", dist, signers), "SHA256SUMS: missing, so nothing can be verified"),
+        (("verify", dist), "make verify-release"),
+        (("write", dist, tmp_path / "needs.txt", tmp_path / "nowhere"), "could not be signed with nowhere"),
+    ):
+        refused = release(root, *given, place=place)
+        assert refused.returncode == 1 and said in refused.stderr and "Traceback" not in refused.stderr
+    unknown = tmp_path / "unknown.txt"
+    unknown.write_text("elsewhere==1.0\n")
+    offline = release(root, "write", dist, unknown, own, place=place)
+    assert offline.returncode == 1 and offline.stderr.splitlines()[-1].endswith("nothing is signed")

@@ -36,7 +36,7 @@ from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.protection import Protection
-from medsilo.federation.sealed.identity import signer_of
+from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.seams import Channel, Place, Site
@@ -116,6 +116,8 @@ def asking(
     return Retry(inner, plan.participation, sites), turns
 
 
-def aggregation_of(asker: Questioner, state: ServerState) -> RoundAggregation:
-    """Return how the plan has answers become the next round's tensors."""
-    return SealedServer(asker, state) if state.plan.transport.sealed else RoundAggregation(state)
+def aggregation_of(asker: Questioner, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:
+    """Return how the plan has answers become the next round's tensors. kit: the server's own."""
+    if not state.plan.transport.sealed:
+        return RoundAggregation(state)
+    return SealedServer(asker, state, signer_of(kit) if kit else None)

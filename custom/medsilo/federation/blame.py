@@ -8,10 +8,12 @@ site at most, and ends, as without this, where too few are left.
 from collections import Counter
 
 from medsilo.federation.asking import Exchange
+from medsilo.federation.directions import LONG
 from medsilo.federation.reasons import DIVERGED
 from medsilo.federation.seams import Missing
 from medsilo.federation.server_state import ServerState
 
+VOICES = 2  # that say so: one alone, whose own update was tiny, would have an honest one left out
 MOST = 2  # rounds that are taken back because of one site, which is asked no more then
 
 
@@ -25,25 +27,28 @@ class Blame:
 
     def away(self, number: int) -> dict[str, Missing]:
         """Return the sites that are not asked in a round."""
-        always = "two rounds were taken back, since all others diverged after this site's update; it is asked no more"
+        always = "two rounds were taken back, since others diverged after this site's update; it is asked no more"
         gone = {site: Missing("refused", always) for site, times in self._times.items() if times >= MOST}
         return {**gone, **self._left_out.get(number, {})}
 
     def takes_back(self, number: int, exchange: Exchange, state: ServerState) -> bool:
         """Return whether the round before this one is undone, and is to be repeated: nobody but the site whose update
-        stood out in it can train any more."""
+        stood out in it can train any more, or it stood out beyond any honest one and too few others can."""
         diverged = {site for site, gone in exchange.missing.items() if DIVERGED in gone.reason}
         others = {site for site in exchange.asked if site not in diverged and site not in exchange.by_kind("lost")}
-        if self.stops or not diverged or state.suspect is None or others - {state.suspect[0]}:
+        if self.stops or state.suspect is None:
             return False
-        taken = state.take_back()
-        if taken is None:
+        suspect, times = state.suspect
+        voices = len(diverged - {suspect})
+        if not (voices and times > LONG) and (voices < VOICES or others - {suspect}):
             return False
-        (site, times), undone = taken, number - 1
+        if not state.take_back():
+            return False
+        undone = number - 1
         reason = (
-            f"round {undone} was taken back and repeated without this site: all others diverged after it, and its "
+            f"round {undone} was taken back and repeated without this site: {voices} others diverged after it, and its "
             f"update was {times:.3g} times as long as theirs"
         )
-        self._left_out.setdefault(undone, {})[site] = Missing("refused", reason)
-        self._times[site] += 1
+        self._left_out.setdefault(undone, {})[suspect] = Missing("refused", reason)
+        self._times[suspect] += 1
         return True

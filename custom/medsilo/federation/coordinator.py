@@ -16,6 +16,7 @@ from medsilo.federation.around import aggregation_of, asking
 from medsilo.federation.asking import Exchange, Questioner
 from medsilo.federation.blame import Blame
 from medsilo.federation.directions import rounded
+from medsilo.federation.sealed.identity import KitFiles
 from medsilo.federation.seams import Channel, Missing
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
@@ -48,8 +49,9 @@ class Coordinator:
         engine: str,
         on_round: Callable[[Round], None] = lambda line: None,
         settings: SiteSettings | None = None,
+        kit: KitFiles | None = None,
     ) -> None:
-        """settings: the server's own."""
+        """settings, kit: the server's own."""
         self.plan, self.record, self.engine, self.on_round = plan, record, engine, on_round
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
@@ -75,7 +77,7 @@ class Coordinator:
         heads = record.folder.parent / paths.LEDGER_HEADS
         layers = asking(channel, plan, sites, record.tell_now, self.state.may_have_lost, heads)
         self.asker = Questioner(acceptance, *layers)
-        self.aggregation = aggregation_of(self.asker, self.state)
+        self.aggregation = aggregation_of(self.asker, self.state, kit)
         self.blame = Blame(plan.participation.when_missing)
         if cautions := plan.cautions(sites):
             self.state.details["cautions"] = cautions

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from statistics import median_low
+from statistics import median_high
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
@@ -12,6 +12,7 @@ from medsilo.runs.schema import LARGEST, SentUpdate
 
 DIGITS = 4  # that are recorded
 FAR = 1e6  # times as far as the middle one of the last round's updates: no honest training goes there
+LONG, LARGE = 1e3, 1.0  # times as far as that, where it also changes weights by so much: mixtures of each site's own
 STANDS_OUT = 10.0  # times as far as the middle one of the others: it is to blame where all diverge after the round
 FARTHEST = 1e4  # a weight's change in a round, as the root of the mean square; before there is a last round, too
 
@@ -35,11 +36,16 @@ class RoundDirections:
         for group, own in chosen.items():
             numbers = sum(tensor.numel() for tensor in own.values())
             usual = before.usual(group) if before else 0.0
-            self._limits[group] = min(FARTHEST * math.sqrt(numbers), FAR * usual if usual > 0 else math.inf)
+            each = math.sqrt(numbers)
+            of_last = min(FAR * usual, max(LONG * usual, LARGE * each)) if usual > 0 else math.inf
+            self._limits[group] = min(FARTHEST * each, of_last)
 
     def usual(self, group: str) -> float:
-        """Return how far the middle one of the updates of a group goes; 0 where there is none."""
-        return median_low([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
+        """Return how far the middle one of the updates of a group goes; 0 where there is none.
+
+        Of two the longer, here and below: a tiny one must not make the other stand out.
+        """
+        return median_high([own.norm for own in self._noted.get(group, {}).values()] or [0.0])
 
     def measure(self, groups: Groups, given: Callable[[str], Tensors]) -> dict[str, Direction]:
         """Return the direction of every group that a site sent; the norm is finite where all its weights are."""
@@ -60,12 +66,15 @@ class RoundDirections:
             self._noted.setdefault(group, {})[site] = direction
 
     def farthest(self) -> tuple[str, float] | None:
-        """Return whose update stands out most, and by how many times the middle one of the others; None if nobody's."""
+        """Return whose update stands out most, and by how many times the middle one of the others; None if nobody's.
+
+        Of two sites nobody can tell which one lies.
+        """
         found: list[tuple[float, str]] = []
         for own in self._noted.values():
             for site, direction in own.items():
                 others = [other.norm for name, other in own.items() if name != site]
-                usual = median_low(others) if others else math.inf
+                usual = median_high(others) if len(others) > 1 else math.inf
                 found.append((direction.norm / usual if usual else math.inf if direction.norm else 0.0, site))
         times, site = max(found, default=(0.0, ""))
         return (site, times) if times > STANDS_OUT else None

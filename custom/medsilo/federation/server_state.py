@@ -239,21 +239,21 @@ class ServerState:
         self.record.sweep()
         self._restore(*self.record.load_checkpoint())
 
-    def take_back(self) -> tuple[str, float] | None:
-        """Undo the last round that was mixed, where an update stood out in it; return whose, and by how many times.
+    def take_back(self) -> bool:
+        """Undo the last round that was mixed, where an update stood out in it; return whether that was done.
 
-        Called when everybody diverges after it. Sealed rounds can't be repeated over fewer sites.
+        Called when others diverge after it. Sealed rounds can't be repeated over fewer sites.
         """
         suspect, self.suspect = self.suspect, None
         if suspect is None or self.plan.transport.sealed:
-            return None
+            return False
         self.written()
         best = self.best  # of an earlier round: the one that is undone was not scored
         self.mixers.clear()
         self.place, self.directions = None, RoundDirections({}, (), 0)
         self._restore(*self.record.load_checkpoint(self.done - 1))
         self.best = best
-        return suspect
+        return True
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if facts["plan"] != self.plan.hash:

@@ -26,6 +26,7 @@ from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import (
     cloned_from,
+    kit_of,
     output_folder,
     plan_of_job,
     publish,
@@ -160,7 +161,8 @@ class MedsiloController(Controller):
         try:
             with record.led_by(fl_ctx.get_job_id()), tracked(plan, record) as tracking:
                 tell = self._tell(tracking, fl_ctx)
-                self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings)
+                kit = kit_of(fl_ctx, "server")
+                self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 LEFTOVERS.begin()
                 summary = self.running.run(resume)
                 tracking.end(summary)

@@ -46,10 +46,10 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     return settings
 
 
-def kit_of(fl_ctx: FLContext) -> KitFiles | None:
-    """Return where a hospital's kit has its certificate and key; None in a simulation, which has none."""
+def kit_of(fl_ctx: FLContext, of: str = "client") -> KitFiles | None:
+    """Return where a hospital's kit, or the server's, has its certificate and key; None in a simulation."""
     startup = Path(_workspace(fl_ctx).get_startup_kit_dir())
-    files = [startup / name for name in ("client.crt", "client.key", "rootCA.pem")]
+    files = [startup / name for name in (f"{of}.crt", f"{of}.key", "rootCA.pem")]
     return KitFiles(*map(str, files)) if all(file.is_file() for file in files) else None
 
 

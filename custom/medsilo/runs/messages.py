@@ -86,7 +86,10 @@ BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than
 
 def _in_words(detail: ErrorDetails) -> str:
     where, kind = plain(".".join(map(str, detail["loc"])), 80), detail["type"]
-    given = plain(reprlib.repr(detail["input"]), 60)
+    try:
+        given = plain(reprlib.repr(detail["input"]), 60)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        given = "a number of thousands of digits"
     context = detail.get("ctx") or {}
     if kind == "missing":
         return f"its answer lacks {where}"

@@ -14,6 +14,7 @@ from medsilo.sealing.channels import Assembled
 from medsilo.sealing.fixed_point import as_tensor, as_words
 from medsilo.sealing.keeping import NOTHING
 from medsilo.sealing.shamir import SHARE, combine
+from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import Words, add_streams
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks
 
@@ -21,8 +22,9 @@ from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks
 class Gathering:
     """Collects the keys with which a study begins."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+    def __init__(self, terms: Terms, signer: Signer | None = None) -> None:
+        """signer: checks who signed, as each hospital does; without one, a false signature is found by the others."""
+        self.terms, self._signer = terms, signer
         self._introductions: dict[str, letters.Introduction] = {}
 
     def add(self, site: str, introduction: letters.Introduction) -> None:
@@ -31,6 +33,9 @@ class Gathering:
         if introduction.site != site:
             raise Refused(f"{site}: its keys are those of another site")
         masks.check_public(site, introduction.channel)
+        if self._signer:
+            content = masks.introduced(self.terms, site, introduction.channel, introduction.signing)
+            self._signer.check(site, introduction.certificates, introduction.signature, content)
         self._introductions[site] = introduction
 
     def assembly(self) -> letters.Assembly:

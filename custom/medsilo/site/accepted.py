@@ -9,6 +9,7 @@ What is not noticed: whoever may read the key can sign, and who removes the file
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +19,14 @@ from pydantic import Field, ValidationError
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import read_bounded, write_text
 from medsilo.core.section import Section
+from medsilo.core.text import plain
 from medsilo.sealing.signing import Certified
 from medsilo.site.approvals import moment
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 REMEMBERED = "accepted-settings.json"  # in the kit
-FILES = (FILE_NAME, "resources.json", "authorization.json", "privacy.json")  # in local/
+READ = (".yaml", ".json", ".default", ".py")  # ends of files that medsilo or NVFlare read in local/, code among them
+BESIDE = "startup/*__*resources.json"  # NVFlare takes components from these, too
 SIGNED = b"medsilo accepted settings 1\n"  # begins what is signed, so that the signature is of no use for anything else
 LARGEST = 1 << 20  # bytes of each of these files
 REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
@@ -31,7 +34,7 @@ REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --ac
 
 class _SettingsRecord(Section):
     site: str = Field(max_length=200)
-    files: dict[str, str]  # SHA-256 of each that is there
+    files: dict[str, str]  # SHA-256 of each that is there, by its path in local/
     at: int = Field(ge=0)
 
 
@@ -47,8 +50,8 @@ class AcceptedSettings:
             return ""
         remembered = self._read()
         now = self._now()
-        if differ := [name for name in FILES if now.get(name) != remembered.files.get(name)]:
-            told = ", ".join(name if name in now else f"{name} (missing)" for name in differ)
+        if differ := sorted(name for name, _ in now.items() ^ remembered.files.items()):
+            told = ", ".join(plain(name, 80) if name in now else f"{name} (missing)" for name in dict.fromkeys(differ))
             raise Refused(f"this hospital's {told} changed since {moment(remembered.at)}, so nothing runs; {REMEDY}")
         return moment(remembered.at)
 
@@ -86,8 +89,10 @@ class AcceptedSettings:
 
     def _now(self) -> Mapping[str, str]:
         try:
-            there = {name: self.local / name for name in FILES if (self.local / name).exists()}
-            return {name: hashlib.sha256(read_bounded(path, LARGEST)).hexdigest() for name, path in there.items()}
+            found = [*self.local.rglob("*"), *self.local.parent.glob(BESIDE)]
+            read = [path for path in found if path.suffix in READ and path.is_file()]
+            there = {os.path.relpath(path, self.local): read_bounded(path, LARGEST) for path in read}
+            return {name: hashlib.sha256(content).hexdigest() for name, content in there.items()}
         except (OSError, ValueError) as error:
             raise Refused(
                 f"this hospital's settings cannot be read ({type(error).__name__}), so nothing runs; see to local/",

@@ -52,7 +52,7 @@ from medsilo.sealing.letters import (
     Unmasked,
 )
 from medsilo.sealing.relay import Gathering, MaskedSums
-from medsilo.sealing.signing import Certified, Unsigned
+from medsilo.sealing.signing import Certified, Signer, Unsigned
 from medsilo.sealing.terms import Terms
 
 Letters = dict[str, Any]
@@ -61,8 +61,10 @@ Letters = dict[str, Any]
 class SealedServer(RoundAggregation):
     """Leads the sealed part of a study: it takes sums that no party alone can open in place of answers in clear."""
 
-    def __init__(self, asker: Questioner, state: ServerState) -> None:
+    def __init__(self, asker: Questioner, state: ServerState, signer: Signer | None = None) -> None:
+        """signer: the server's own, which tells whose keys are signed falsely before anybody else is sent them."""
         super().__init__(state)
+        self.signer = signer
         self.asker, self.plan, self.store = asker, state.plan, state.store
         self.layout, self.mixers = state.layout, state.mixers
         self.terms: Terms
@@ -104,7 +106,7 @@ class SealedServer(RoundAggregation):
 
         ahead: takes the last agreement of sites that know a later one, each once.
         """
-        gathering, told = Gathering(terms), {"agreement": agreement.facts()}
+        gathering, told = Gathering(terms, self.signer), {"agreement": agreement.facts()}
 
         def introduced(site: str, letters: Letters) -> None:
             if "last" in letters and site not in ahead:
