@@ -22,7 +22,8 @@ from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
-from medsilo.flare.transport import FlareTransport
+from medsilo.flare.presence import Presence
+from medsilo.flare.transport import FlareTransport, dead
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import (
     cloned_from,
@@ -65,6 +66,7 @@ class MedsiloController(Controller):
         self.running: Coordinator | None = None
         self.transport: FlareTransport | None = None
         self.gate: Gate | None = None
+        self.presence: Presence | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel(to_files=True)
@@ -153,7 +155,15 @@ class MedsiloController(Controller):
             self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: begins anew as {record.folder.name}")
         record.claim(submitter_of(fl_ctx), resume)
         sites = [client.name for client in fl_ctx.get_engine().get_clients()]
-        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
+        away = dead
+        if self.gate and self.engine == "nvflare":
+            self.presence = Presence(
+                self.gate.cell, self.gate.heard, fl_ctx.get_engine().sync_clients_from_main_process
+            )
+            self.presence.begin()
+            goes_on = plan.participation.when_missing == "continue"
+            away = self.presence.away if goes_on else dead  # others wait for who may come back
+        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away)
         if self.gate:
             self.gate.allow(answer_bounds(plan))
             PatientRequests(self.gate.cell, Patience.of(plan))
@@ -181,7 +191,9 @@ class MedsiloController(Controller):
         return on_round
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing to stop: what the coordinator keeps is on disk after every round."""
+        """What the coordinator keeps is on disk after every round."""
+        if self.presence:
+            self.presence.ended.set()
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
