@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import SimpleITK
 import torch
-from timing import note
+from timing import note, run
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.learning.loop import Compute, DrawnCases, batches, lesson, objective_of, train_epoch
@@ -116,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, globals(), PATIENTS=5, EPOCHS=1)

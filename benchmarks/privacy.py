@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 
 import torch
-from timing import fastest_in_turn, note
+from timing import fastest_in_turn, note, run
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -96,4 +96,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, globals(), REPEATS=1, CASES=dict(list(CASES.items())[:1]))

@@ -27,7 +27,7 @@ SIZES = {"tiny": SMALLEST, "table": TABLE, "wide": WIDE}
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description="Dishonest hospitals.")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="a few studies of a second each")
+    size.add_argument("--tiny", "--quick", dest="size", action="store_const", const="tiny", help="a few studies of a second each")
     size.add_argument("--wide", dest="size", action="store_const", const="wide", help="everything with everything")
     parser.add_argument("--write", action="store_true", help="write docs/results/attacks.md")
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "attacks", help="where results are kept")

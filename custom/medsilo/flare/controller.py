@@ -23,7 +23,7 @@ from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.presence import Presence
-from medsilo.flare.transport import FlareTransport, dead
+from medsilo.flare.transport import Away, FlareTransport, dead
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import (
     cloned_from,
@@ -95,14 +95,14 @@ class MedsiloController(Controller):
             return {}
         return self._progress(self.running, new_rounds(self.running.rounds, after or 0, TOLD)).as_json()
 
-    @staticmethod
-    def _progress(running: Coordinator, rounds: list[Round]) -> Progress:
+    def _progress(self, running: Coordinator, rounds: list[Round]) -> Progress:
         plan = running.plan
         return Progress(
             study=running.study,
             planned=plan.rounds,
             metric=plan.task.goal.metric,
             absent=running.absent,
+            away=self.presence.told() if self.presence else {},
             rounds=rounds,
             turns=running.asker.turns.now(),
         )
@@ -154,15 +154,15 @@ class MedsiloController(Controller):
         elif earlier:
             self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: begins anew as {record.folder.name}")
         record.claim(submitter_of(fl_ctx), resume)
+        before = record.summary()
         sites = [client.name for client in fl_ctx.get_engine().get_clients()]
-        away = dead
+        away: Away = dead
         if self.gate and self.engine == "nvflare":
-            self.presence = Presence(
-                self.gate.cell, self.gate.heard, fl_ctx.get_engine().sync_clients_from_main_process
-            )
+            sync = fl_ctx.get_engine().sync_clients_from_main_process
+            self.presence = Presence(self.gate.cell, self.gate.heard, sync, Patience.of(plan).silence)
             self.presence.begin()
             goes_on = plan.participation.when_missing == "continue"
-            away = self.presence.away if goes_on else dead  # others wait for who may come back
+            away = self.presence.away if goes_on else self.presence.hopeless  # others wait for who may come back
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away)
         if self.gate:
             self.gate.allow(answer_bounds(plan))
@@ -176,7 +176,8 @@ class MedsiloController(Controller):
                 tracking.end(summary)
             return summary.study
         finally:
-            if self.engine == "nvflare":
+            # What lies in the folder is another job's until this one has written its summary.
+            if self.engine == "nvflare" and record.summary() != before:
                 publish(record.folder, fl_ctx)
 
     def _tell(self, tracking: Trackers, fl_ctx: FLContext) -> Callable[[Round], None]:

@@ -34,7 +34,7 @@ CHANNEL, TOPIC = "medsilo", "presence"
 LOOK = 1.0  # seconds between two looks of a job
 GRACE = 4.0  # seconds without connection and word until a hospital is away: a connection that broke is often made anew
 TRIES = 6  # to start a job's process at a hospital, each after twice the pause; all take about a minute
-MOST_DEATHS = 5  # of a job's process at one hospital within WITHIN seconds; one more ends the job, as without this
+MOST_DEATHS = 5  # of a job's process at one hospital within WITHIN seconds; after one more it is not started again
 WITHIN = 3600.0
 
 
@@ -115,6 +115,7 @@ class ReturningSites(FLComponent):
             running[RunProcessKey.PARTICIPANTS] = {**stayed, **{client.token: client for client in new}}
             for client in new:
                 job.starts[client.name] = job.starts.get(client.name, 0) + 1
+                job.deaths.pop(client.name, None)
                 self._take_in(job_id, client)
 
     def _let_go(self, job_id: str) -> None:
@@ -139,10 +140,13 @@ class ReturningSites(FLComponent):
             job.deaths[client.name] = [*deaths, monotonic()]
             if len(deaths) < MOST_DEATHS:
                 self._take_in(job_id, client)
-                return make_reply(CellCode.OK)
+            else:
+                job.problems[client.name] = f"the job's process died there {MOST_DEATHS + 1} times within an hour"
+            return make_reply(CellCode.OK)
         return self.engine.server.process_job_failure(request)
 
     def _take_in(self, job_id: str, client: Client) -> None:
+        self.jobs[job_id].problems.pop(client.name, None)
         threading.Thread(target=self._start, args=(job_id, client), daemon=True).start()
 
     def _start(self, job_id: str, client: Client) -> None:
@@ -158,11 +162,11 @@ class ReturningSites(FLComponent):
             except Exception as error:
                 why = type(error).__name__
                 LOG.exception("while job %s was started again at %s", job_id, client.name)
-            job.problems[client.name] = plain(why)
             if not why:
                 LOG.info("%s takes part in job %s again", client.name, job_id)
                 return
-        LOG.error("%s is back and can't take part in job %s: %s", client.name, job_id, plain(why))
+        job.problems[client.name] = f"it is back and can't take part: {plain(why, 300)}"
+        LOG.error("%s, job %s: %s", client.name, job_id, job.problems[client.name])
 
 
 # ---------------------------------------------------------------------------------------------------- a job
@@ -172,6 +176,7 @@ class _Site:
 
     cell: str
     starts: int = 0
+    problem: str = ""  # that keeps it away until somebody there mends it
     closed: float | None = None  # since when a connection is gone
     away: tuple[float, str] | None = None  # since when it can't answer, and why
 
@@ -179,9 +184,10 @@ class _Site:
 class Presence:
     """The hospitals of a job that can't answer, as the server's own process and their silence tell."""
 
-    def __init__(self, cell: Cell, heard: dict[str, float], sync: Callable[[], None]) -> None:
-        """heard: by cell of a hospital that is asked for, when it was heard last; sync: learns who has new tokens."""
-        self.cell, self.heard, self.sync = cell, heard, sync
+    def __init__(self, cell: Cell, heard: dict[str, float], sync: Callable[[], None], silence: float) -> None:
+        """heard: by cell of a hospital that is asked for, when it was heard last; sync: learns who has new tokens;
+        silence: seconds for which a hospital with an open connection may say nothing."""
+        self.cell, self.heard, self.sync, self.silence = cell, heard, sync, silence
         self.sites: dict[str, _Site] = {}
         self.ended = threading.Event()
 
@@ -211,15 +217,26 @@ class Presence:
             self.sync()
             site.starts, site.away = starts, (now, "its processes were started again")
         site.closed = (site.closed or now) if closed else None
+        gone = now - max(site.closed, heard) > GRACE if site.closed else now - heard > self.silence
         if site.away and heard > site.away[0] and not closed:
             LOG.info("%s is back after %.0f s", name, heard - site.away[0])
             site.away = None
-        elif not site.away and site.closed and heard and now - max(site.closed, heard) > GRACE:
-            site.away = now, "its connection was closed"
+        elif not site.away and heard and gone:
+            site.away = now, "its connection was closed" if closed else f"it was silent for {self.silence:g} s"
             LOG.warning("%s can't answer: %s", name, site.away[1])
-        if site.away and problem:
-            site.away = site.away[0], f"it is back and can't take part: {problem}"
+        site.problem = problem
+        if problem:
+            site.away = (site.away[0] if site.away else now), problem
 
     def away(self) -> dict[str, str]:
         """Return who can't answer now, and why."""
         return {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
+
+    def hopeless(self) -> dict[str, str]:
+        """Return who can't answer before somebody there does something, and why."""
+        return {name: why for name, why in self.away().items() if self.sites[name].problem}
+
+    def told(self) -> dict[str, str]:
+        """Return who can't answer now, why and since when."""
+        away = {name: site.away for name, site in list(self.sites.items()) if site.away}
+        return {name: f"{why} ({monotonic() - since:.0f} s ago)" for name, (since, why) in away.items()}
