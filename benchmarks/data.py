@@ -9,7 +9,6 @@ Times are the processor's, on one thread, so that what else the machine does cou
 Goal: from the second epoch on at least 0.8 of the tensors' samples per second.
 """
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable

@@ -352,7 +352,8 @@ def main() -> int:
     # For the peaks, freed memory goes back at once: they show what is held and not how the heap is fragmented.
     frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     tables = [
-        subprocess.run([sys.executable, __file__, name, *QUICKLY], env=frugal if name == "memory" else None) for name in TABLES
+        subprocess.run([sys.executable, __file__, name, *QUICKLY], env=frugal if name == "memory" else None)
+        for name in TABLES
     ]
     return max(table.returncode for table in tables)
 

@@ -13,7 +13,6 @@ Studies in which one gamma alone was best are left out, as there is nothing to c
 from collections.abc import Sequence
 
 import numpy as np
-
 from timing import run
 
 from medsilo.deploy.tuning import THRESHOLDS, tune

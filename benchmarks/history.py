@@ -37,7 +37,9 @@ def run_cheap() -> None:
     """Run the benchmarks that take a minute or two."""
     NOTED.parent.mkdir(parents=True, exist_ok=True)
     for name in CHEAP:
-        subprocess.run([sys.executable, HERE / name, *QUICKLY], env={**os.environ, RATIOS: str(NOTED)}, stdout=sys.stderr)
+        subprocess.run(
+            [sys.executable, HERE / name, *QUICKLY], env={**os.environ, RATIOS: str(NOTED)}, stdout=sys.stderr
+        )
 
 
 def table(today: Mapping[str, float], released: Mapping[str, float]) -> tuple[list[str], bool]:

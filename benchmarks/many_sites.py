@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-
 from timing import run
 
 from medsilo.core.memory import most_held

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy import stats
-
 from timing import run
 
 from medsilo.study.evidence import pooled_luck

@@ -8,7 +8,6 @@ thread. Goal: at most 2.5 plain steps for the small CNN and the U-Net of slices.
 
 import ctypes
 import gc
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 

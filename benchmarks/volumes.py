@@ -15,7 +15,6 @@ Times are the processor's, on one thread: medians of repetitions that take turns
 """
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Commands for a consortium's lead: provision, submit, status, abort, fetch."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -167,15 +168,16 @@ class _LatestTurns:
 
     def __init__(self) -> None:
         self._turns: Turns | None = None
+        self._away: Mapping[str, str] = {}
         self._at = 0.0
 
     def take(self, study: "Progress") -> None:
         """Keep what is told now."""
-        self._turns, self._at = study.turns, time.monotonic()
+        self._turns, self._away, self._at = study.turns, study.away, time.monotonic()
 
     def moment(self) -> Moment:
         """Return it, with its age."""
-        return Moment(self._turns, age=time.monotonic() - self._at)
+        return Moment(self._turns, age=time.monotonic() - self._at, away=self._away)
 
 
 def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:

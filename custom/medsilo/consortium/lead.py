@@ -27,7 +27,13 @@ from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round, Summary
 
-COMPLETED = "FINISHED:COMPLETED"
+COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
+MEANT = {  # by states of a job that ended without a word of its own
+    ABORTED: "somebody ended the job",
+    "FINISHED:ABNORMAL": "the server, or its process for the job, was ended over it",
+    "FINISHED:EXECUTION_EXCEPTION": "a process of the job died, at the server or at a hospital",
+}
+NO_REASON = "it left no reason; 'nvflare job logs' shows the server's log to a project_admin"
 CONNECT = 10.0  # seconds NVFlare has to reach the server
 POLL = 1.0  # seconds between looks at a running job
 STARTING = 120.0  # seconds that submitting waits for a job to start
@@ -142,8 +148,11 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
                 return
             left = _left(session, job_id)
             why = [job["status"], *(left.reasons or _obstacles(job))]
-            if job["status"] != "FINISHED:ABORTED" and (len(why) == 1 or "was aborted" in why[1]):  # by NVFlare itself
-                unable = ", ".join(_unable(session, packed, sites) if packed else []) or "a hospital"
+            by_nvflare = job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1])
+            if by_nvflare and (left.rounds or not packed):
+                why.append(MEANT.get(job["status"], NO_REASON))
+            elif by_nvflare:
+                unable = ", ".join(_unable(session, packed, sites)) or "a hospital"
                 why.append(
                     f"{unable} can't run medsilo {__version__}: it is not installed there, or the policies forbid it"
                 )
@@ -396,8 +405,8 @@ class _Watching:
         if self.last != self.planned or status != COMPLETED:
             study = _ended(session, self.job_id)
             self._tell(study)
-            if study and study.reason:
-                self.say(study.reason)
+            if status != COMPLETED:
+                self.say((study and study.reason) or MEANT.get(status, NO_REASON))
         return status
 
     def _say_once(self, line: str) -> None:
