@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from mixing import in_a_fork
-from timing import fastest, fastest_in_turn
+from timing import fastest, fastest_in_turn, run
 from torch import Tensor, nn
 
 from medsilo.core.memory import most_held
@@ -32,7 +32,7 @@ from medsilo.registry import NETWORKS
 
 FASTER = {20: 50.0, 100: 150.0}
 SLOWER = 1.3
-SITES = 20
+SITES, REPEATS = 20, 15
 SLACK = 64 << 20  # bytes: what torch itself takes for its calls, and the allocator's rounding
 
 
@@ -113,7 +113,7 @@ def statistics_pass(name: str, shape: tuple[int, ...], batch: int) -> tuple[floa
     def ours() -> None:
         batch_norm_input_statistics(network, data, "cpu")
 
-    return fastest_in_turn(plain, ours, 15)
+    return fastest_in_turn(plain, ours, REPEATS)
 
 
 def main() -> int:
@@ -151,4 +151,4 @@ def main() -> int:
 if __name__ == "__main__":
     if "MALLOC_TOP_PAD_" not in os.environ:  # freed memory stays at hand, or luck decides who pays for getting it back
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "MALLOC_TOP_PAD_": str(64 << 20)})
-    sys.exit(main())
+    run(main, globals(), FASTER={2: 0.0}, SITES=3, NETWORKS={**NETWORKS, "alexnet": NETWORKS["lenet5"]}, REPEATS=1)

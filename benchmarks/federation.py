@@ -376,4 +376,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from benchmarks.timing import run
+
+    run(main, globals(), TABLES={"import": imports})

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 import torch
 from mixing import in_a_fork
-from timing import fastest, fastest_in_turn, note
+from timing import fastest, fastest_in_turn, note, run
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
@@ -58,6 +59,9 @@ SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}
 ANY_SITES = {"name": "prostate"}  # a task of as many sites as one likes; nobody reads its data here
 LESS_TIME = 0.75
+QUICKLY: list[str] = []  # what --quick becomes for the processes that measure
+SELECTORS, LARGE, COUNTS, SYNCS = ("compact", "vgg11"), "vgg11", (3, 6, 12), ("none", "server-adam")
+KINDS = (("tiles", True), ("slices", True), ("slices", False))
 STEP_SECONDS = 2.0
 SLACK = 64  # MiB: what torch itself takes for its calls, and the allocator's rounding
 
@@ -157,7 +161,8 @@ def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
-    site = inprocess.run(plan, settings=SiteSettings(device="cpu")).summary.sites[SITES[0]]
+    settings = SiteSettings(device="cpu", smallest_average=1)  # its patients are drawn
+    site = inprocess.run(plan, settings=settings).summary.sites[SITES[0]]
     with torch.device("meta"):
         networks = plan.build_networks()
     sizes = [sum(t.nbytes for t in networks[name].state_dict().values()) for name in ("global", "model", "selector")]
@@ -279,7 +284,7 @@ def server_step(count: int, selector: str) -> tuple[float, float]:
 # ---------------------------------------------------------------------------------------------------- the lines
 def times() -> bool:
     kept = True
-    for kind, from_files in (("tiles", True), ("slices", True), ("slices", False)):
+    for kind, from_files in KINDS:
         apart, together, reading = in_a_fork(training_time, kind, from_files)
         ratio = together / apart
         note(f"fedsm: a round, {kind}, {'from files' if from_files else 'in memory'}", ratio)
@@ -292,7 +297,7 @@ def times() -> bool:
 
 def parcels() -> bool:
     kept = True
-    for selector in ("compact", "vgg11"):
+    for selector in SELECTORS:
         for sync in ("closed-form", "server-adam", "none", "adam-moments"):
             up, down, reference = in_a_fork(bytes_of_a_round, selector, sync)
             ratio = max(up, down) / reference
@@ -306,9 +311,9 @@ def parcels() -> bool:
 
 def memories() -> bool:
     kept = True
-    for sync in ("none", "server-adam"):
-        for count in (3, 6, 12):
-            used, given, parcel = (size / 2**20 for size in in_a_fork(server_memory, count, "vgg11", sync))
+    for sync in SYNCS:
+        for count in COUNTS:
+            used, given, parcel = (size / 2**20 for size in in_a_fork(server_memory, count, LARGE, sync))
             bound = given + 2 * parcel
             kept = kept and used <= bound + SLACK
             parts = f"given back {given:.0f} and two parcels of {parcel:.0f}: {bound:.0f} MiB"
@@ -320,7 +325,7 @@ def memories() -> bool:
 
 
 def steps() -> bool:
-    loops, mixers = in_a_fork(server_step, 12, "vgg11")
+    loops, mixers = in_a_fork(server_step, max(COUNTS), LARGE)
     good = mixers <= STEP_SECONDS
     print(
         f"server's step, VGG-11, 12 sites: plain loops {loops:.2f} s, mixers {mixers:.2f} s, {mixers / loops:.2f}x"
@@ -347,10 +352,12 @@ def main() -> int:
     # For the peaks, freed memory goes back at once: they show what is held and not how the heap is fragmented.
     frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     tables = [
-        subprocess.run([sys.executable, __file__, name], env=frugal if name == "memory" else None) for name in TABLES
+        subprocess.run([sys.executable, __file__, name, *QUICKLY], env=frugal if name == "memory" else None)
+        for name in TABLES
     ]
     return max(table.returncode for table in tables)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    small = {"SELECTORS": ("compact",), "LARGE": "compact", "COUNTS": (2,), "SYNCS": ("none",), "KINDS": KINDS[2:]}
+    run(main, globals(), PAPER={**PAPER, "features": [4, 8]}, Slices=partial(Slices, volumes=1, size=64), **small)

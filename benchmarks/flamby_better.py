@@ -14,7 +14,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -23,8 +23,9 @@ from typing import Any
 from scipy import stats
 from sklearn.model_selection import train_test_split
 
-from benchmarks.flamby import POOLED, TABLES, Benchmark, Lines, Work, published, shown, write_tables
+from benchmarks.flamby import HEART, POOLED, TABLES, Benchmark, Lines, Work, published, shown, write_tables
 from medsilo.federation import inprocess
+from tests.patients import write_hearts
 
 SEEDS = (42, 43, 44, 45, 46)
 RAREST = 3  # cases of an outcome, of which a hospital needs as many to take part in comparisons
@@ -142,20 +143,27 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
     return fmean(differences) - reach, fmean(differences) + reach
 
 
-def report(benchmark: Benchmark, data: Path, cells: Path, draws: int) -> None:
-    """Choose, test and print what came out for one set."""
+def report(
+    benchmark: Benchmark,
+    data: Path,
+    cells: Path,
+    draws: int,
+    among: Sequence[Candidate] = (),
+    seeds: Sequence[int] = SEEDS,
+) -> None:
+    """Choose, test and print what came out for one set. among: by default all candidates"""
     lines = benchmark.read(data / benchmark.folder)
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         trials = [Trials(benchmark, held_out(lines, n), Path(place), f"draw {n}", cells) for n in range(draws)]
-        best, means = chosen(trials, list(candidates(benchmark)))
+        best, means = chosen(trials, among or list(candidates(benchmark)))
         print(f"{benchmark.name}: {len(means)} candidates, {draws} draws of validation cases")
         for one in sorted(means, key=lambda one: -means[one])[:5]:
             print(f"  validation {means[one]:.4f}  {one}")
         whole = Trials(benchmark, lines, Path(place), "test", cells)
         row = BEST[benchmark.folder]
-        ours = [whole.score(best, seed) for seed in SEEDS]
-        alone = [first_alone(whole.work, seed) for seed in SEEDS]
-        again = [whole.score(Candidate(row, benchmark.rates[row]), seed) for seed in SEEDS]
+        ours = [whole.score(best, seed) for seed in seeds]
+        alone = [first_alone(whole.work, seed) for seed in seeds]
+        again = [whole.score(Candidate(row, benchmark.rates[row]), seed) for seed in seeds]
     told = published()[benchmark.folder, row]
     low, high = paired(ours, again)
     print(f"  test, chosen: {shown(ours)}  ({best})")
@@ -168,13 +176,22 @@ def report(benchmark: Benchmark, data: Path, cells: Path, draws: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sets whose files are there."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flamby_better", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the folder with heart_uci and tcga_brca")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with heart_uci and tcga_brca")
     parser.add_argument("--cells", type=Path, default=Path("runs/flamby_better"), help="where scores are kept")
     parser.add_argument("--draws", type=int, default=3, help="of validation cases")
+    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
     asked = parser.parse_args(arguments)
+    if asked.quick:
+        with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
+            write_hearts(Path(place, HEART.folder))
+            report(replace(HEART, rounds=1), Path(place), Path(place), 1, [*candidates(HEART)][:2], SEEDS[:2])
+        return 0
     there = [one for one in TABLES if not one.lacking(asked.data)]
     for benchmark in there:
         report(benchmark, asked.data, asked.cells, asked.draws)
+    for benchmark in TABLES:
+        if wish := benchmark.wish(asked.data):
+            print(wish, file=sys.stderr)
     return 0 if there else 1
 
 

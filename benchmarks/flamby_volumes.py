@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.flamby import IXI, POOLED, Work
+from benchmarks.timing import run
 from medsilo.federation import inprocess
 from medsilo.site.settings import make_settings
 from tests.patients import write_ixi
 
 SUBJECTS, SHAPE = {"Guys": 311, "HH": 181, "IOP": 74}, (83, 44, 55)
-RATE, SEED = 0.001, 42
+STEPS, RATE, SEED = (100, 1), 0.001, 42
 
 
 def timed(what: str, since: float) -> float:
@@ -37,7 +38,7 @@ def main() -> None:
         now = timed("preparing", now)
         one: dict[str, Any] = {"data": str(work.folder), "public_data": True, "device": "cpu"}
         settings = make_settings(one, "the benchmark")
-        for steps in (100, 1):
+        for steps in STEPS:
             short = replace(IXI, rounds=1, training={**IXI.training, "local_steps": steps})
             plan = Work(short, work.columns, work.sites, work.folder).federated("fedavg", RATE, SEED)
             study = inprocess.run(plan, settings=settings)
@@ -47,4 +48,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    small = replace(IXI, task={**IXI.task, "size": [16, 16, 16]})
+    run(main, globals(), SUBJECTS={"Guys": 6, "HH": 6, "IOP": 6}, SHAPE=(12, 12, 14), STEPS=(1,), IXI=small)

@@ -13,6 +13,7 @@ Studies in which one gamma alone was best are left out, as there is nothing to c
 from collections.abc import Sequence
 
 import numpy as np
+from timing import run
 
 from medsilo.deploy.tuning import THRESHOLDS, tune
 
@@ -55,14 +56,14 @@ def regrets(gain: float, darker: float, times: int = TIMES) -> tuple[int, Sequen
     return len(lost), np.mean(lost, axis=0).tolist()
 
 
-def main(times: int = TIMES) -> None:
+def main() -> None:
     """Print the table of docs/supermodel.md."""
     print(f"| images | a right expert's gain | studies | {' | '.join(CHOICES)} |\n|{'---|' * (3 + len(CHOICES))}")
     for kind, darker in KINDS.items():
         for gain in GAINS:
-            studies, found = regrets(gain, darker, times)
+            studies, found = regrets(gain, darker, TIMES)
             print(f"| {kind} | {100 * gain:.0f} | {studies} | {' | '.join(f'{mean:.2f}' for mean in found)} |")
 
 
 if __name__ == "__main__":
-    main()
+    run(main, globals(), TIMES=20)

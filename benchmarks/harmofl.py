@@ -8,12 +8,11 @@ timed, with as many threads as the machine has cores.
 Goals: whole spectrum 5 times faster, the frozen mean 50 times, a perturbed step at most 2.1 plain ones.
 """
 
-import sys
 from collections.abc import Callable
 
 import numpy as np
 import torch
-from timing import fastest_in_turn, note
+from timing import fastest_in_turn, note, run
 from torch import Tensor, nn
 
 from medsilo.learning.amplitude import AmplitudeNorm
@@ -23,6 +22,11 @@ from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
 
 BATCHES = ((16, 3, 384, 384), (128, 3, 96, 96))
+NETWORKS = (
+    ("densenet121 8x3x96x96", DenseNet121(), (8, 3, 96, 96)),
+    ("unet 8x3x128x128", UNet(), (8, 3, 128, 128)),
+    ("small-cnn 16x3x48x48", SmallCnn(), (16, 3, 48, 48)),
+)
 REPEATS, STEPS = 5, 25
 LEAST = {None: 5.0, 0.0: 50.0}  # times faster, by band, frozen
 MOST = 2.1
@@ -85,11 +89,7 @@ def steps() -> bool:
     print(f"\nA perturbed step in plain steps (two passes are 2.0), fastest of {STEPS}; goal: at most {MOST}")
     print(f"{'network':<28} {'plain ms':>9} {'perturbed ms':>13} {'ratio':>7}")
     fine = True
-    for name, network, shape in (
-        ("densenet121 8x3x96x96", DenseNet121(), (8, 3, 96, 96)),
-        ("unet 8x3x128x128", UNet(), (8, 3, 128, 128)),
-        ("small-cnn 16x3x48x48", SmallCnn(), (16, 3, 48, 48)),
-    ):
+    for name, network, shape in NETWORKS:
         torch.manual_seed(0)
         model, inputs = network.build(shape[1], 2), torch.rand(shape)
         plain = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -127,4 +127,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, globals(), BATCHES=((2, 3, 12, 12),), NETWORKS=NETWORKS[2:], REPEATS=1, STEPS=1)

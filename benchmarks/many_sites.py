@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from timing import run
 
 from medsilo.core.memory import most_held
 from medsilo.federation import inprocess
@@ -37,6 +38,7 @@ from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
 
 GROWTH = (2, 8, 32, 64, 144, 1000)
+ROUNDS = 3
 SILENCE = 300  # seconds that a site may take for a round where some are ended
 LOOK = 1.0  # seconds between two looks at the processes' memory
 HEAD = (
@@ -184,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=("inprocess", "simulator"), default="inprocess")
     parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--large", action="store_true", help="a network of 29 million parameters")
     parser.add_argument("--kills", type=int, default=0, help="sites to end in the middle (simulator)")
     parser.add_argument("--row", action="store_true", help="measure here, and print nothing else")
@@ -202,4 +204,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, globals(), GROWTH=(2,), ROUNDS=1)

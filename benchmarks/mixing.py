@@ -33,6 +33,7 @@ Model = dict[str, Tensor]
 Round = Callable[[Iterable[Model], int], list[Any]]
 
 SITES = (6, 20, 100)
+QUICKLY: list[str] = []  # what --quick becomes for the processes that measure
 PULL = 0.7
 LENET = {
     **{"conv1.weight": (6, 1, 5, 5), "conv1.bias": (6,), "conv2.weight": (16, 6, 5, 5), "conv2.bias": (16,)},
@@ -229,14 +230,15 @@ def measured(what: str) -> list[tuple[float, float]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if what == "memory":
         environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    command = [sys.executable, __file__, what]
+    command = [sys.executable, __file__, what, *QUICKLY]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return [(float(loop), float(mixer)) for loop, mixer in map(str.split, done.stdout.splitlines())]
 
 
 def main() -> None:
-    from timing import note  # not where another benchmark imports this one
-
+    if sys.argv[1:]:
+        measure(sys.argv[1])
+        return
     times, peaks = measured("time"), measured("memory")
     print("| model | sites | mixer | loop ms | mixer ms | faster | loop MiB | mixer MiB | less memory |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -250,7 +252,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        measure(sys.argv[1])
-    else:
-        main()
+    from timing import note, run  # not where another benchmark imports this one
+
+    run(main, globals(), ROWS=[("LeNet", 2, case) for case in CASES])

@@ -19,11 +19,13 @@ from pathlib import Path
 import psutil
 
 from benchmarks.federation import idle_job
+from benchmarks.timing import run
 from medsilo.consortium import lead
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 
+SITES, FEATURES = "2,4,8", "32,64,128,256,512,512,224"
 LIMIT = 1200.0  # seconds a study may take
 
 
@@ -96,8 +98,8 @@ def _peak(process: psutil.Process) -> float:
 def main() -> None:
     """Print a row for each number of sites, or for each method."""
     parser = argparse.ArgumentParser(description="Server memory and round time over mutual TLS, without training.")
-    parser.add_argument("--sites", default="2,4,8")
-    parser.add_argument("--features", default="32,64,128,256,512,512,224")
+    parser.add_argument("--sites", default=SITES)
+    parser.add_argument("--features", default=FEATURES)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
@@ -111,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, globals(), SITES="2", FEATURES="8,16")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy import stats
+from timing import run
 
 from medsilo.study.evidence import pooled_luck
 
@@ -99,16 +100,16 @@ def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]
     return power, [float(sure(judge(studies(random, 0.0, by, times))).any(1).mean()) for by in UNSTEADY]
 
 
-def main(times: int = TIMES) -> None:
+def main() -> None:
     """Print the table of docs/reproduce.md."""
     heads = ["", "6 points", "10 points", *(f"false, {by}x" if by > 1 else "false, all alike" for by in UNSTEADY)]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for name, judge in JUDGES.items():
-        power, alarms = measured(judge, times)
+        power, alarms = measured(judge, TIMES)
         print(
             f"| {name} | {' | '.join(f'{share:.0%}' for share in power)} | {' | '.join(f'{a:.1%}' for a in alarms)} |"
         )
 
 
 if __name__ == "__main__":
-    main()
+    run(main, globals(), TIMES=20)

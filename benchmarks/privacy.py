@@ -8,12 +8,11 @@ thread. Goal: at most 2.5 plain steps for the small CNN and the U-Net of slices.
 
 import ctypes
 import gc
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 
 import torch
-from timing import fastest_in_turn, note
+from timing import fastest_in_turn, note, run
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -96,4 +95,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, globals(), REPEATS=1, CASES=dict(list(CASES.items())[:1]))

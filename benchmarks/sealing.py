@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import note, seconds
+from timing import note, run, seconds
 from torch import Tensor
 
 from medsilo.mixing.mixers import WeightedMean
@@ -34,7 +34,7 @@ from medsilo.sealing.signing import Unsigned
 from medsilo.sealing.streams import add_stream, derive
 from medsilo.sealing.terms import SealedBlock, Terms
 
-SIZE, BOUND = 1_000_000, 16.0
+SIZE, REPEATS, BOUND = 1_000_000, 5, 16.0
 COUNTS = (3, 6, 16, 32, 64)
 Model = dict[str, Tensor]
 
@@ -305,7 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sites", type=int, nargs="+", default=COUNTS)
     parser.add_argument("--size", type=int, default=SIZE)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| sites | way | MB sent | bytes | seal ms | server ms | server | read ms | all three |")
@@ -327,4 +327,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, globals(), COUNTS=(3,), SIZE=1000, REPEATS=1)

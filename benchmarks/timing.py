@@ -3,11 +3,14 @@ slow them."""
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 Work = Callable[[], object]
+QUICK = "--quick"
 RATIOS = "MEDSILO_RATIOS"  # a file that takes a line for each ratio, for benchmarks/history.py
 
 
@@ -29,6 +32,20 @@ def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, flo
     first(), second()
     times = [(seconds(first), seconds(second)) for _ in range(repeats)]
     return min(time for time, _ in times), min(time for _, time in times)
+
+
+def run(main: Callable[[], int | None], names: dict[str, Any], **quick: Any) -> NoReturn:
+    """Be the command of a benchmark.
+
+    With --quick its own `names` become these: sizes so small that its figures say nothing, and its bounds are not held;
+    it shows that the benchmark runs.
+    """
+    asked = QUICK in sys.argv[1:]
+    if asked:
+        sys.argv.remove(QUICK)
+        names |= {"QUICKLY": [QUICK], **quick}
+    code = main()
+    sys.exit(0 if asked else code)
 
 
 def note(name: str, ratio: float) -> None:

@@ -15,7 +15,6 @@ Times are the processor's, on one thread: medians of repetitions that take turns
 """
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ from monai.transforms import (
     Spacingd,
     ToTensord,
 )
-from timing import note
+from timing import note, run
 from torch import nn
 
 from medsilo.course.group import views
@@ -71,6 +70,9 @@ class Size:
     patients: int = 12
     grid: tuple[int, int, int] = (40, 96, 96)
     piece: tuple[int, int, int] = (32, 64, 64)
+
+
+SIZE, REPEATS = Size(), 7
 
 
 def write_hospital(folder: Path, seed: int, spacing: Sequence[float], size: Size) -> None:
@@ -232,14 +234,14 @@ def times(pairs: Sequence[tuple[Works, Works]], name: str, repeats: int) -> list
 def main() -> int:
     """Zero when the goals are met."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--repeats", type=int, default=7)
+    arguments.add_argument("--repeats", type=int, default=REPEATS)
     repeats = arguments.parse_args().repeats
     torch.set_num_threads(1)
     print(f"three hospitals, one thread, processor seconds, median of {repeats}")
     print(f"{'':<12} {'MONAI':>8} {'medsilo':>8} {'ratio':>6}   ratio of each repetition")
     fine = True
     with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
-        pairs = hospitals(Path(place), Size())
+        pairs = hospitals(Path(place), SIZE)
         for name in pairs[0][0]:
             turns = times(pairs, name, repeats)
             ours, plain = (median(column) for column in zip(*turns, strict=True))
@@ -251,4 +253,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, globals(), SIZE=Size(patients=5, grid=(20, 24, 24), piece=(16, 16, 16)), REPEATS=1)

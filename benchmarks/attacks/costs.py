@@ -117,5 +117,5 @@ def mixer_of(defence: str, features: tuple[int, ...]) -> Mixer:
 
 
 if __name__ == "__main__":
-    size = (SMALL, 1) if "--tiny" in sys.argv else (LARGE, REPEATS)
+    size = (SMALL, 1) if {"--tiny", "--quick"} & {*sys.argv} else (LARGE, REPEATS)
     print(json.dumps([asdict(cost) for cost in costs(*size)]))

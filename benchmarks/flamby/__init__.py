@@ -60,6 +60,11 @@ class Benchmark:
         """Return the files and folders that are not there."""
         return [name for name in self.files if not (data / self.folder / name).exists()]
 
+    def wish(self, data: Path) -> str:
+        """Return what is to be put where, if anything."""
+        lacking = ", ".join(self.lacking(data))
+        return f"{self.name}: put {lacking} ({self.origin}) into {data / self.folder}" if lacking else ""
+
     def ready(self, data: Path, place: Path) -> "Work":
         """Return the set's studies, whose data are written into a folder first."""
         lines = self.read(data / self.folder)
@@ -291,12 +296,15 @@ def published() -> dict[tuple[str, str], list[float]]:
     return found
 
 
-def compare(data: Path, seeds: Sequence[int], say: Say) -> Iterator[PublishedCell]:
+def compare(
+    data: Path, seeds: Sequence[int], say: Say, benchmarks: Sequence[Benchmark] | None = None
+) -> Iterator[PublishedCell]:
     """Yield every cell of the sets whose files are there; raise a MedsiloError where none are."""
-    there = [one for one in BENCHMARKS if not one.lacking(data)]
-    for one in BENCHMARKS:
-        if lacking := one.lacking(data):
-            say(f"{one.name}: put {', '.join(lacking)} ({one.origin}) into {data / one.folder}")
+    every = BENCHMARKS if benchmarks is None else benchmarks
+    there = [one for one in every if not one.lacking(data)]
+    for one in every:
+        if wish := one.wish(data):
+            say(wish)
     if not there:
         raise MedsiloError("no set is there; put the files named above where they belong, or give --data")
     theirs = published()

@@ -8,11 +8,14 @@ does not. Takes minutes. Nothing is downloaded: the sets' own folders lie in DAT
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.flamby import HEADS, compare
+from benchmarks.flamby import HEADS, HEART, compare
 from medsilo.core.errors import MedsiloError
+from tests.patients import write_hearts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flamby", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", default="42,43,44,45,46", help="the published ones by default")
+    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
     given = parser.parse_args(arguments)
+    if given.quick:
+        with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
+            write_hearts(Path(place, HEART.folder))
+            short = replace(HEART, rounds=1, rates=dict([*HEART.rates.items()][:1]), personal=())
+            print(*compare(Path(place), [42], print, [short]), sep="\n")
+        return 0
     try:
         cells = list(compare(given.data, [int(seed) for seed in given.seeds.split(",")], print))
     except MedsiloError as error:

@@ -9,15 +9,18 @@ a goal is missed or something is left to be done.
 
 import argparse
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
 
 import torch
 
-from benchmarks.heart_dp.cells import PUBLISHED, published, result_of
+from benchmarks.heart_dp.cells import OPEN, PUBLISHED, published, result_of
 from benchmarks.heart_dp.data import read
+from benchmarks.heart_dp.federation import Setup, run
 from benchmarks.heart_dp.page import document, read_published
+from tests.patients import write_hearts
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
@@ -32,9 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "heart_uci", help="the four files")
     parser.add_argument("--published", type=Path, default=SHARED / "published" / "flamby_dp_heart.csv")
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "heart-dp", help="where results are kept")
+    parser.add_argument("--quick", action="store_true", help="only show that it runs, on drawn patients")
     chosen = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    if chosen.quick:
+        with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
+            write_hearts(Path(place, "hearts"))
+            print(run(read(Path(place, "hearts")), Setup(rounds=1, steps=1), OPEN, 42))
+        return 0
     hospitals, started = read(chosen.data), time.monotonic()
     for cell in (cell for promise in PUBLISHED for cell in published(promise)):
         if chosen.minutes is None or time.monotonic() - started < 60 * chosen.minutes:

@@ -211,6 +211,14 @@ def test_need_of_end_forgotten_jobs() -> None:
     assert [path for path in files if called.search(path.read_text("utf-8"))] == []
 
 
+def test_need_of_start_again() -> None:
+    """A job's process is started at a hospital when the job is, and at no other time; its tokens are learned once."""
+    starts = re.compile(r"(?<!def )start_client_job\(")
+    files = [*Path(str(job_runner.__file__)).parent.rglob("*.py")]
+    assert [path.name for path in files for _ in starts.findall(path.read_text("utf-8"))] == ["job_runner.py"]
+    assert "engine.start_client_job(" in inspect.getsource(job_runner.JobRunner._start_run)
+
+
 def test_need_of_filters_of_answers() -> None:
     told = {*inspect.signature(Executor.execute).parameters}
     assert told == {"self", "task_name", "shareable", "fl_ctx", "abort_signal"}

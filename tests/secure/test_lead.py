@@ -67,6 +67,7 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     assert code == 1 and "exists" in err[0]
     code, out, _ = medsilo(capsys, "status", "--kit", consortium.kit(MEMBER))
     assert code == 0 and out[1] == f"connected: {', '.join(SITES)}"
+    assert [line.split("; ")[0] for line in out[2:5]] == [f"{site}: connected" for site in SITES]
     assert any(job in line and "FINISHED:COMPLETED" in line for line in out)
 
 

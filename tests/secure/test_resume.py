@@ -13,7 +13,7 @@ from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
-from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
+from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
 from tests.secure.test_mutual_tls import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
@@ -36,9 +36,7 @@ def status_of(kit: Path, job: str) -> str:
 
 
 @pytest.mark.long
-def test_killed_servers_and_sites_cost_no_finished_round(
-    pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     plan = make_plan("fedbn", "training.rounds=40", "participation.timeout=30", sites=TWO)
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study="often-killed")
@@ -54,24 +52,19 @@ def test_killed_servers_and_sites_cost_no_finished_round(
         assert status_of(kit, new) in ("RUNNING", "FINISHED:COMPLETED")  # all hospitals have joined
         return new
 
-    # NVFlare's own process at a hospital dies, and takes the job with it.
-    zeroth = lead.submit(tmp_path / "job", kit, print)
-    until_round(3)
-    (process,) = pair.family(TWO[0], "client.worker_process")
-    process.kill()
-    assert ended(kit, zeroth) == "FINISHED:EXECUTION_EXCEPTION"
-    done = record.load_checkpoint()[1]["round"]
-    assert 3 <= done < 40
-    first = resume(zeroth)
-    until_round(done + 4)
-
     # The server's job process dies.
+    first = lead.submit(tmp_path / "job", kit, print)
+    until_round(3)
     assert cli.main(["resume", first, "--kit", str(kit)]) == 1
     assert f"job {first} is RUNNING; 'medsilo abort {first}' ends it first" in capsys.readouterr().err
     (process,) = pair.family(SERVER, "runner_process")
     process.kill()
     assert ended(kit, first) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
+    capsys.readouterr()
+    assert cli.main(["status", first, "--watch", "--kit", str(kit)]) == 1
+    assert "process" in capsys.readouterr().out.splitlines()[-3]  # why, though nothing of the job is left to say it
     done = record.load_checkpoint()[1]["round"]
+    assert 3 <= done < 40
     second = resume(first)
     until_round(done + 4)
 
@@ -100,9 +93,12 @@ def test_killed_servers_and_sites_cost_no_finished_round(
     third = resume(second)
     until_round(done + 4)
 
-    # A hospital's machine dies, and comes back.
-    pair.restart(TWO[1])
+    # A hospital's machine dies, and does not come back in time.
+    pair.kill(TWO[1])
     assert ended(kit, third) == "FINISHED:EXECUTION_EXCEPTION"
+    before = len(pair.log(TWO[1]))
+    pair.start_party(TWO[1])
+    pair.wait_for_log(TWO[1], REGISTERED, before)
     summary = record.summary()
     assert summary.status == "failed" and f"{TWO[1]} lost:" in summary.reason
     assert cli.main(["status", third, "--watch", "--kit", str(kit)]) == 1
@@ -113,7 +109,7 @@ def test_killed_servers_and_sites_cost_no_finished_round(
 
     assert [line.round for line in record.rounds()] == list(range(1, 41))
     assert_same_outcome(tmp_path / "loop", gathered(pair, "often-killed", TWO, tmp_path / "secure"))
-    assert (record.folder / "jobs.txt").read_text().split() == [zeroth, first, second, third, fourth]
+    assert (record.folder / "jobs.txt").read_text().split() == [first, second, third, fourth]
     assert all(site.warnings == {} for site in record.summary().sites.values())
     assert cli.main(["resume", fourth, "--kit", str(kit)]) == 1
     assert "is finished; there is nothing to resume" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_a_prepared_kit_keeps_the_sites_policies(runtime: str, containers: Path,
         own, new = (json.loads((folder / party / "local/resources.json").read_text()) for folder in (kits, tmp_path))
         for key in ("class_allow_list", "class_list_enforcement_mode", "allow_log_streaming"):
             assert new.get(key) == own.get(key)
-        ours = {"forgotten_jobs", "bounded_streams"} if party == SERVER else {"lost_connections"}
+        ours = {"forgotten_jobs", "bounded_streams", "returning_sites"} if party == SERVER else {"lost_connections"}
         assert {f"{runtime}_launcher", *ours} <= {component["id"] for component in new["components"]}
         _, kept = SecurityContentManager(str(tmp_path / party / "startup")).load_json(
             "fed_server.json" if party == SERVER else "fed_client.json"

@@ -1,6 +1,7 @@
 """Commands for a consortium's lead: provision, submit, status, abort, fetch."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,11 +108,16 @@ def status(
     *,
     kit: options.Kit,
     watch: Annotated[bool, typer.Option("--watch", help="show the job's rounds, until it ends")] = False,
+    require: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="for monitoring: end with 1 unless all these hospitals are connected"),
+    ] = None,
 ) -> int:
     """Say who is connected and what runs; with --watch show a job's rounds, one line per site, until it ends.
 
-    The latest 20 jobs, with id and state. With --watch it ends with 0 if the job finished, else with 1; Ctrl-C ends the
-    watching, not the job.
+    Each hospital with whether it answers now, when it was last heard, and its part in the studies that run; the latest
+    20 jobs, with id and state. With --watch it ends with 0 if the job finished, else with 1; Ctrl-C ends the watching,
+    not the job.
     """
     screen.note(CONNECTING)
     from medsilo.consortium import lead
@@ -120,11 +126,15 @@ def status(
         if job is None:
             raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
         return _watch(screen, job, kit)
-    state = lead.status(kit, job)
+    state = lead.status(kit, None if require else job)
     for line in state.lines():
         screen.say(line)
     screen.answer(**state.as_json())
-    return 0
+    here = {hospital.name for hospital in state.hospitals if hospital.connected}
+    missing = sorted({name.strip() for name in (require or "").split(",") if name.strip()} - here)
+    if missing:
+        screen.warn(f"not connected: {', '.join(missing)}")
+    return 1 if missing else 0
 
 
 def _watch(screen: Screen, job: str, kit: Path) -> int:
@@ -158,15 +168,16 @@ class _LatestTurns:
 
     def __init__(self) -> None:
         self._turns: Turns | None = None
+        self._away: Mapping[str, str] = {}
         self._at = 0.0
 
     def take(self, study: "Progress") -> None:
         """Keep what is told now."""
-        self._turns, self._at = study.turns, time.monotonic()
+        self._turns, self._away, self._at = study.turns, study.away, time.monotonic()
 
     def moment(self) -> Moment:
         """Return it, with its age."""
-        return Moment(self._turns, age=time.monotonic() - self._at)
+        return Moment(self._turns, age=time.monotonic() - self._at, away=self._away)
 
 
 def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:

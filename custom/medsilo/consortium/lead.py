@@ -17,6 +17,7 @@ from typing import Any
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
 from nvflare.fuel.flare_api.flare_api import Session
+from nvflare.fuel.hci.proto import MetaKey, MetaStatusValue
 
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
@@ -26,7 +27,13 @@ from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round, Summary
 
-COMPLETED = "FINISHED:COMPLETED"
+COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
+MEANT = {  # by states of a job that ended without a word of its own
+    ABORTED: "somebody ended the job",
+    "FINISHED:ABNORMAL": "the server, or its process for the job, was ended over it",
+    "FINISHED:EXECUTION_EXCEPTION": "a process of the job died, at the server or at a hospital",
+}
+NO_REASON = "it left no reason; 'nvflare job logs' shows the server's log to a project_admin"
 CONNECT = 10.0  # seconds NVFlare has to reach the server
 POLL = 1.0  # seconds between looks at a running job
 STARTING = 120.0  # seconds that submitting waits for a job to start
@@ -137,16 +144,20 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
     while True:
         job = session.get_job_meta(job_id)
         if _is_over(job["status"]):
-            left = _left(session, job_id)
-            if (left.rounds and packed) or job["status"] == COMPLETED:
+            if job["status"] == COMPLETED:
                 return
+            left = _left(session, job_id)
             why = [job["status"], *(left.reasons or _obstacles(job))]
-            if job["status"] != "FINISHED:ABORTED" and (len(why) == 1 or "was aborted" in why[1]):  # by NVFlare itself
-                unable = ", ".join(_unable(session, packed, sites) if packed else []) or "a hospital"
+            by_nvflare = job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1])
+            if by_nvflare and (left.rounds or not packed):
+                why.append(MEANT.get(job["status"], NO_REASON))
+            elif by_nvflare:
+                unable = ", ".join(_unable(session, packed, sites)) or "a hospital"
                 why.append(
                     f"{unable} can't run medsilo {__version__}: it is not installed there, or the policies forbid it"
                 )
-            raise MedsiloError(f"{'not started' if packed else f'job {job_id} has ended'}: {'; '.join(why)}")
+            began = left.rounds or not packed
+            raise MedsiloError(f"{f'job {job_id} has ended' if began else 'not started'}: {'; '.join(why)}")
         told = _so_far(session, job_id) if job["status"] == "RUNNING" else None
         if told is not None and told.absent is not None:
             for site, reason in told.absent.items():
@@ -226,19 +237,38 @@ class JobState:
 
 
 @dataclass(frozen=True)
+class HospitalState:
+    """One hospital: whether it answers now, and its part in the studies that run."""
+
+    name: str
+    connected: bool
+    heard: float | None = None  # when the server heard it last, in seconds since 1970
+    doing: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """Return the hospital in one line."""
+        heard = None if self.heard is None else f"last heard {datetime.fromtimestamp(self.heard, UTC):%H:%M:%S} UTC"
+        here = "connected" if self.connected else "NOT CONNECTED"
+        return "; ".join([f"{self.name}: {here}", *filter(None, [heard]), *self.doing])
+
+
+@dataclass(frozen=True)
 class State:
     """The parties that are there and the jobs that run; of one job alone, that job."""
 
     jobs: tuple[JobState, ...]
     up_since: str | None = None
     connected: tuple[str, ...] | None = None
+    hospitals: tuple[HospitalState, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the state for people."""
+        hospitals = [hospital.line() for hospital in self.hospitals]
         if self.connected is None:
-            return [line for job in self.jobs for line in (job.line(), *job.obstacles)]
+            return [*(line for job in self.jobs for line in (job.line(), *job.obstacles)), *hospitals]
         names = ", ".join(self.connected) or "nobody"
-        return [f"server: up since {self.up_since} UTC", f"connected: {names}", *(job.line() for job in self.jobs)]
+        first = [f"server: up since {self.up_since} UTC", f"connected: {names}", *hospitals]
+        return [*first, *(job.line() for job in self.jobs)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for programs."""
@@ -248,14 +278,51 @@ class State:
 def status(kit: Path, job_id: str | None = None) -> State:
     """Return who is there and what runs, or one job."""
     with connected(kit) as session:
+        info = session.get_system_info()
         if job_id:
             job = session.get_job_meta(job_id)
-            return State((_job_state(job, session.get_system_info(), tuple(_obstacles(job))),))
-        info = session.get_system_info()
-        names = tuple(sorted(client.name for client in info.client_info))
+            jobs = (_job_state(job, info, tuple(_obstacles(job))),)
+            return State(jobs, hospitals=_hospitals(session, info, jobs) if job["status"] == "RUNNING" else ())
         jobs = tuple(_job_state(job, info) for job in session.list_jobs(detailed=True, reverse=True, limit=20))
-        since = datetime.fromtimestamp(info.server_info.start_time, UTC)
-        return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", names)
+        since, hospitals = datetime.fromtimestamp(info.server_info.start_time, UTC), _hospitals(session, info, jobs)
+        names = tuple(hospital.name for hospital in hospitals if hospital.connected)
+        return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", names, hospitals)
+
+
+def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> tuple[HospitalState, ...]:
+    """Return the hospitals that the server lists, which it does for minutes after they are gone, and those of studies
+    that run. Each is asked, by the server."""
+    heard = {client.name: client.last_connect_time for client in info.client_info}
+    here = {name for name in sorted(heard) if _answers(session, name)}
+    doing: dict[str, list[str]] = {name: [] for name in heard}
+    for job in jobs:
+        study = _so_far(session, job.id) if job.status == "RUNNING" and not job.lost else None
+        for name, told in (_turns(study) if study else {}).items():
+            doing.setdefault(name, []).append(told)
+    return tuple(HospitalState(name, name in here, heard.get(name), tuple(own)) for name, own in sorted(doing.items()))
+
+
+def _answers(session: Session, name: str) -> bool:
+    """Return whether a hospital answers the server now. NVFlare 2.9 loses the answers of the others where it asks
+    several, and one is gone."""
+    try:
+        told = session.get_client_job_status([name]) or []
+    except (api_spec.NoConnection, api_spec.InternalError, api_spec.InvalidTarget):  # nothing within its time limit
+        return False
+    return any(reply.get(MetaKey.STATUS) != MetaStatusValue.NO_REPLY for reply in told)
+
+
+def _turns(study: Progress) -> dict[str, str]:
+    """Return what each hospital of a study does, and since when."""
+    if study.turns is None:
+        return {}
+    part = f"round {study.turns.round}" if study.turns.task == "round" else study.turns.task
+    told = {}
+    for name, turn in study.turns.sites.items():
+        asked = "waits" if turn.asked is None else f"asked {turn.asked:.0f} s ago"
+        state = asked if turn.answered is None else f"answered after {turn.answered:.0f} s"
+        told[name] = f"{plain(study.study or 'a study', 80)}: {part} of {study.planned}, {state}"
+    return told | {name: f"{told.get(name, part)}, {why}" for name, why in study.away.items()}
 
 
 def _job_state(job: dict[str, Any], info: SystemInfo, obstacles: tuple[str, ...] = ()) -> JobState:
@@ -338,8 +405,8 @@ class _Watching:
         if self.last != self.planned or status != COMPLETED:
             study = _ended(session, self.job_id)
             self._tell(study)
-            if study and study.reason:
-                self.say(study.reason)
+            if status != COMPLETED:
+                self.say((study and study.reason) or MEANT.get(status, NO_REASON))
         return status
 
     def _say_once(self, line: str) -> None:

@@ -25,6 +25,11 @@ from medsilo.site.settings import read_settings
 
 # In the kit of a relay: where it listens; of who is behind one: where it is, and that nobody else is connected to.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
+OWN_COMPONENTS = {  # of the server's own process
+    "forgotten_jobs": "janitor.ForgottenJobs",
+    "bounded_streams": "janitor.BoundedStreams",
+    "returning_sites": "presence.ReturningSites",
+}
 
 
 class _Log:
@@ -188,8 +193,8 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
     components = {component["id"]: component for component in resources["components"]}
     components["job_manager"]["args"]["uri_root"] = str(storage / "jobs")
-    for own, kind in {"forgotten_jobs": "ForgottenJobs", "bounded_streams": "BoundedStreams"}.items():
-        resources["components"].append({"id": own, "path": f"medsilo.flare.janitor.{kind}", "args": {}})
+    for own, path in OWN_COMPONENTS.items():
+        resources["components"].append({"id": own, "path": f"medsilo.flare.{path}", "args": {}})
     write_json(local / "resources.json", resources)
     rights = json.loads((local / "authorization.json.default").read_text())
     rights["permissions"]["lead"]["app_command"] = "n:submitter"  # follow their own studies

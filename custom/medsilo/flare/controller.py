@@ -22,7 +22,8 @@ from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
-from medsilo.flare.transport import FlareTransport
+from medsilo.flare.presence import Presence
+from medsilo.flare.transport import Away, FlareTransport, dead
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import (
     cloned_from,
@@ -66,6 +67,7 @@ class MedsiloController(Controller):
         self.running: Coordinator | None = None
         self.transport: FlareTransport | None = None
         self.gate: Gate | None = None
+        self.presence: Presence | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel(to_files=True)
@@ -94,14 +96,14 @@ class MedsiloController(Controller):
             return {}
         return self._progress(self.running, new_rounds(self.running.rounds, after or 0, TOLD)).as_json()
 
-    @staticmethod
-    def _progress(running: Coordinator, rounds: list[Round]) -> Progress:
+    def _progress(self, running: Coordinator, rounds: list[Round]) -> Progress:
         plan = running.plan
         return Progress(
             study=running.study,
             planned=plan.rounds,
             metric=plan.task.goal.metric,
             absent=running.absent,
+            away=self.presence.told() if self.presence else {},
             rounds=rounds,
             turns=running.asker.turns.now(),
         )
@@ -153,8 +155,16 @@ class MedsiloController(Controller):
         elif earlier:
             self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: begins anew as {record.folder.name}")
         record.claim(submitter_of(fl_ctx), resume)
+        before = record.summary()
         sites = [client.name for client in fl_ctx.get_engine().get_clients()]
-        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
+        away: Away = dead
+        if self.gate and self.engine == "nvflare":
+            sync = fl_ctx.get_engine().sync_clients_from_main_process
+            self.presence = Presence(self.gate.cell, self.gate.heard, sync, Patience.of(plan).silence)
+            self.presence.begin()
+            goes_on = plan.participation.when_missing == "continue"
+            away = self.presence.away if goes_on else self.presence.hopeless  # others wait for who may come back
+        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away)
         if self.gate:
             self.gate.allow(answer_bounds(plan))
             PatientRequests(self.gate.cell, Patience.of(plan))
@@ -168,7 +178,8 @@ class MedsiloController(Controller):
                 tracking.end(summary)
             return summary.study
         finally:
-            if self.engine == "nvflare":
+            # What lies in the folder is another job's until this one has written its summary.
+            if self.engine == "nvflare" and record.summary() != before:
                 publish(record.folder, fl_ctx)
 
     def _tell(self, tracking: Trackers, fl_ctx: FLContext) -> Callable[[Round], None]:
@@ -183,7 +194,9 @@ class MedsiloController(Controller):
         return on_round
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing to stop: what the coordinator keeps is on disk after every round."""
+        """What the coordinator keeps is on disk after every round."""
+        if self.presence:
+            self.presence.ended.set()
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

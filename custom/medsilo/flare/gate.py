@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from time import monotonic
 
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
@@ -66,6 +67,7 @@ class Gate:
         self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
         self.refused: dict[str, str] = {}  # why fetching was ended, by sender
         self.reading: set[str] = set()  # whose answers are being read
+        self.heard: dict[str, float] = {}  # by sender: when it was heard last; of those that somebody asks for
         self.lock = threading.Lock()
         hold_less(cell)
 
@@ -146,6 +148,8 @@ class Gate:
         origin = str(message.get_header(MessageHeaderKey.ORIGIN))
         if FqcnInfo(origin).is_on_server:
             return None
+        if (sender := self._sender(origin)) in self.heard:
+            self.heard[sender] = monotonic()
         channel = message.get_header(MessageHeaderKey.CHANNEL)
         if channel == STREAM_CHANNEL:
             if message.get_header(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:

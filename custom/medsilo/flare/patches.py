@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import ALL_SITES
+from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.task_utils import get_filters
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -27,6 +30,10 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFuture
+from nvflare.private.admin_defs import MsgHeader
+from nvflare.private.admin_defs import ReturnCode as MsgCode
+from nvflare.private.fed.utils.fed_utils import extract_participants
+from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session
@@ -37,6 +44,7 @@ MOST_LEFT = 64 << 20  # bytes that may be left behind
 MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends a piece at a time, and again what was cut
 MOST_KEPT = 256  # finished ones, kept for a while for pieces that come twice
 LOOK = 1.0  # seconds between two looks at what was kept for long enough
+STARTED = "Start the client app..."  # what a client replies whose process of a job starts
 NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
 Send = Callable[..., Message]
 Outcome = tuple[bool, Any, str | None]  # of a simulated site's process: whether to stop, its result, the next site
@@ -331,6 +339,45 @@ def end_forgotten_jobs(fl_ctx: FLContext) -> None:
     downloaded. Please call it when the server starts.
     """
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
+
+
+def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
+    """Start a job that runs once more at a client; returns why that can't be, or nothing.
+
+    The client's own policies are asked again, as when the job began.
+
+    Issue (2.9.0): a client that was started again is not taken into the jobs that run. It registers with a new token,
+    and the server goes on to count on the old one: nobody tells the job, and nobody starts its process. The same holds
+    for a client's job process that died, which ends the job of all. Please deploy and start it there again.
+    """
+    engine = fl_ctx.get_engine()
+    runner, job = engine.job_runner, engine.job_runner.running_jobs.get(job_id)
+    apps = {site: app for app, sites in (job.get_deployment() if job else {}).items() for site in _named(sites)}
+    app = apps.get(client.name) or apps.get(ALL_SITES)
+    if app is None:
+        return "the job has ended"
+    order = runner._make_deploy_message(job, job.get_application(app, fl_ctx), app, fl_ctx)
+    admin = engine.server.admin_server
+    deployed = admin.send_requests_and_get_reply_dict({client.token: order}, timeout_secs=admin.timeout)[client.token]
+    if deployed is None or deployed.get_header(MsgHeader.RETURN_CODE, MsgCode.OK) != MsgCode.OK:
+        return f"the job could not be deployed: {deployed.body if deployed else 'no reply'}"
+    needs = get_resource_manager_spec({**job.meta, "resource_spec": job.resource_spec}, client.name)
+    enough, place = engine.check_client_resources(job, {client.name: needs}, fl_ctx).get(client.name, (False, ""))
+    if not enough:
+        return f"its resources do not suffice: {place or 'no reply'}"
+    (reply,) = engine.start_client_job(job, {client.name: DispatchInfo(app, needs, place)}, fl_ctx) or [None]
+    started = reply.reply.body if reply and reply.reply else "no reply"
+    if started != STARTED:
+        engine.cancel_client_resources({client.name: (True, place)}, {client.name: needs}, fl_ctx)
+        return f"the job did not start: {started}"
+    with runner.lock:
+        runner._pending_client_outcomes.setdefault(job_id, set()).add(client.name)
+    return ""
+
+
+def _named(sites: Any) -> list[str]:
+    """Return the names in a part of a job's deploy_map."""
+    return [ALL_SITES if name.upper() == ALL_SITES else name for name in extract_participants(sites)]
 
 
 # ---------------------------------------------------------------------------------------------------- a hospital

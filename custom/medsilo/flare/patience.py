@@ -25,12 +25,14 @@ class Patience:
     silence: float  # of a site
     rate: float = 500_000.0  # bytes a second of the slowest line
     again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
+    away: float = 0.0  # that a round waits for a site that is lost
 
     @classmethod
     def of(cls, plan: Plan) -> "Patience":
         """Return what a plan grants; nobody is waited for longer than for an answer."""
-        silence = min(plan.participation.silence, plan.participation.timeout)
-        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4))
+        own = plan.participation
+        silence, away = min(own.silence, own.timeout), own.patience if own.when_missing == "wait" else 0
+        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4), float(away))
 
     @property
     def piece(self) -> int:
@@ -98,8 +100,9 @@ LIMITS = (
         "dead_client_grace_period",
         "server",
         60.0,
-        lambda patience: max(60.0, patience.silence),
-        "seconds from NVFlare's belief that a site is dead (600 seconds without a sign) until it is lost",
+        lambda patience: max(60.0, patience.silence, patience.away),
+        "seconds from NVFlare's belief that a site is dead (600 seconds without a sign) until it ends a job that needs "
+        "the site",
     ),
 )
 

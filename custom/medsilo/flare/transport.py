@@ -5,7 +5,7 @@ get that site's model.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from nvflare.apis.controller_spec import ClientTask, SendOrder, Task, TaskCompletionStatus
@@ -25,11 +25,23 @@ DEAD = "its process died"
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
 
 
+Away = Callable[[], Mapping[str, str]]  # the sites that nobody waits for, and why
+
+
+def dead() -> dict[str, str]:
+    """Return the simulated sites whose process has died."""
+    return dict.fromkeys(died(), DEAD)
+
+
 class _Question:
     """One question to some sites: a task for each, and how it went. NVFlare's threads call it back."""
 
-    def __init__(self, controller: Controller, outgoing: Outgoing, receive: Receive, timeout: float) -> None:
+    def __init__(
+        self, controller: Controller, outgoing: Outgoing, receive: Receive, timeout: float, away: Away
+    ) -> None:
         self.controller, self.outgoing, self.receive, self.timeout = controller, outgoing, receive, timeout
+        self.away = away
+        self.gone: dict[str, str] = {}  # sites that nobody waits for any more, and why
         self.deadline = monotonic() + timeout
         self.tasks: dict[str, Task] = {}
         self.refused: dict[str, Missing] = {}
@@ -94,8 +106,8 @@ class _Question:
     def is_over(self) -> bool:
         """Return whether waiting is over: each site has answered or can't any more, or the time is up."""
         ended = {site for site, task in self.tasks.items() if task.completion_status is not None}
-        ended |= died().intersection(self.tasks)
-        return len(ended | self.answered) == len(self.tasks) or monotonic() > self.deadline
+        self.gone |= {site: why for site, why in self.away().items() if site in self.tasks}
+        return len(ended | self.answered | self.gone.keys()) == len(self.tasks) or monotonic() > self.deadline
 
     def cancel(self) -> None:
         """Take back the tasks that no site has answered."""
@@ -111,22 +123,20 @@ class _Question:
     def _reason(self, site: str) -> str:
         if self.tasks[site].completion_status == TaskCompletionStatus.CLIENT_DEAD:
             return "its process or connection died"
-        if site in died():
-            return DEAD
-        return f"no answer within {self.timeout:g} s"
+        return self.gone.get(site) or f"no answer within {self.timeout:g} s"
 
 
 class FlareTransport:
     """Carries parcels between a controller and its sites."""
 
-    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
-        self.controller, self.fl_ctx, self.abort_signal = controller, fl_ctx, abort_signal
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, away: Away = dead) -> None:
+        self.controller, self.fl_ctx, self.abort_signal, self.away = controller, fl_ctx, abort_signal, away
         self.question: _Question | None = None  # that stands
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Ask all these sites at once; returns those without an accepted answer, and why."""
         missing = self._absent(sites)
-        question = self.question = _Question(self.controller, outgoing, receive, timeout)
+        question = self.question = _Question(self.controller, outgoing, receive, timeout, self.away)
         for site in sites:
             if site not in missing:
                 task = question.task_for(site)
@@ -160,7 +170,7 @@ class FlareTransport:
         for site in connected.intersection(sites):
             if self.controller.get_client_disconnect_time(site):
                 absent[site] = Missing("lost", "its connection broke")
-        return absent | {site: Missing("lost", DEAD) for site in died().intersection(sites)}
+        return absent | {site: Missing("lost", why) for site, why in self.away().items() if site in sites}
 
     def _raise_if_aborted(self) -> None:
         if self.abort_signal.triggered:

@@ -178,6 +178,7 @@ class Progress(RecordPart):
     planned: Count = Field(description="rounds of the plan")
     metric: str = Field(description="the name of the score")
     absent: dict[str, Text] | None = Field(None, description="site → why it did not join; `null` before all were asked")
+    away: dict[str, Text] = Field({}, description="site → why it can't answer now, and since when")
     rounds: list[Round] = Field([], description="the rounds so far")
     turns: Turns | None = Field(None, description="who has been asked at the moment and who has answered")
     reason: Text | None = Field(None, description="why the study failed")

@@ -41,6 +41,7 @@ class Moment:
     turns: "Turns | None" = None
     doing: "Mapping[str, Doing]" = field(default_factory=dict)
     age: float = 0.0  # seconds since the turns were told
+    away: Mapping[str, str] = field(default_factory=dict)  # sites that can't answer, and why
 
     @classmethod
     def of_run(cls, folder: Path) -> "Moment":
@@ -118,7 +119,7 @@ class StudyProgress:
             return states
         for site, turn in moment.turns.sites.items():
             states[site] = _at_the_moment(turn, moment.doing.get(site), moment.age, self._expected(site, moment.turns))
-        return states
+        return states | {site: f"AWAY: {why}" for site, why in moment.away.items() if site in states}
 
     def _is_over(self, turns: "Turns") -> bool:
         return turns.task == "round" and turns.round <= self.done

@@ -1,0 +1,108 @@
+"""A hospital whose processes were killed costs seconds, and is taken into the running study, over mutual TLS."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from medsilo import cli
+from medsilo.consortium import lead
+from medsilo.federation import inprocess
+from medsilo.flare.jobs import write_job
+from medsilo.runs.record import Record
+from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
+from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
+from tests.secure.test_mutual_tls import gathered
+from tests.secure.test_resume import ended
+
+A, B = SITES[:2]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
+
+
+def start(pair: Consortium, folder: Path, study: str, *changes: str) -> tuple[str, Record]:
+    """Submit a study of both hospitals, and wait until it has gone some rounds."""
+    write_job(folder / study, make_plan("fedbn", *changes, sites=[A, B]), study=study)
+    job, record = lead.submit(folder / study, pair.kit(LEAD), print), Record(pair.kit(SERVER) / "medsilo" / study)
+    wait_until(lambda: len(record.rounds()) >= 3, 120, "round 3")
+    return job, record
+
+
+def die(pair: Consortium, site: str) -> float:
+    """Kill NVFlare's own process at a hospital, and nothing else; returns when."""
+    pair.processes[site].kill()
+    pair.processes[site].wait()
+    return time.monotonic()
+
+
+def back(pair: Consortium, site: str) -> float:
+    """Start it again; returns when it was registered."""
+    before = len(pair.log(site))
+    pair.start_party(site)
+    pair.wait_for_log(site, REGISTERED, before)
+    return time.monotonic()
+
+
+def test_a_dead_hospital_costs_seconds_and_is_taken_in_when_it_is_back(
+    pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    def status() -> tuple[int, dict]:
+        capsys.readouterr()
+        code = cli.main(["status", "--kit", str(pair.kit(LEAD)), "--require", f"{A},{B}", "--json"])
+        told = json.loads(capsys.readouterr().out)
+        return code, {hospital["name"]: hospital for hospital in told["hospitals"]}
+
+    changes = ["participation.when_missing=continue", "participation.minimum=1", "training.rounds=4000"]
+    job, record = start(pair, tmp_path, "seconds", *changes, "participation.timeout=300")
+    try:
+        code, hospitals = status()
+        assert code == 0 and all("seconds: round" in hospitals[site]["doing"][0] for site in (A, B))
+        died = die(pair, B)
+        wait_until(lambda: record.rounds()[-1].answered == [A], 30, "a round without it")
+        alone = time.monotonic() - died
+        code, hospitals = status()
+        assert code == 1 and [hospitals[site]["connected"] for site in (A, B)] == [True, False]
+        assert "its connection was closed" in hospitals[B]["doing"][0] and hospitals[B]["heard"] > time.time() - 60
+        returned = back(pair, B)
+        wait_until(lambda: B in record.rounds()[-1].answered, 90, "its first answer")
+        taken_in = time.monotonic() - returned
+        code, hospitals = status()
+        assert code == 0 and "closed" not in hospitals[B]["doing"][0]
+        missed = next(line.lost[B] for line in record.rounds() if B in line.lost)
+    finally:
+        lead.abort(job, pair.kit(LEAD))
+    with capsys.disabled():
+        print(f"next round {alone:.1f} s after its death; first answer {taken_in:.1f} s after its return; {missed}")
+    assert alone < 10 and taken_in < 60
+    assert "connection" in missed
+    assert ended(pair.kit(LEAD), job, within=60) == "FINISHED:ABORTED"
+
+
+def test_under_stop_the_round_waits_for_it_and_nothing_is_lost(
+    pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """All that runs at a hospital dies, and then what NVFlare runs there for the job alone."""
+    changes = ["training.rounds=100", "participation.timeout=300"]
+    inprocess.run(make_plan("fedbn", *changes, sites=[A, B]), folder=tmp_path / "loop")
+    job, record = start(pair, tmp_path, "waited-for", *changes)
+
+    def answers() -> float:
+        done, since = len(record.rounds()), time.monotonic()
+        assert done < 95
+        wait_until(lambda: len(record.rounds()) > done + 1, 90, "its first answer")
+        return time.monotonic() - since
+
+    die(pair, B)
+    back(pair, B)
+    whole = answers()
+    (process,) = pair.family(B, "client.worker_process")
+    process.kill()
+    process.wait()
+    alone = answers()
+    with capsys.disabled():
+        print(f"first answer {whole:.1f} s after its return, and {alone:.1f} s after its job's process died")
+    assert whole < 60 and alone < 60
+    assert ended(pair.kit(LEAD), job) == "FINISHED:COMPLETED"
+    assert all(site.missed == {} for site in record.summary().sites.values())
+    assert_same_outcome(tmp_path / "loop", gathered(pair, "waited-for", [A, B], tmp_path / "secure"))
