@@ -38,7 +38,7 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
     if decision is None:
         yield Finding("approval", "note", "nobody here has decided about this plan yet", remedy)
     elif objection := objection_now(home, decision, plan):
-        yield Finding("approval", "note", f"this hospital {objection} this plan", remedy)
+        yield Finding("approval", "note", f"this hospital {objection}", remedy)
     else:
         yield Finding("approval", "ok", ", ".join(["this plan is approved", *decision.limits.words()]))
 
@@ -46,7 +46,7 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
 def objection_now(home: KitAtHome, decision: Decision, plan: Plan, sites: Collection[str] = ()) -> str:
     """Return why a plan may not run here now, as the rest of "this hospital ..."; nothing where it may."""
     own = plan.participation.everyone
-    return decision.objection(plan.algorithm.name, own, sites, 0, home.approvals.data, time.time())
+    return decision.objection("this plan", plan.algorithm.name, own, sites, 0, home.approvals.data, time.time())
 
 
 def in_words(plan: Plan) -> list[tuple[str, str]]:

@@ -69,6 +69,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
         task=plan.task.name,
         task_title=plan.task.title,
         synthetic=plan.task.synthetic,
+        sliced=plan.task.sliced,
         engine=led.engine,
         metric=plan.task.goal.metric,
         seed=plan.seed,
