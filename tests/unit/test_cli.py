@@ -124,7 +124,10 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
     [
         ("leak-report jobs/fedvag", "did you mean jobs/fedavg?"),
         ("leak-report", "which job? give one, or --out"),
-        ("leak-report jobs/fedavg --out out --local kit", "--data and --local belong to a report that is printed"),
+        (
+            "leak-report jobs/fedavg --out out --settings kit",
+            "--data, --kit and --settings belong to a report that is printed",
+        ),
         ("submit jobs/fedavg", "where to? give --kit to submit the job, or --out"),
         ("submit jobs/fedavg --kit kit --out out", "where to?"),
         ("status --watch --kit kit", "which job?"),

@@ -260,7 +260,7 @@ def named(beginning: str, known: Iterable[str]) -> str:
         raise MedsiloError(f"{len(found)} plans begin with {text[:64]}; give all 64 digits of the hash")
     raise MedsiloError(
         f"no plan that asked here begins with {plain(beginning, 70)}; give 8 digits of its hash at least, or all 64, "
-        "or the plan itself with --job"
+        "or the job itself"
     )
 
 
