@@ -468,7 +468,10 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
         (["approve", "12345678"], "no plan that asked here begins with"),
         (["approve", home.plan.hash, "--decline", "--rounds", "3"], "has no limits"),
         (["approve", "--by", "me", "--set", "seed=1"], "belong to a job"),
-        (["approve", home.plan.hash, *job], "which plan?"),
+        (["approve", home.plan.hash, *job], "is not expected here"),
+        (["approve", *job, "--set", "participation.sites=[b, c]"], f"{A} is not in this plan"),
+        (["approve", home.plan.hash, "--sites", A], "would never run here: --sites leaves out"),
+        (["approve", *job, "--method", "fedbn"], "would never run here: --method is fedbn"),
         (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
     ):
         assert main([*wrong, *kit]) != 0

@@ -47,7 +47,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("run jobs/fedavg extra", "extra is not expected here"),
         ("run jobs/fedavg --out", "--out needs a value"),
         ("run jobs/fedavg --json=3", "--json takes no value"),
-        ("run jobs/fedavg --threads 0", "--threads: '0' is not a number from 1 on"),
+        ("run jobs/fedavg --threads 0", "--threads: '0' is not a whole number of 1 or more"),
         ("run jobs/fedavg --engine inproces", "did you mean inprocess?"),
         ("compare --seeds a,b", "--seeds: 'a,b' is not a list of different numbers, like 0,1,2"),
         ("compare --seeds 1,1", "is not a list of different numbers"),

@@ -30,7 +30,7 @@ from medsilo.tasks.sources import DataSource
         ({"data_folder": "/d/anna"}, "data_folder: unknown key; remove it or use one of: data, output, device"),
         (
             {"data": {"folder": "/d/anna", "image": "anna/*"}},
-            "data.image: unknown key; remove it or use one of: folder",
+            "data.image: unknown key; remove it (did you mean images?)",
         ),
         ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no text (a string); quote it"),
         ("anna", "write a YAML mapping with keys of these: data, output, device"),

@@ -25,7 +25,7 @@ def positive(value: object) -> int:
     """Return a whole number from 1 on."""
     text = str(value)
     if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{text!r} is not a number from 1 on")
+        raise ValueError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 

@@ -116,7 +116,8 @@ def list_(screen: Screen) -> int:
     from medsilo.registry import METHODS, TASKS
 
     methods = [(name, method.title, method.paper, leaving(method())) for name, method in METHODS.items()]
-    lines = [f"{name:<14} {paper:<23} leaves: {leaves}" for name, _, paper, leaves in methods]
+    width = max(len(paper) for _, _, paper, _ in methods)
+    lines = [f"{name:<14} {paper:<{width}} leaves: {leaves}" for name, _, paper, leaves in methods]
     _table(screen, "methods", ("name", "title", "paper", "leaves"), methods, lines)
     screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
     tasks = [(name, task.title, _metric_of(task)) for name, task in TASKS.items()]

@@ -86,8 +86,8 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     if kind == "extra_forbidden":
         value = f" with value {given}" if tells_values else ""
         name, known = key.rpartition(".")[2], list(section.model_fields)
-        hint = _meant(name, known, root)
-        return f"{key}: unknown key{value}; remove it or use one of: {', '.join(known)}{hint}"
+        remedy = _meant(name, known, root) or f" or use one of: {', '.join(known)}"
+        return f"{key}: unknown key{value}; remove it{remedy}"
     if kind == "missing":
         return f"{key}: is missing; add it"
     if kind in ("union_tag_not_found", "name_missing", "model_type", "model_attributes_type", "dict_type"):

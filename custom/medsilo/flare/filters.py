@@ -114,8 +114,8 @@ class Noisy(_TensorFilter):
     """Adds noise of a standard deviation of `relative` times that of each tensor, new and secret in every answer.
 
     So no run can be repeated to the digit. It blurs single cases; this is not a proof of differential privacy, which
-    would need a bound on what one case can change. `least` is what values are raised to that must not fall below it: 0 for
-    amplitudes and variances.
+    would need a bound on what one case can change. `least` is what values are raised to that must not fall below it: 0
+    for amplitudes and variances.
     """
 
     def __init__(

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from medsilo.report.findings import is_central, is_local
-from medsilo.report.learned import guessing
+from medsilo.report.learned import guessing, little
 from medsilo.report.panels import Subject
 from medsilo.report.read import RunResult
 from medsilo.report.table import number
 
-LIKE_GUESSING = 0.02  # over the score of guessing
 ORDERS_WELL, DECIDES_BADLY = 0.9, 0.15  # an AUROC, and how far the balanced accuracy may stay below it
 FELL = 0.1  # from its best round to its last
 NO_ROOM = 0.02  # between training alone and all data in one place
@@ -37,7 +36,7 @@ def checks(subjects: Sequence[Subject]) -> list[Check]:
     """Return the checks that could be made of these methods, each with its runs."""
     made = [
         _each(
-            "Does every method do better than guessing at every site?",
+            "Does every method do clearly better than guessing at every site?",
             subjects,
             _guesses,
             "Such a model has learned nothing there: look at the learning rate, the rounds and the labels.",
@@ -81,7 +80,7 @@ def _guesses(subject: Subject) -> Looked:
         for site in run.sites:
             score, base = run.score(site), guessing(run, site)
             if score is not None and base is not None:
-                sites.setdefault(site, []).append(score <= base + LIKE_GUESSING)
+                sites.setdefault(site, []).append(score < base + little(run) * (1 - base))
     if not sites:
         return None
     found = [site for site, guesses in sites.items() if statistics.mean(guesses) > 0.5]

@@ -33,7 +33,12 @@ def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float |
 def has_hardly_learned(run: RunResult) -> bool:
     """Return whether the mean test score is little above guessing."""
     gain, room = _gain(run)
-    return -BELOW <= gain < (LITTLE_OVERLAP if run.summary.metric == "dice" else LITTLE) * room
+    return -BELOW <= gain < little(run) * room
+
+
+def little(run: RunResult) -> float:
+    """Return the share of the way from guessing to perfect that shows nothing learned."""
+    return LITTLE_OVERLAP if run.summary.metric == "dice" else LITTLE
 
 
 def is_below_guessing(run: RunResult) -> bool:
