@@ -3,6 +3,7 @@
 python docs/screenshots.py            # or: make screenshots
 """
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,13 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from medsilo.runs.reading import read_summary, read_verdict
 
 HERE = Path(__file__).resolve().parent / "pictures"
 COLOURS = 256  # of the palette
+NUMBERS = "numbers"  # the key under which a picture carries what it shows
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STUDY = ["compare", "--task", "synthetic-prostate", "--set", "training.rounds=8", "--set", "task.patients=12"]
 STUDY += ["--methods", "local,fedavg,fedbn,adafed", "--seeds", "0,1,2", "--engine", "inprocess", "--device", "cpu"]
@@ -35,7 +40,7 @@ def main() -> None:
         page = next(demo.glob("*/report.html"))
         style = f"<style>{LEFT_OUT} {{ display: none }}</style></head>"
         page.write_text(page.read_text("utf-8").replace("</head>", style, 1), "utf-8")
-        take(browser, page, HERE / "demo.png", 880, 1345)
+        take(browser, page, HERE / "demo.png", 880, 1345, numbers_of(page.parent))
         take(browser, study / "report.html", HERE / "study.png", 1000, 1130)
         take(browser, study / "run.html", HERE / "run.png", 1000, 1240)
 
@@ -45,14 +50,24 @@ def medsilo(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "medsilo.cli", *arguments], check=True)
 
 
-def take(browser: str, page: Path, picture: Path, width: int, height: int) -> None:
+def numbers_of(study: Path) -> str:
+    """Return the plans of a comparison and its scores by row and seed, which the picture carries for a test."""
+    verdict = read_verdict(study)
+    plans = [read_summary(study / run.run).plan_hash for run in verdict.runs]
+    scores = {row.title: row.score.by_seed for row in verdict.rows if row.score}
+    return json.dumps({"plans": plans, "seeds": verdict.seeds, "scores": scores})
+
+
+def take(browser: str, page: Path, picture: Path, width: int, height: int, numbers: str = "") -> None:
     """Take a picture of the first screen of a page, with a palette."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
     command = [browser, *options, f"--screenshot={picture}", page.resolve().as_uri()]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     with Image.open(picture) as taken:
         small = taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    small.save(picture, optimize=True)
+    told = PngInfo()
+    told.add_text(NUMBERS, numbers)
+    small.save(picture, optimize=True, pnginfo=told if numbers else None)
     print(picture)
 
 

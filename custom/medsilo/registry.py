@@ -56,10 +56,11 @@ class PluginTable(Mapping[str, Any]):
         if not len(self):
             return "no package that is installed here brings one"
         near = get_close_matches(str(name).lower(), self, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
+        if near:
+            return f"did you mean {near[0]!r}? ('medsilo list' shows all)"
         attached = any(OWN in packages for packages in TASKS._entries().values())
         again = "" if attached else "; the plug-ins that come with medsilo are not attached: install it again ('make')"
-        return f"{meant}choose one of {', '.join(map(repr, self))}{again}"
+        return f"choose one of {', '.join(map(repr, self))}{again}"
 
     def package_of(self, name: str) -> str | None:
         """Return the installed package that brings a name; None for our own. Two that bring the same are an error."""

@@ -24,7 +24,7 @@ PAGE, PACKAGES, REPORTS = "index.html", "packages.json", "leak-reports"
 LIMITS = (
     "NVFlare, PyTorch and all packages in the list are trusted; sbom.cdx.json is for your own scanner.",
     "Whoever administers a machine reads all that lies on it.",
-    "What a hospital's own settings allow is not in this folder: medsilo check and medsilo leak-report --local say it.",
+    "What a hospital's own settings allow is not in this folder: medsilo check and medsilo leak-report --kit say it.",
 )
 OWN = "medsilo"
 UNKNOWN = "not stated"

@@ -176,7 +176,7 @@ def _unreadable(elements: Any, size: int) -> str:
         return "series are compressed in a way that can't be read here; export them without compression"
     rows, columns, bits = int(elements.Rows), int(elements.Columns), int(elements.BitsAllocated)
     if int(elements.SamplesPerPixel) != 1 or elements.PhotometricInterpretation != "MONOCHROME2":
-        return "series are in colour or with black and white exchanged; export grey images (MONOCHROME2)"
+        return "series are in colour or inverted (MONOCHROME1); export grey images (MONOCHROME2)"
     if bits not in (8, 16, 32) or not (1 < rows <= SIDE and 1 < columns <= SIDE):
         return f"series have slices of no usual size; 2 to {SIDE} rows and columns of 8, 16 or 32 bits are read"
     if syntax in PLAIN and rows * columns * bits // 8 > size:

@@ -18,7 +18,7 @@ def receive(
         typer.Option(metavar="TITLE", default_factory=list, show_default=False, help="an AE title that may send"),
     ],
     title: Annotated[str, typer.Option(metavar="TITLE", help="the AE title of this node")] = "MEDSILO",
-    port: Annotated[int, typer.Option(metavar="PORT", min=1, help="where this node listens")] = 11112,
+    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65_535, help="where this node listens")] = 11112,
     address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="the address it listens on; without it this machine alone can send")
     ] = "127.0.0.1",

@@ -31,7 +31,7 @@ def measure(
         typer.Option(metavar="FOLDER", help="this hospital's data (default: as its settings say)"),
     ] = None,
     local: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
+        Path | None, typer.Option("--settings", metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
     ] = None,
     out: Annotated[
         Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the lead")
@@ -51,7 +51,7 @@ def measure(
     settings = read_settings(folder) if folder else SiteSettings()
     source = DataSource(folder=data) if data else settings.data
     if source is None:
-        raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --local")
+        raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --settings")
     least = settings.count_unit(synthetic=False)
     found = RawData.of(source.folder, asked, source)
     with screen.busy("measuring"):

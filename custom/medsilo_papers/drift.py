@@ -34,7 +34,8 @@ from medsilo_papers.figures import panels, style
 class WatchedTrainer(LeadingTrainer):
     """A site that measures ‖θ_{i,k} − θ^t‖² after each of its K steps of a round.
 
-    θ are the trained weights of one network that travel in the round; batch norm's statistics are none.
+    θ are the trained weights of one network that travel in the round; running
+    statistics of batch norm are not parameters and are left out.
     """
 
     network = "model"

@@ -125,7 +125,7 @@ def aligned(image: Tensor, truth: Tensor) -> Tensor:
 def inversions(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """Every attack on some training images of each site, scored beside what comes without any attack."""
     if len(runs) > 1:
-        raise MedsiloError("inversion depends on the plan and the data, not on what was learnt: give one run")
+        raise MedsiloError("inversion depends on the plan and the data, not on what was learned: give one run")
     run = runs[0]
     shape = run.plan.task.shape
     if shape is None or len(shape) != 3:

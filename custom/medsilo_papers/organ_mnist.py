@@ -33,6 +33,7 @@ class OrganMnist(PooledTask, PictureTask):
 
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "OrganA/C/SMNIST: eleven organs in CT slices, dealt to sites"
+    sliced: ClassVar[bool] = True
     channels: ClassVar[int] = 1
     goal: ClassVar[Classification] = Classification(11)
     largest_input: ClassVar[float] = 1.0

@@ -47,6 +47,7 @@ class Prostate(Task):
 
     needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Prostate in MRI of six hospitals, slice by slice"
+    sliced: ClassVar[bool] = True
 
     name: Literal["prostate"] = "prostate"
     slices: Literal[1, 3] = Field(3, description="slices that make one input: the slice alone, or with its neighbours")

@@ -104,7 +104,10 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
     if len(labels) > folder_layout.MOST_CLASSES:
         raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
     if len(labels) < 2:
-        raise DataError(f"all recordings are of one label, {next(iter(labels), 'none')}; add the others, or a column")
+        raise DataError(
+            f"read as recordings, all files here have one label, {next(iter(labels), 'none')}: add the others, or a "
+            "column; a table with a line for each patient is task table's (docs/your-data.md)"
+        )
     rates = [one.rate for one in every if one.rate]
     return SeriesLooks(
         source,

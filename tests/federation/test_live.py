@@ -24,7 +24,7 @@ def test_a_simulation_is_never_silent_for_ten_seconds(tmp_path: Path, root: Path
     command = [sys.executable, "-m", "medsilo.cli", "run", "fedavg", "--out", str(tmp_path), "--name", "run"]
     (own := tmp_path / "config" / SITES[1]).mkdir(parents=True)  # a site with settings of its own
     (own / "medsilo.yaml").write_text("score_digits: 1\n")
-    command += ["--site-config", str(tmp_path / "config")]
+    command += ["--settings", str(tmp_path / "config")]
     changes = [part for change in LONG for part in ("--set", change)]
     started = time.monotonic()
     process = subprocess.Popen(

@@ -115,7 +115,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     strangers = server.ask("round", 2)
     home.approve(rounds=2, sites=tuple(SITES))
     strangers.facts["sites"] = [*SITES, "stranger"]
-    with pytest.raises(Refused, match="approved without stranger plan"):
+    with pytest.raises(Refused, match="only for studies without stranger,"):
         site.answer(strangers)
 
     site._looked = float("-inf")  # a second has passed in the middle of a round
@@ -155,11 +155,11 @@ def test_what_is_withdrawn_at_the_last_moment_does_not_leave(home: Home, monkeyp
 # ---------------------------------------------------------------------------------------------------- limits
 def test_each_limit_holds(home: Home) -> None:
     home.approve(expires=int(time.time()) - 1)
-    refused(home, "approved until .* UTC, and no longer, plan")
+    refused(home, "approved plan .* until .* UTC, and no longer")
     home.approve(method="fedbn")
-    refused(home, "approved for the method fedbn only plan")
+    refused(home, "for the method fedbn only, and its method is fedavg")
     home.approve(sites=(A,))
-    refused(home, f"approved without {', '.join(sorted(set(SITES) - {A}))} plan")
+    refused(home, f"only for studies without {', '.join(sorted(set(SITES) - {A}))},")
     home.approvals.decide(home.plan.hash, "declined", "engineer")
     refused(home, "has declined plan")
     refused(home, "has not approved plan", plan=make_plan("fedavg", *SMALL, "training.rounds=5"))
@@ -172,13 +172,13 @@ def test_each_limit_holds(home: Home) -> None:
 def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:
     """A server that tells an approved list of sites for a plan that has others, or names nobody."""
     home.approve(sites=tuple(SITES[:2]))
-    with pytest.raises(Refused, match=f"approved without {SITES[2]} plan"):
+    with pytest.raises(Refused, match=f"only for studies without {SITES[2]},"):
         home.permission().check(SITES[:2], 1)
     values = home.plan.resolved()
     values["participation"] |= {"sites": [], "minimum": 2}
     nobody = parse_plan(values)
     home.approvals.decide(nobody.hash, "approved", "engineer", ApprovalLimits.of(sites=tuple(SITES[:2])))
-    with pytest.raises(Refused, match="approved with named sites only, which are not in plan"):
+    with pytest.raises(Refused, match="for named sites only, and the plan names none"):
         home.permission(nobody).check(SITES[:2], 1)
 
 
@@ -218,10 +218,10 @@ def test_rounds_are_counted_and_not_believed(home: Home) -> None:
 def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.approve()
     home.permission().check()
-    refused(home, "approved for other data than it has now plan", data=DataSource(folder=tmp_path))
+    refused(home, "approved plan .* for other data than it has now", data=DataSource(folder=tmp_path))
     own = package_facts()
     monkeypatch.setattr(approvals, "package_facts", lambda: {**own, "hash": "f" * 64})
-    told = rf"approved with medsilo .* \({own['hash'][:12]}\), and not with .* \({'f' * 12}\) that it runs now, plan"
+    told = rf"approved plan .* with medsilo .* \({own['hash'][:12]}\), and runs .* \({'f' * 12}\) now"
     refused(home, f"{told}.*; its engineer decides there")
     home.approve()
     home.permission().check()
@@ -325,7 +325,7 @@ def test_what_another_signed_or_somebody_edited_does_not_count(home: Home, tmp_p
         with pytest.raises(MedsiloError, match="damaged"):  # nor does the command sign over it
             home.approve()
     home.approvals.file.write_bytes(true)
-    refused(home, "approved until")
+    refused(home, "approved plan .* until")
 
 
 def test_with_another_key_a_hospital_begins_anew(home: Home) -> None:
@@ -463,7 +463,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     path.write_text(path.read_text().replace('"rounds":4', '"rounds":9'))  # withdrawing needs no plan that can be read
     assert main(["approve", home.plan.hash, "--decline", *kit]) == 0
     refused(home, "has withdrawn")
-    job = ["--job", str(root / "jobs/fedavg"), "--set", "training.rounds=2"]
+    job = [str(root / "jobs/fedavg"), "--set", "training.rounds=2"]
     assert main(["approve", "--decline", *job, *kit]) == 0
     assert main(["approve", *job, *kit]) == 0
     assert "rounds: 2; passes over" in capsys.readouterr().out
@@ -473,8 +473,11 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     for wrong, words in (
         (["approve", "12345678"], "no plan that asked here begins with"),
         (["approve", home.plan.hash, "--decline", "--rounds", "3"], "has no limits"),
-        (["approve", "--by", "me", "--set", "seed=1"], "belong to --job"),
-        (["approve", home.plan.hash, *job], "which plan?"),
+        (["approve", "--by", "me", "--set", "seed=1"], "belong to a job"),
+        (["approve", home.plan.hash, *job], "is not expected here"),
+        (["approve", *job, "--set", "participation.sites=[b, c]"], f"{A} is not in this plan"),
+        (["approve", home.plan.hash, "--sites", A], "would never run here: --sites leaves out"),
+        (["approve", *job, "--method", "fedbn"], "would never run here: --method is fedbn"),
         (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
     ):
         assert main([*wrong, *kit]) != 0

@@ -95,7 +95,7 @@ def job_of(folder: Path, *changes: str, task: dict | None = None, sites: list[st
 # ---------------------------------------------------------------------------------------------------- the command
 def test_a_good_site_may_go(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
     files = {kind: tmp_path / f"check.{kind}" for kind in ("html", "txt")}
-    arguments = ["check", "--job", str(job_of(tmp_path / "job")), "--site", SITES[0], "--site-config", str(local)]
+    arguments = ["check", str(job_of(tmp_path / "job")), "--site", SITES[0], "--settings", str(local)]
     arguments += ["--json", "--html", str(files["html"]), "--private", str(files["txt"])]
     assert cli.main(arguments) == 0
     heard = capsys.readouterr()
@@ -123,16 +123,16 @@ def parts(data: object) -> list:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--job", "nowhere"],
-        ["--job", "JOB"],  # which site?
-        ["--job", "JOB", "--site", "a/b"],
-        ["--job", "JOB", "--site", "hospital-a", "--kit", "EMPTY"],
-        ["--job", "JOB", "--site", "hospital-a", "--site-config", "nowhere"],
-        ["--job", "JOB", "--site", "hospital-a", "--set", "training.rounds=0"],
+        ["nowhere"],
+        ["JOB"],  # which site?
+        ["JOB", "--site", "a/b"],
+        ["JOB", "--site", "hospital-a", "--kit", "EMPTY"],
+        ["JOB", "--site", "hospital-a", "--settings", "nowhere"],
+        ["JOB", "--site", "hospital-a", "--set", "training.rounds=0"],
         ["--set", "training.rounds=2"],  # of which plan?
         ["--plan", "nowhere.yaml", "--site", "hospital-a"],
         ["--unknown"],
-        ["--kit", "EMPTY", "--site-config", "EMPTY"],
+        ["--kit", "EMPTY", "--settings", "EMPTY"],
         ["--html", "EMPTY"],
         ["--json", "check.json"],
     ],
@@ -145,7 +145,7 @@ def test_wrong_use_is_2(arguments: list[str], tmp_path: Path, capsys: pytest.Cap
 
 def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
     (local / "medsilo.yaml").write_text("device: cuda:7\n")
-    arguments = ["check", "--job", str(job_of(tmp_path / "job")), "--site", SITES[0], "--site-config", str(local)]
+    arguments = ["check", str(job_of(tmp_path / "job")), "--site", SITES[0], "--settings", str(local)]
     assert cli.main([*arguments, "--private", str(tmp_path / "p.txt")]) == 1
     text = capsys.readouterr().out
     assert "STOPS  device" in text and "cuda:7 was asked for" in text
@@ -153,7 +153,7 @@ def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys
 
 
 def test_without_a_job_the_machine_is_looked_at(local: Path, capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["check", "--site-config", str(local)]) == 0
+    assert cli.main(["check", "--settings", str(local)]) == 0
     text = capsys.readouterr().out
     assert "no job was given" in text
     assert text.splitlines()[-1].startswith("READY: nothing stops this machine") and "GO" not in text
@@ -162,7 +162,7 @@ def test_without_a_job_the_machine_is_looked_at(local: Path, capsys: pytest.Capt
 def test_a_data_folder_that_is_not_there_stops_without_a_job_too(
     local: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    given = ["--site-config", str(local), "--private", str(tmp_path / "private.txt")]
+    given = ["--settings", str(local), "--private", str(tmp_path / "private.txt")]
     assert cli.main(["check", *given, "--data", str(tmp_path / "mueller-johann")]) == 1
     text = capsys.readouterr().out
     assert "STOPS  data" in text and "the data folder does not exist" in text and "mueller" not in text
@@ -245,7 +245,7 @@ def test_the_version_that_the_job_states(stated: dict, severity: str) -> None:
 def test_a_packed_job_states_its_version(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
     job = job_of(tmp_path / "job")
     assert cli.main(["submit", str(job), "--with-code", "-o", str(tmp_path / "packed")]) == 0
-    arguments = ["check", "--job", str(tmp_path / "packed"), "--site", SITES[0], "--site-config", str(local)]
+    arguments = ["check", str(tmp_path / "packed"), "--site", SITES[0], "--settings", str(local)]
     assert cli.main(arguments) == 0
     assert "as the job states" in capsys.readouterr().out
     meta = json.loads((tmp_path / "packed/meta.json").read_text())
@@ -256,7 +256,7 @@ def test_a_packed_job_states_its_version(tmp_path: Path, local: Path, capsys: py
 
 def test_a_plan_without_a_job_is_looked_at_too(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "plan.yaml").write_text(PLAN.to_yaml())
-    arguments = ["check", "--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--site-config", str(local)]
+    arguments = ["check", "--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--settings", str(local)]
     assert cli.main(arguments) == 0
     assert f"plan {PLAN.hash[:12]}" in capsys.readouterr().out
 
@@ -521,10 +521,10 @@ def test_the_whole_check_with_a_kit(tmp_path: Path, capsys: pytest.CaptureFixtur
     job = job_of(tmp_path / "job")
     with serving(ROOT) as port:
         kit = kit_of(tmp_path / "kit", port=port)
-        assert cli.main(["check", "--job", str(job), "--kit", str(kit)]) == 0
+        assert cli.main(["check", str(job), "--kit", str(kit)]) == 0
     with serving(ROOT) as port:
         kit = kit_of(tmp_path / "old", port=port, end=NOW - timedelta(days=3))
-        assert cli.main(["check", "--job", str(job), "--kit", str(kit)]) == 1
+        assert cli.main(["check", str(job), "--kit", str(kit)]) == 1
     assert "STOPS  certificates  the kit's certificate ended on" in capsys.readouterr().out
 
 
@@ -806,7 +806,7 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
         f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nlimits: {{least_cases: 1}}\n"
     )
     files = {kind: tmp_path / f"check.{kind}" for kind in ("html", "txt")}
-    arguments = ["check", "--job", str(job), "--site", "tnbc", "--site-config", str(local)]
+    arguments = ["check", str(job), "--site", "tnbc", "--settings", str(local)]
     arguments += ["--json", "--html", str(files["html"]), "--private", str(files["txt"])]
     assert cli.main(arguments) == int(broken)
     heard = capsys.readouterr()

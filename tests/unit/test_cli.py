@@ -47,7 +47,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("run jobs/fedavg extra", "extra is not expected here"),
         ("run jobs/fedavg --out", "--out needs a value"),
         ("run jobs/fedavg --json=3", "--json takes no value"),
-        ("run jobs/fedavg --threads 0", "--threads: '0' is not a number from 1 on"),
+        ("run jobs/fedavg --threads 0", "--threads: '0' is not a whole number of 1 or more"),
         ("run jobs/fedavg --engine inproces", "did you mean inprocess?"),
         ("compare --seeds a,b", "--seeds: 'a,b' is not a list of different numbers, like 0,1,2"),
         ("compare --seeds 1,1", "is not a list of different numbers"),
@@ -124,7 +124,10 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
     [
         ("leak-report jobs/fedvag", "did you mean jobs/fedavg?"),
         ("leak-report", "which job? give one, or --out"),
-        ("leak-report jobs/fedavg --out out --local kit", "--data and --local belong to a report that is printed"),
+        (
+            "leak-report jobs/fedavg --out out --settings kit",
+            "--data, --kit and --settings belong to a report that is printed",
+        ),
         ("submit jobs/fedavg", "where to? give --kit to submit the job, or --out"),
         ("submit jobs/fedavg --kit kit --out out", "where to?"),
         ("status --watch --kit kit", "which job?"),

@@ -99,8 +99,8 @@ def test_rounds_until_a_level_is_reached() -> None:
 def test_the_page_shows_a_command_for_everybody() -> None:
     given = ["compare", "--row", "a b: seed=1", "--data", "/home/me/data", "--out", "x", "--title", "n", "--seeds", "0"]
     assert command_line(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
-    given = ["compare", "--data=/home/me/data", "--title=n", "--site-config", "/home/me", "--set=seed=1"]
-    assert command_line(given) == "medsilo compare --data DATA --site-config LOCAL --set seed=1"
+    given = ["compare", "--data=/home/me/data", "--title=n", "--settings", "/home/me", "--set=seed=1"]
+    assert command_line(given) == "medsilo compare --data DATA --settings LOCAL --set seed=1"
     assert (
         command_line(["compare", "-o", "/home/me", "-o/home/me", "--json", "--seeds", "0"])
         == "medsilo compare --seeds 0"

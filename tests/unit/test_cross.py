@@ -75,7 +75,7 @@ def test_each_site_has_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFi
     """A site that rounds what it tells, and two that don't."""
     (own := tmp_path / "config" / SITES[1]).mkdir(parents=True)
     (own / "medsilo.yaml").write_text("score_digits: 1\n")
-    config = ["--site-config", str(tmp_path / "config"), "--device", "cpu"]
+    config = ["--settings", str(tmp_path / "config"), "--device", "cpu"]
     changes = [part for change in SMALL for part in ("--set", change)]
     place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", "run"]
     changes = ["--set", "task.name=synthetic-activity", "--set", "training.rounds=2", *changes]

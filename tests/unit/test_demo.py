@@ -1,14 +1,22 @@
 """The demo: one question, its page, and the same numbers under NVFlare."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+from docs.screenshots import NUMBERS
+from medsilo.cli.options import DEMO_SEEDS
 from medsilo.core.files import save_tensors
+from medsilo.federation import inprocess
 from medsilo.report.demo_page import StoryRows, headline, write_demo
+from medsilo.report.template import HERE
 from medsilo.runs.schema import PairedDifference
-from medsilo.study.cells import Row, plan_of
+from medsilo.study.cells import Row, cells_of, plan_of
 from medsilo.study.demo import ALONE, HARMONISED, ROWS, RUNNING, TOGETHER, demo_plan, run_demo, same_numbers
 from tests.unit.test_report import Page
 
@@ -41,6 +49,36 @@ def test_one_changed_bit_is_counted(tmp_path: Path) -> None:
             )
     found = same_numbers(tmp_path / "here", tmp_path / "there")
     assert (found.tensors, found.different) == (4, 1)
+
+
+def test_the_numbers_of_other_studies_are_those_of_their_pages(root: Path) -> None:
+    """What the page says of where the three methods help."""
+    told = re.findall(r"\+[\d.]+ points over FedAvg|\+[\d.]+", (HERE / "demo.html").read_text("utf-8"))
+    pages = "".join((root / "docs" / page).read_text("utf-8") for page in ("evidence.md", "results/baselines.md"))
+    gains = [f"**{told[at].split()[0]} ({told[at + 1]} to {told[at + 2]})**" for at in (0, 3, 6)]
+    assert len(told) == 9 and all(gain in pages for gain in gains)
+
+
+def pictured(root: Path) -> dict[str, Any]:
+    """Return what the README's picture shows, as it was taken."""
+    with Image.open(root / "docs/pictures/demo.png") as picture:
+        told: dict[str, Any] = json.loads(picture.info[NUMBERS])
+    return told
+
+
+def test_the_picture_in_the_readme_is_of_this_demo(root: Path) -> None:
+    told, plan = pictured(root), demo_plan(12)
+    rows = [Row.parse(text) for text in ROWS]
+    assert told["seeds"] == list(DEMO_SEEDS.numbers) and set(told["scores"]) == {row.title for row in rows}
+    cells = cells_of(plan, rows, told["seeds"], [], Path())
+    assert set(told["plans"]) == {cell.plan.hash for cell in cells}
+
+
+@pytest.mark.slow
+def test_the_picture_in_the_readme_shows_what_a_fresh_run_gives(root: Path, tmp_path: Path) -> None:
+    """FedAvg with the demo's first seed. Another processor may give other last bits, and so a few other cases."""
+    run = inprocess.run(plan_of(demo_plan(12), Row.parse(ROWS[1]), []), folder=tmp_path / "fresh")
+    assert run.summary.mean_test == pytest.approx(pictured(root)["scores"][TOGETHER][0], abs=0.1)
 
 
 @pytest.mark.slow

@@ -339,8 +339,8 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
         "participation": {"sites": ["a"]},
     }
     (tmp_path / "plan.yaml").write_text(dump_yaml(plan), "utf-8")
-    common = ["--plan", str(tmp_path / "plan.yaml"), "--site-config", str(site)]
-    assert main(["check", "--job", "jobs/fedavg", *common, "--site", "a"]) == 0
+    common = ["--plan", str(tmp_path / "plan.yaml"), "--settings", str(site)]
+    assert main(["check", "jobs/fedavg", *common, "--site", "a"]) == 0
     told = capsys.readouterr().out
     assert "Identifiers in DICOM headers" in told and NAME not in told
     (tmp_path / "empty").mkdir()

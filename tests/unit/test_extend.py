@@ -265,7 +265,7 @@ def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsy
     (tmp_path / "plan.yaml").write_text(make_plan("fedavg", *GAIT).to_yaml())
     for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):  # 1: there are no data
         (tmp_path / "medsilo.yaml").write_text("device: cpu\n" + settings)
-        options = ["--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--site-config", str(tmp_path)]
+        options = ["--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--settings", str(tmp_path)]
         assert main(["check", *options, "--private", str(tmp_path / "private.txt")]) == code
         assert ("not allowed here" in capsys.readouterr().err) == (code == 2)
 

@@ -116,9 +116,9 @@ def test_a_folder_of_settings_that_is_not_there_is_no_folder_of_defaults(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     job = str(EXAMPLES.parent / "jobs/fedavg")
-    assert cli.main(["leak-report", job, "--local", str(tmp_path)]) == 0
+    assert cli.main(["leak-report", job, "--settings", str(tmp_path)]) == 0
     capsys.readouterr()
-    assert cli.main(["leak-report", job, "--local", str(tmp_path / "lokal")]) == 1
+    assert cli.main(["leak-report", job, "--settings", str(tmp_path / "lokal")]) == 1
     assert "no such folder of settings" in capsys.readouterr().err
 
 

@@ -291,4 +291,4 @@ def test_a_second_stage_is_no_bundle_and_says_what_it_lacks(
     assert main(["predict", str(alone), str(images), "-o", str(tmp_path / "masks")]) == 1
     assert "is not here; set data.first_stage" in (tmp_path / "masks" / "predictions.csv").read_text()
     (tmp_path / "medsilo.yaml").write_text(f"data: {{folder: {images}, first_stage: {runs / 'first'}}}\n")
-    assert main(["predict", str(alone), str(images), "-o", str(tmp_path / "m"), "--site-config", str(tmp_path)]) == 0
+    assert main(["predict", str(alone), str(images), "-o", str(tmp_path / "m"), "--settings", str(tmp_path)]) == 0

@@ -102,7 +102,7 @@ def test_masks_have_the_hospitals_own_values(tmp_path: Path) -> None:
     data_of("volumes", tmp_path / "data")
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text("data: {folder: /x, label_map: {7: ball, 300: tumour, 301: tumour}}\n")
-    out, rows = predicted("volumes", tmp_path, "--site-config", str(tmp_path / "local"))
+    out, rows = predicted("volumes", tmp_path, "--settings", str(tmp_path / "local"))
     task, values = open_source(tmp_path / "run").plan.task, set()
     for row in rows:
         mask = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(out / row["mask"])))

@@ -114,7 +114,7 @@ def test_the_leak_report_says_how_many_images_the_amplitude_averages() -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "medsilo.yaml").write_text("smallest_average: 1000\n")
-    arguments = ["leak-report", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--local", str(tmp_path)]
+    arguments = ["leak-report", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--settings", str(tmp_path)]
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
     assert "hospital-c: 172 of its 256 training images; REFUSED" in text

@@ -1,6 +1,9 @@
 """Answers to bad input: what is wrong, where, and what to do, before anything is started."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +198,73 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
     assert Needs.of(plan, None, 0).threads == 1
     assert (Needs.of(plan, 3, 0).threads, Needs.of(plan, 999, 0).threads) == (3, 144)
     assert "3 of 144 sites at a time, each a process, and a new one for each answer: " in Needs.of(plan, 3, 0).text
+
+
+# ---------------------------------------------------------------------------------------------------- other commands
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("run jobs/fedavg --rounds 3", 2, "--set training.rounds=3"),
+        ("run jobs/fedavg --set participation.sites=a,b", 1, "'a,b' is not a list"),
+        ("run jobs/fedavg --set task.name=prostat", 1, "did you mean 'prostate'?"),
+        ("compare --row slow", 2, "TITLE: KEY=VALUE"),
+        ("check --kit nothere", 2, "there is no such folder; give the kit's [nothere]"),
+        ("predict nothere x.png -o out", 1, "there is no such folder"),
+        ("predict study x.png -o out", 1, "a comparison; give one of its runs: fedavg-0"),
+        ("export study -o out", 1, "a comparison; give one of its runs: fedavg-0"),
+        ("predict study x.png -o done", 1, "has predictions already"),
+        ("provision other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
+        ("provision half.yaml -o kits", 1, "more"),
+        ("receive inbox --allow X --port 99999", 2, "65535"),
+        ("leak-report jobs/fedavg --kit nothere", 1, "no such folder"),
+    ],
+)
+def test_a_poor_answer_of_before_says_what_to_do(
+    here: Path, line: str, code: int, words: str, capsys: pytest.CaptureFixture
+) -> None:
+    (here / "study/fedavg-0").mkdir(parents=True)
+    (here / "done").mkdir()
+    for file in ("study/verdict.json", "study/fedavg-0/plan.yaml", "done/predictions.csv"):
+        (here / file).touch()
+    (here / "other.yaml").write_text("".join(f"key{number}: {'long ' * 20}\n" for number in range(40)))
+    (here / "half.yaml").write_text("server: {}\n" + (here / "other.yaml").read_text())
+    assert cli.main(line.split()) == code
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert words in told and len(told) < 800 and not (here / "out").exists()
+    assert cli.main([*line.split(), "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert words in document["error"] and document["code"] == code
+    assert (document["kind"] == "usage") == (code == 2 and "check" not in line)
+
+
+@pytest.mark.parametrize("line", ["help", "-h", "help run", "run -h", "nnunet -h", "version", "-V", "--version"])
+def test_help_and_version_in_every_spelling(line: str, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(line.split()) == 0
+    assert ("Usage: medsilo" in capsys.readouterr().out) == ("ersion" not in line and "V" not in line)
+
+
+def test_names_of_before_for_settings_and_jobs_are_understood(here: Path) -> None:
+    before = ["check", "--job", "jobs/fedavg", "--site-config=x", "--site", "a"]
+    assert cli.parsed(before) == cli.parsed(["check", "jobs/fedavg", "--settings", "x", "--site", "a"])
+    before = ["leak-report", "jobs/fedavg", "--local", "x"]
+    assert cli.parsed(before) == cli.parsed(["leak-report", "jobs/fedavg", "--settings", "x"])
+
+
+def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(here: Path) -> None:
+    """A check in ASCII, with an arrow in it; and a file that may not be as large as it has to be."""
+
+    def medsilo(*words: str, **given: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "medsilo.cli", *words]
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, **given)
+
+    told = medsilo("check", "--data", "nowhere")
+    assert told.returncode == 1 and "-> " in told.stdout and "Traceback" not in told.stderr
+    told = medsilo("approve", "--kit", "x" * 300)  # no file has so long a name
+    assert told.returncode == 1 and told.stderr.startswith("medsilo: ") and "Traceback" not in told.stderr
+    save = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from medsilo.report.template import"
+    )
+    code = f"{save} save; from pathlib import Path; save('x' * 99, Path('page.html'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MedsiloError: page.html could not be written: the disk is full" in done.stderr

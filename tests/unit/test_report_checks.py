@@ -4,6 +4,7 @@ import base64
 import csv
 import itertools
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
+from medsilo.federation.scoring import write_measures
+from medsilo.plan import parse_plan
 from medsilo.report import charts, pictures
 from medsilo.report.checks import checks
+from medsilo.report.learned import is_still_rising
 from medsilo.report.page import render
 from medsilo.report.panels import Subject
 from medsilo.report.read import read_all
 from medsilo.report.template import HERE, csv_link
+from medsilo.study.scores import mean_in
+from tests.conftest import make_plan
 from tests.unit.test_report import Page, save, summary_of
 
 SITES = ("hospital-a", "hospital-b")
@@ -52,6 +59,7 @@ def test_good_runs_pass_every_check_that_can_be_made(tmp_path: Path) -> None:
         "Does every method do": (),
         "Are decisions as good": (),
         "Does training stay near": (),
+        "Is every method tested": (),
     }
 
 
@@ -70,6 +78,13 @@ def test_a_score_that_falls_after_its_best_round(tmp_path: Path) -> None:
     fell = {one: site(0.9, [0.5, 0.9, 0.6]) for one in SITES}
     told = found(tmp_path, ("fedavg", fell))["Does training stay near"]
     assert told == ("fedavg (ends 0.300 below it on validation data)",)
+
+
+def test_whether_the_best_round_was_tested(tmp_path: Path) -> None:
+    """Of two methods: one takes its last round, the second of two, though the first was better."""
+    fell = {one: site(0.9, [0.5, 0.9, 0.8]) for one in SITES}
+    told = found(tmp_path, ("fedavg", WELL), ("fedsm", fell), ("fedsm", WELL))["Is every method tested"]
+    assert told == ("fedsm (after the last round, in 1 of 2 runs)",)
 
 
 @pytest.mark.parametrize(("odd", "said"), [(0.89, ()), (0.55, ("fedavg (seed 2 has 0.550, the middle one 0.900)",))])
@@ -93,6 +108,90 @@ def test_the_headline_never_passes_over_training_alone(tmp_path: Path) -> None:
     assert "Training alone has the highest mean test accuracy, 0.900; the best federation is fedavg" in render(
         read_all(runs), "T"
     )
+
+
+# ---------------------------------------------------------------------------------------------------- learned or not
+def page_of(folder: Path, metric: str, score: float, curve: list[float]) -> str:
+    """Return the headline of the page of a run with this score and validation curve at each of its sites."""
+    one = {
+        "validation": curve,
+        "test": {metric: score, "loss": 0.3, "cases": 40},
+        "classes": site(score, [])["classes"],
+    }
+    summary = summary_of("fedavg", "FedAvg", dict.fromkeys(SITES, score), dict.fromkeys(SITES, one), metric=metric)
+    parsed = Page(render(read_all([save(folder, summary)]), "T"))
+    return parsed.header_text
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "said"),
+    [
+        ("accuracy", 0.9, ""),
+        ("accuracy", 0.62, "has hardly learned"),  # the most frequent class has 0.6
+        ("accuracy", 0.5, "is below guessing"),
+        ("dice", 0.5, ""),
+        ("dice", 0.11, "has hardly learned"),
+        ("concordance", 0.7, ""),
+        ("concordance", 0.52, "has hardly learned"),
+        ("concordance", 0.4, "is below guessing"),
+        ("closeness", 0.4, ""),  # what guessing has is not known here
+    ],
+)
+def test_the_headline_says_whether_a_model_is_better_than_guessing(
+    metric: str, score: float, said: str, tmp_path: Path
+) -> None:
+    told = page_of(tmp_path, metric, score, [score, score])
+    words = ("has hardly learned", "is below guessing", "is still rising")
+    assert [one for one in words if f"The model {one}." in told] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("curve", "rises"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], True),
+        ([0.1, 0.7, 0.8, 0.81, 0.81, 0.81, 0.81], False),  # it has arrived
+        ([0.1, 0.2, 0.3], False),  # too few to tell
+        ([0.3, 0.6, 0.65, 0.7, 0.68, 0.73, 0.78, 0.8, 0.79, 0.83, 0.86, 0.88, 0.9], True),
+    ],
+)
+def test_the_headline_says_whether_training_ended_too_early(curve: list[float], rises: bool, tmp_path: Path) -> None:
+    assert ("The model is still rising." in page_of(tmp_path, "accuracy", 0.9, curve)) == rises
+
+
+@pytest.mark.parametrize("rounds", [6, 12, 30])
+def test_a_curve_that_scatters_is_seldom_called_rising(rounds: int, tmp_path: Path) -> None:
+    """Of 300 curves that have arrived, and of 300 that rise by half over the rounds, with the same scatter."""
+    save(tmp_path, summary_of("fedavg", "FedAvg", {"hospital-a": 0.9}))
+    run, random = read_all([tmp_path / "fedavg-seed0"])[0], np.random.default_rng(rounds)
+
+    def said(way: np.ndarray) -> float:
+        curves = 0.3 + way + random.normal(0, 0.04, (300, rounds + 1))
+        sites = [run.summary.sites["hospital-a"].changed(validation=curve.tolist()) for curve in curves]
+        runs = [replace(run, summary=run.summary.changed(sites={"hospital-a": one})) for one in sites]
+        return float(np.mean([is_still_rising(one) for one in runs]))
+
+    turn = np.arange(rounds + 1) / rounds
+    assert said(0.5 * (1 - np.exp(-20 * turn))) < 0.06 and said(0.5 * turn) > 0.35
+
+
+def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
+    """Errors of a fifth of the mean's own: a closeness of 0.9, where the mean has 0.5."""
+    folder = tmp_path / "sites/hospital-a"
+    values = torch.tensor([0.0, 10.0, 0.0, 10.0], dtype=torch.float64)
+    measures = {"closeness": torch.full((4,), 0.9), "mae": torch.ones(4), "value": values}
+    write_measures(folder, measures, list("abcd"))
+    assert mean_in(tmp_path, "hospital-a", "closeness") == pytest.approx(0.5)
+    assert mean_in(tmp_path, "hospital-a", "dice") is None
+
+
+# ---------------------------------------------------------------------------------------------------- what a page says
+def test_slices_are_called_slices(tmp_path: Path) -> None:
+    for sliced, word in ((True, "48 slices"), (False, "48 cases")):
+        (tmp_path / word).mkdir()
+        run = save(tmp_path / word, summary_of("fedavg", "FedAvg", {"hospital-a": 0.9}, sliced=sliced))
+        assert word in render(read_all([run]), "T")
+    assert make_plan("fedavg", sites=["a"]).task.sliced is False
+    assert parse_plan(make_plan().resolved() | {"task": {"name": "synthetic-prostate"}, "network": None}).task.sliced
 
 
 # ---------------------------------------------------------------------------------------------------- the page's form

@@ -367,7 +367,7 @@ def test_a_model_says_what_each_window_and_each_recording_shows(
     write(tmp_path / "new/one.csv", rows(77, 8))
     write(tmp_path / "new/other.csv", [[0, "x", 1, "REST"]])
     out = tmp_path / "out"
-    command = ["predict", str(run), str(tmp_path / "new"), "-o", str(out), "--site-config", str(local)]
+    command = ["predict", str(run), str(tmp_path / "new"), "-o", str(out), "--settings", str(local)]
     assert main([*command, "--site", "a"]) == 1
     found = list(csv.DictReader((out / "predictions.csv").open()))
     assert "not numbers" in found[-1]["error"] and found[-1]["recording"] == "other.csv"
@@ -397,8 +397,8 @@ def test_check_leak_report_and_export(
     run, local = studied
     (tmp_path / "plan.yaml").write_text(plan_of().to_yaml())
     plan = ["--plan", str(tmp_path / "plan.yaml")]
-    assert main(["check", "--job", str(root / "jobs/fedavg"), *plan, "--site-config", str(local), "--site", "a"]) == 0
-    assert main(["leak-report", str(root / "jobs/fedavg"), *plan, "--local", str(local)]) == 0
+    assert main(["check", str(root / "jobs/fedavg"), *plan, "--settings", str(local), "--site", "a"]) == 0
+    assert main(["leak-report", str(root / "jobs/fedavg"), *plan, "--settings", str(local)]) == 0
     told = capsys.readouterr().out
     assert "270 train" in told and "recordings, s" in told and "SECRET" not in told and str(local) not in told
     assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
@@ -562,7 +562,7 @@ def test_a_number_is_learned_of_each_window(tmp_path: Path) -> None:
     assert [answer["value"] for answer in answers] == pytest.approx(targets.tolist(), abs=0.3)
     (tmp_path / "medsilo.yaml").write_text(json.dumps({"data": {**told, "folder": str(tmp_path / "data/a")}}))
     new, out = str(tmp_path / "data/a/SECRET4_1.csv"), tmp_path / "out"
-    command = ["predict", str(tmp_path / "run"), new, "-o", str(out), "--site-config", str(tmp_path), "--site", "a"]
+    command = ["predict", str(tmp_path / "run"), new, "-o", str(out), "--settings", str(tmp_path), "--site", "a"]
     assert main(command) == 0
     windows = [float(row["value"]) for row in csv.DictReader((out / "predictions.csv").open())]
     (whole,) = csv.DictReader((out / "recordings.csv").open())
@@ -625,10 +625,10 @@ def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: p
     assert Path(study, "start.html").read_text("utf-8").count('alt="test case') == 12
     job = f"{study}/job"
     short = ["--set", "training.rounds=2", "--engine", "inprocess"]
-    assert main(["run", job, "--site-config", study, *short, "-o", run]) == 0
+    assert main(["run", job, "--settings", study, *short, "-o", run]) == 0
     new = str(tmp_path / "data/a/ward/p1.csv")
     (run,) = map(str, (tmp_path / "run").iterdir())
-    assert main(["predict", run, new, "-o", out, "--site-config", study, "--site", "a"]) == 0
+    assert main(["predict", run, new, "-o", out, "--settings", study, "--site", "a"]) == 0
     found = list(csv.DictReader((tmp_path / "out/predictions.csv").open()))
     assert sum(row["class"] == ("REST", "WALK")[int(float(row["seconds"])) // 4 % 2] for row in found) > len(found) / 2
 
@@ -716,7 +716,7 @@ def test_a_study_of_survival_ranks_patients_and_predicts_their_recordings(tmp_pa
     assert len(lines) == 5 and len({line["patient"] for line in lines}) == 5  # a fifth of 24 patients
     (tmp_path / "medsilo.yaml").write_text(json.dumps({"data": survival_of(tmp_path / "data/a")["data"]}))
     given = [str(tmp_path / f"data/a/SECRET{person}_0.csv") for person in (0, 1)]
-    command = ["predict", str(tmp_path / "run"), *given, "-o", str(tmp_path / "out"), "--site-config", str(tmp_path)]
+    command = ["predict", str(tmp_path / "run"), *given, "-o", str(tmp_path / "out"), "--settings", str(tmp_path)]
     assert main([*command, "--site", "a"]) == 0
     windows = list(csv.DictReader((tmp_path / "out/predictions.csv").open()))
     means = [float(row["log_risk"]) for row in csv.DictReader((tmp_path / "out/recordings.csv").open())]

@@ -30,7 +30,7 @@ from medsilo.tasks.sources import DataSource
         ({"data_folder": "/d/anna"}, "data_folder: unknown key; remove it or use one of: data, output, device"),
         (
             {"data": {"folder": "/d/anna", "image": "anna/*"}},
-            "data.image: unknown key; remove it or use one of: folder",
+            "data.image: unknown key; remove it (did you mean images?)",
         ),
         ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no text (a string); quote it"),
         ("anna", "write a YAML mapping with keys of these: data, output, device"),
@@ -71,10 +71,10 @@ def test_the_command_line_stands_above_a_sites_settings_and_these_above_those_of
         "device": "auto",
         "threads": 2,
     }
-    own = told("--site-config", str(tmp_path))
+    own = told("--settings", str(tmp_path))
     assert own.threads == 3 and own.data == read_settings(tmp_path).data and own.data.is_described
     with pytest.raises(MedsiloError, match="no such folder of settings"):
-        told("--site-config", str(tmp_path / "nowhere"))
+        told("--settings", str(tmp_path / "nowhere"))
 
 
 def test_sites_of_one_machine_may_have_settings_of_their_own(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_leak_report_tells_the_filters(root: Path, tmp_path: Path, capsys: pytes
 
     def told(local: Path) -> list[str]:
         (local / "medsilo.yaml").write_text(settings)
-        arguments = ["leak-report", str(root / "jobs/harmofl"), "--local", str(local)]
+        arguments = ["leak-report", str(root / "jobs/harmofl"), "--settings", str(local)]
         code = cli.main(arguments)
         out, err = capsys.readouterr()
         return out.splitlines() if code == 0 else err.splitlines()

@@ -430,7 +430,7 @@ def test_the_tutorial_runs_as_it_stands(root: Path, tmp_path: Path, monkeypatch:
     for line in lines:
         assert main(shlex.split(line)) == 0, line
     page = (tmp_path / "study/start.html").read_text("utf-8")
-    assert page.count('class="overlay"') == 9 and "After two rounds alone: test dice hospital-a 0." in page
+    assert page.count('class="overlay"') == 9 and "rounds alone: test dice hospital-a 0." in page
     verdict = read_verdict(tmp_path / "runs/first")
     [fedavg] = [row.score for row in verdict.rows if row.title == "fedavg"]
     assert fedavg and fedavg.mean > 0.5 and "joining pays" in verdict.headline  # it has learned

@@ -77,6 +77,15 @@ def test_the_page_shows_the_verdict(study: Study) -> None:
     assert "## Against fedavg" in text and "## Does joining pay?" in text and verdict.headline in text
 
 
+def test_the_page_says_about_which_method_joining_was_asked(study: Study) -> None:
+    """About fedavg, that all are held against; of federations of which none is named, about any of them."""
+    verdict = verdict_of(study)
+    of_any = verdict.model_copy(update={"declared": None, "against": None})
+    notes = [study_page.render(one, {row.title: [] for row in verdict.rows}) for one in (verdict, of_any)]
+    assert verdict.declared == "fedavg" and ["The last line is about fedavg" in note for note in notes] == [True, False]
+    assert ["at least one method is surely better" in note for note in notes] == [False, True]
+
+
 def test_a_site_that_keeps_its_scores_counts_by_its_means_and_the_page_says_so(study: Study, tmp_path: Path) -> None:
     shutil.copytree(study.folder, tmp_path / "kept")
     for path in (tmp_path / "kept").glob("*/sites/hospital-b/test.csv"):

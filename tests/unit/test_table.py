@@ -311,7 +311,7 @@ def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_pat
     rows[2][1] = "old"
     table, out = write(tmp_path, rows, HEAD[:3], "new.csv"), tmp_path / "out"
     write_settings(tmp_path / "local", hospitals / "a")
-    command = ["predict", str(run), str(table), "-o", str(out), "--site-config", str(tmp_path / "local")]
+    command = ["predict", str(run), str(table), "-o", str(out), "--settings", str(tmp_path / "local")]
     assert main([*command, "--site", "a"]) == 1
     found = list(csv.DictReader((out / "predictions.csv").open()))
     assert [(row["line"], row["patient"]) for row in found[:2]] == [("2", "SECRET-9-0"), ("3", "SECRET-9-1")]
@@ -348,7 +348,7 @@ def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path
 
     plan = plan_of()
     source = Source(plan.algorithm.whole(plan.build_networks()), plan, None, {})
-    with pytest.raises(MedsiloError, match="give --site-config"):
+    with pytest.raises(MedsiloError, match="give --settings"):
         given = [hospitals / "a/cases.csv"]
         predict_tables(PredictionRequest(source, given, tmp_path, torch.device("cpu"), print, None, tmp_path))
 
@@ -369,8 +369,8 @@ def test_check_and_leak_report_tell_no_patient(
     (tmp_path / "plan.yaml").write_text(plan_of().to_yaml())
     job = [str(root / "jobs/fedavg"), "--plan", str(tmp_path / "plan.yaml")]
     local = str(tmp_path / "local")
-    assert main(["check", "--job", job[0], *job[1:], "--site-config", local, "--site", "a"]) == 0
-    assert main(["leak-report", *job, "--local", local]) == 0
+    assert main(["check", job[0], *job[1:], "--settings", local, "--site", "a"]) == 0
+    assert main(["leak-report", *job, "--settings", local]) == 0
     told = capsys.readouterr().out
     assert "18 train" in told and "0.weight" not in told and "SECRET" not in told
 

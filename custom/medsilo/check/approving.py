@@ -11,7 +11,7 @@ from medsilo.core.text import plain
 from medsilo.federation.sealed.identity import accepted_of
 from medsilo.plan import Plan
 from medsilo.site.accepted import check_there
-from medsilo.site.approvals import Decision
+from medsilo.site.approvals import ApprovalLimits, Decision
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
@@ -38,7 +38,7 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
     if decision is None:
         yield Finding("approval", "note", "nobody here has decided about this plan yet", remedy)
     elif objection := objection_now(home, decision, plan):
-        yield Finding("approval", "note", f"this hospital {objection} this plan", remedy)
+        yield Finding("approval", "note", f"this hospital {objection}", remedy)
     else:
         yield Finding("approval", "ok", ", ".join(["this plan is approved", *decision.limits.words()]))
 
@@ -46,7 +46,21 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
 def objection_now(home: KitAtHome, decision: Decision, plan: Plan, sites: Collection[str] = ()) -> str:
     """Return why a plan may not run here now, as the rest of "this hospital ..."; nothing where it may."""
     own = plan.participation.everyone
-    return decision.objection(plan.algorithm.name, own, sites, 0, home.approvals.data, time.time())
+    return decision.objection("this plan", plan.algorithm.name, own, sites, 0, home.approvals.data, time.time())
+
+
+def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
+    """Return why an approval with these limits would let nothing run here; nothing where it would."""
+    named = plan.participation.everyone
+    if named and home.kit.name not in named:
+        return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"
+    if limits.sites and not named:
+        return "the plan names no sites, so --sites can't hold"
+    if limits.sites and (others := sorted({*named, *sites} - set(limits.sites))):
+        return f"--sites leaves out {plain(', '.join(others), 200)}, which take part"
+    if limits.method and limits.method != plan.algorithm.name:
+        return f"--method is {limits.method}, and the plan's is {plan.algorithm.name}"
+    return ""
 
 
 def in_words(plan: Plan) -> list[tuple[str, str]]:

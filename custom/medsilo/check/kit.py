@@ -39,6 +39,8 @@ class Kit:
 
 def read_kit(kit: Path) -> Kit:
     """The kit as its own files describe it; a MedsiloError when it is none."""
+    if not kit.is_dir():
+        raise MedsiloError("there is no such folder; give the kit's", str(kit))
     startup = kit / "startup"
     path = next((startup / name for name in STARTS if (startup / name).is_file()), None)
     if path is None:

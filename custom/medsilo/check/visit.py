@@ -99,7 +99,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
         with _guarded("data", report):
             if settings.data:
                 settings.data.check_folder()
-            note([Finding("data", "note", UNSEEN, "give --job or --plan")])
+            note([Finding("data", "note", UNSEEN, "give a job or --plan")])
         return report
     cases = None
     with _guarded("data", report):
@@ -116,7 +116,7 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
     """The site's settings; the defaults where they can't be read, so that the rest is still looked at."""
     settings, found = SiteSettings(), Finding("settings", "ok", f"{FILE_NAME} is well-formed")
     if visit.local is None:
-        found = Finding("settings", "note", "the defaults are used", f"give --kit, or --site-config with a {FILE_NAME}")
+        found = Finding("settings", "note", "the defaults are used", f"give --kit, or --settings with a {FILE_NAME}")
     elif not (visit.local / FILE_NAME).exists():
         found = Finding(
             "settings",

@@ -1,11 +1,14 @@
 """The command line. Nothing heavy is imported before a command needs it: --help answers at once."""
 
+import codecs
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +25,7 @@ from medsilo.cli import (
     starting,
 )
 from medsilo.cli.command import Command
-from medsilo.cli.show import command
+from medsilo.cli.show import command, failure
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.registry import COMMANDS as PLUGGED_IN
@@ -57,13 +60,14 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     "For a hospital's engineer": (
         (hospital.predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions"),
         (hospital.export, "runs/<run>/supermodel -o bundle"),
-        (reviewing.leak_report, "jobs/harmofl --local kits/st-anna/local"),
-        (hospital.check, "--job jobs/fedavg --kit kits/st-anna --html check.html"),
+        (reviewing.leak_report, "jobs/harmofl --kit kits/st-anna"),
+        (hospital.check, "jobs/fedavg --kit kits/st-anna --html check.html"),
         (plan_approval.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (hospital.ledger, "show --kit kits/st-anna"),
     ),
     "What there is": ((reviewing.list_, ""),),
 }
+HELP = {"help_option_names": ["--help", "-h"]}
 # Commands of earlier versions: what does the same now.
 NOW = {
     "advise": "medsilo compare",
@@ -82,6 +86,34 @@ NOW = {
     "tasks": "medsilo list",
     "watch": "medsilo status ID --watch",
     "withdraw": "medsilo approve PLAN --decline",
+}
+
+
+OPTIONS_NOW = {"--site-config": "--settings", "--local": "--settings"}
+# Keys of a plan that people look for among the options.
+OF_THE_PLAN = {
+    "round": "training.rounds=3",
+    "epoch": "training.local_epochs=2",
+    "learning-rate": "training.learning_rate=0.01",
+    "lr": "training.learning_rate=0.01",
+    "batch-size": "training.batch_size=8",
+    "seed": "seed=1",
+    "site": "participation.sites=[a,b]",
+    "method": "algorithm.name=fedbn",
+    "task": "task.name=synthetic-prostate",
+    "network": "network.name=unet",
+}
+ASCII = {
+    "→": "->",
+    "–": "-",
+    "−": "-",
+    "·": "-",
+    "…": "...",
+    "’": "'",
+    "ε": "epsilon",
+    "δ": "delta",
+    "≤": "<=",
+    "≥": ">=",
 }
 
 
@@ -129,7 +161,7 @@ def _show_version(wanted: bool) -> None:
 
 def _medsilo(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version and end")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="show the version and end")
     ] = False,
 ) -> None:
     """Federated training of medical-imaging models on NVFlare."""
@@ -151,7 +183,7 @@ def all_commands(wanted: str = "") -> dict[str, list[Command]]:
 
 def _program(wanted: str = "") -> Any:
     """Return the program with all its commands; without rich, whose import costs more than all the rest."""
-    app = typer.Typer(name="medsilo", cls=Commands, rich_markup_mode=None, epilog=EPILOG)
+    app = typer.Typer(name="medsilo", cls=Commands, rich_markup_mode=None, epilog=EPILOG, context_settings=HELP)
     app.callback()(_medsilo)
     groups: dict[str, typer.Typer] = {"": app}
     for title, commands in all_commands(wanted).items():
@@ -171,23 +203,48 @@ def _program(wanted: str = "") -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 only when everything it promised happened, 1 if not, 2 after wrong use, 130 when stopped."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    given = _today(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # a command of its own: what it writes is for this account, and it may be ended as by Ctrl-C
         os.umask(0o077)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        codecs.register_error("medsilo", _in_ascii)  # a terminal that knows fewer letters than these
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="medsilo")
     try:
         program = _program(given[0] if given else "")
         return program.main(given, prog_name="medsilo", standalone_mode=False, obj=given) or 0
     except typer.TyperException as error:
-        print(f"medsilo: {plain(one_line(error, given))}", file=sys.stderr)
+        said = one_line(error, given)
     except MedsiloError as error:  # a plug-in's command
-        print(f"medsilo: {plain(str(error))}", file=sys.stderr)
+        said = str(error)
+    print(f"medsilo: {plain(said)}", file=sys.stderr)
+    if "--json" in given:
+        print(json.dumps(failure(plain(said), 2, "usage"), indent=2))
     return 2
+
+
+def _today(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with today's names of what had another one, or is asked for in other words."""
+    given = list(arguments)
+    if given[:1] == ["help"]:
+        given = [*given[1:], "--help"]
+    if given[:1] == ["version"]:
+        given = ["--version"]
+    options = [word.partition("=") for word in given]
+    words = [OPTIONS_NOW.get(name, name) + equals + value for name, equals, value in options]
+    return [word.removeprefix("--job=") for word in words if word != "--job"]  # a job is an argument everywhere
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Stand in for letters that a terminal does not know."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the command of a command line and the values of its options, checked; nothing is run."""
-    ctx = _program().make_context("medsilo", list(arguments))
+    ctx = _program().make_context("medsilo", _today(arguments))
     while isinstance(ctx.command, Commands):
         name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
         ctx = chosen.make_context(name, rest, parent=ctx)
@@ -212,6 +269,9 @@ def one_line(error: Any, given: Sequence[str]) -> str:
 
 def _in_words(error: Any, given: Sequence[str]) -> str:
     param, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    key = OF_THE_PLAN.get((option or "").strip("-").removesuffix("s"))
+    if key and error.ctx and any("--set" in param.opts for param in error.ctx.command.params):
+        return f"there is no option {option}: it is in the plan, --set {key}"
     if option is not None and hasattr(error, "possibilities"):
         return f"there is no option {option}{_meant(option, error.possibilities or [])}"
     if option is not None:

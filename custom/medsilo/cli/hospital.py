@@ -50,6 +50,7 @@ def predict(
     site_config: Annotated[
         Path | None,
         typer.Option(
+            "--settings",
             metavar="FOLDER",
             help="a folder with a medsilo.yaml: masks get the values of its data.label_map, others are read as it says",
         ),
@@ -67,6 +68,8 @@ def predict(
     report for each series. With several models the mean of what each says is probable counts. Ends with 1 if any image,
     line or recording failed, or was not taken by the node.
     """
+    if (out / "predictions.csv").exists():
+        raise MedsiloError("the folder has predictions already, which stay as they are; choose another -o", str(out))
     screen.note("reading the model")
     from medsilo.deploy.predictor import asked_to_predict, sender_to
     from medsilo.site.settings import make_settings, read_settings
@@ -147,13 +150,14 @@ def export(
 
 def check(
     screen: Screen,
-    *,
     job: Annotated[
         str | None,
-        typer.Option(
-            metavar="JOB", help="a job's folder, for example jobs/fedavg", autocompletion=options.complete_job
+        typer.Argument(
+            help="a job's folder, for example jobs/fedavg, or the name of a job in ./jobs",
+            autocompletion=options.complete_job,
         ),
     ] = None,
+    *,
     plan: options.PlanFile = None,
     changes: options.Changes,
     kit: Annotated[
@@ -161,7 +165,7 @@ def check(
         typer.Option(metavar="KIT", help="this site's kit: its settings, certificates and network"),
     ] = None,
     site_config: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help=f"without a kit: {options.SITE_CONFIG}")
+        Path | None, typer.Option("--settings", metavar="FOLDER", help=f"without a kit: {options.SITE_CONFIG}")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="another data folder than the settings name")
@@ -204,7 +208,7 @@ def check(
 
     try:
         if kit and site_config:
-            raise MedsiloError("--kit and --site-config both name settings; give one of them")
+            raise MedsiloError("--kit and --settings both name settings; give one of them")
         if accept and not kit:
             raise MedsiloError("--accept is about a kit; give --kit")
         visit = dataclasses.replace(_visit(job, plan, changes, kit, site_config, data, site), accept=accept)
@@ -356,7 +360,7 @@ def _visit(
     if job:
         plan = plan_of(job, changes, plan_file, allowed)
     if changes and not plan:
-        raise MedsiloError("--set changes a plan, and there is none; give --job or --plan")
+        raise MedsiloError("--set changes a plan, and there is none; give a job or --plan")
     site = site or (kit.name if kit else None)
     if site is None and plan and plan.participation.everyone:
         known = ", ".join(plan.participation.everyone)

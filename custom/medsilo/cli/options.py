@@ -25,7 +25,7 @@ def positive(value: object) -> int:
     """Return a whole number from 1 on."""
     text = str(value)
     if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{text!r} is not a number from 1 on")
+        raise ValueError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
@@ -43,6 +43,14 @@ def whole(value: object) -> int:
         return int(str(value))
     except ValueError:
         raise ValueError(f"{str(value)!r} is not a whole number") from None
+
+
+def row(value: object) -> str:
+    """Return a row with its title and its changes of the plan."""
+    title, colon, changes = str(value).partition(": ")
+    if not title or not colon or not all("=" in change for change in changes.split()) or not changes.strip():
+        raise ValueError(f"{str(value)!r} is not 'TITLE: KEY=VALUE ...', like 'slow: training.learning_rate=0.001'")
+    return str(value)
 
 
 def length(value: object) -> float:
@@ -224,8 +232,8 @@ Device = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVICES} (
 DeviceOfRun = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVICES} (default: the run's)")]
 Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help=DATA)]
 DataOfRun = Annotated[Path | None, typer.Option(metavar="FOLDER", help=f"{DATA} (default: the run's)")]
-SiteConfig = Annotated[Path | None, typer.Option(metavar="FOLDER", help=SITE_CONFIG)]
-SiteConfigs = Annotated[Path | None, typer.Option("--site-config", metavar="FOLDER", help=SITE_CONFIGS)]
+SiteConfig = Annotated[Path | None, typer.Option("--settings", metavar="FOLDER", help=SITE_CONFIG)]
+SiteConfigs = Annotated[Path | None, typer.Option("--settings", metavar="FOLDER", help=SITE_CONFIGS)]
 Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
 ModelOf = Annotated[
     str, typer.Option("--site", metavar="SITE", help="the run's model of this hospital instead of the shared one")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from medsilo.check.at_home import KitAtHome
     from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
 
+HEXADECIMAL = "0123456789abcdefABCDEF"
 HOURS = {"h": 1, "d": 24, "w": 168}
 
 
@@ -29,18 +30,19 @@ def approve(
     screen: Screen,
     hash: Annotated[
         str | None,
-        typer.Argument(metavar="PLAN", help="the plan's hash, or its beginning where the plan has asked here"),
+        typer.Argument(
+            metavar="PLAN",
+            help="a job's folder, or the plan's hash, or its beginning where the plan has asked here",
+            autocompletion=options.complete_job,
+        ),
     ] = None,
     *,
     kit: Annotated[Path, typer.Option(metavar="KIT", help="this site's kit")],
-    job: Annotated[
-        str | None,
-        typer.Option(metavar="JOB", help="instead: a job's folder", autocompletion=options.complete_job),
-    ] = None,
     plan: options.PlanFile = None,
     changes: options.Changes,
     expires: Annotated[
-        int | None, typer.Option(metavar="TIME", parser=lasting, help="for so long: 12h, 30d or 8w (default: no end)")
+        int | None,
+        typer.Option(metavar="TIME", parser=lasting, help="maximum duration: 12h, 30d or 8w (default: no end)"),
     ] = None,
     rounds: Annotated[
         int | None,
@@ -68,9 +70,9 @@ def approve(
     """
     if page:
         return _show_page(screen, kit, port)
-    if hash is None and job is None:
+    if hash is None:
         if plan or changes or decline:
-            raise MedsiloError("which plan? give the beginning of its hash, or --job; --plan and --set belong to --job")
+            raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
         return _list(screen, kit)
     import time
 
@@ -84,12 +86,11 @@ def approve(
     )
     if decline and limits.words():
         raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
-    return _decide(screen, "declined" if decline else "approved", kit, hash, (job, plan, changes), by, limits)
+    return _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)
 
 
 def _list(screen: Screen, kit: Path) -> int:
     from medsilo.check.at_home import KitAtHome
-    from medsilo.site.approvals import moment
 
     home = KitAtHome.read(kit)
     decided, asked = home.approvals.decisions(), home.approvals.asked()
@@ -97,8 +98,7 @@ def _list(screen: Screen, kit: Path) -> int:
     screen.say(f"approval: {home.settings.approval}" + ("" if decided or asked else "; no plan has asked yet"))
     for one in asked:
         verdict = last[one.hash].verdict if one.hash in last else "waits for a decision"
-        by = f", submitted by {one.lead}" if one.lead else ""
-        screen.say(f"{one.hash}  {verdict}  study {one.study or '–'}{by}, asked {moment(one.at)}")
+        screen.say(f"{one.hash[:12]}  {verdict}: {_told(one)}")
     for decision in decided:
         screen.say(_line(decision))
     screen.answer(
@@ -132,8 +132,9 @@ def _decide(
     screen: Screen,
     verdict: "DecisionKind",
     kit: Path,
-    hash: str | None,
-    given: tuple[str | None, Path | None, list[str]],
+    given: str,
+    plan_file: Path | None,
+    changes: list[str],
     by: str,
     limits: "ApprovalLimits",
 ) -> int:
@@ -142,11 +143,14 @@ def _decide(
     from medsilo.check.at_home import KitAtHome
 
     home = KitAtHome.read(kit)
-    meant, asked = _meant(home, hash, *given)
+    meant, asked = _meant(home, given, plan_file, changes)
     if asked and verdict == "approved":  # the others need no plan that can be read
-        from medsilo.check.approving import in_words
+        from medsilo.check.approving import in_words, never_runs
 
-        for name, words in in_words(home.plan_of(asked)):
+        plan = home.plan_of(asked)
+        if why := never_runs(home, plan, limits, asked.sites):
+            raise MedsiloError(f"not approved, as it would never run here: {why}")
+        for name, words in in_words(plan):
             screen.say(f"{name}: {words}")
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
@@ -160,7 +164,7 @@ def _decide(
 
 
 def _meant(
-    home: "KitAtHome", hash: str | None, job: str | None, plan_file: Path | None, changes: list[str]
+    home: "KitAtHome", given: str, plan_file: Path | None, changes: list[str]
 ) -> "tuple[str, AskingPlan | None]":
     """Return the hash of the plan that is meant, and the plan where it is here; one that did not ask is kept, too."""
     import time
@@ -168,18 +172,25 @@ def _meant(
     from medsilo.flare.jobs import find_job, plan_of
     from medsilo.site.approvals import AskingPlan, named
 
-    if (hash is None) == (job is None):
-        raise MedsiloError("which plan? give the beginning of its hash, or --job")
-    if job is None:
+    if not given.strip(HEXADECIMAL):
         if plan_file or changes:
-            raise MedsiloError("--plan and --set belong to --job")
+            raise MedsiloError("--plan and --set belong to a job, and this is a plan's hash")
         kept = {one.hash: one for one in home.approvals.asked()}
-        meant = named(hash or "", kept)
+        meant = named(given, kept)
         return meant, kept.get(meant)
-    plan = plan_of(find_job(job), changes, plan_file, home.settings.packages)
+    plan = plan_of(find_job(given), changes, plan_file, home.settings.packages)
     asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
     home.approvals.keep(asked)
     return asked.hash, asked
+
+
+def _told(asked: "AskingPlan") -> str:
+    """Return in short what asks: method, task, study and who submitted it."""
+    from medsilo.site.approvals import moment
+
+    parts = [str(asked.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task")]
+    parts += [f"study {asked.study}" if asked.study else "", f"by {asked.lead}" if asked.lead else ""]
+    return ", ".join(filter(None, [*parts, f"asked {moment(asked.at)}"]))
 
 
 def _line(decision: "Decision") -> str:

@@ -12,6 +12,8 @@ from medsilo.cli.show import Screen
 from medsilo.runs import paths
 from medsilo.site.owner import ALL_MINE
 
+MOST_NAMED = 3  # runs in the title of a page
+
 
 def report(
     screen: Screen,
@@ -46,7 +48,8 @@ def report(
         written = write_study(runs[0], out)
     else:
         page = out or runs[0] / paths.REPORT
-        written = write(found, page, page.parent.resolve().name)
+        title = f"{len(found)} runs" if len(found) > MOST_NAMED else ", ".join(run.resolve().name for run in found)
+        written = write(found, page, title)
     screen.say(f"report: {written}")
     own = [page for run in found for page in hospital_pages(run)] if hospitals else []
     for page in own:

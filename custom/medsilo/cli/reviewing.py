@@ -24,9 +24,10 @@ def leak_report(
     plan: options.PlanFile = None,
     changes: options.Changes,
     data: options.Data = None,
+    kit: Annotated[Path | None, typer.Option(metavar="KIT", help="a hospital's kit, with its settings")] = None,
     local: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="a hospital's local/: its medsilo.yaml and privacy.json"),
+        typer.Option("--settings", metavar="FOLDER", help="without a kit: its medsilo.yaml and privacy.json"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -44,9 +45,12 @@ def leak_report(
     folder for a data protection officer: index.html shows who sends what to whom, and what is installed; beside it lie
     the leak reports and the list of packages (SBOM). docs/review.md has the claims about medsilo, and their tests.
     """
+    if kit and local:
+        raise MedsiloError("--kit and --settings both name settings; give one of them")
+    local = kit / "local" if kit else local
     if out:
         if data or local:
-            raise MedsiloError("--data and --local belong to a report that is printed; leave --out out")
+            raise MedsiloError("--data, --kit and --settings belong to a report that is printed; leave --out out")
         return _write_evidence(screen, out, jobs or [], changes, plan)
     if len(jobs or []) != 1:
         raise MedsiloError("which job? give one, or --out with a folder for the reports of several")
@@ -112,7 +116,8 @@ def list_(screen: Screen) -> int:
     from medsilo.registry import METHODS, TASKS
 
     methods = [(name, method.title, method.paper, leaving(method())) for name, method in METHODS.items()]
-    lines = [f"{name:<14} {paper:<23} leaves: {leaves}" for name, _, paper, leaves in methods]
+    width = max(len(paper) for _, _, paper, _ in methods)
+    lines = [f"{name:<14} {paper:<{width}} leaves: {leaves}" for name, _, paper, leaves in methods]
     _table(screen, "methods", ("name", "title", "paper", "leaves"), methods, lines)
     screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
     tasks = [(name, task.title, _metric_of(task)) for name, task in TASKS.items()]

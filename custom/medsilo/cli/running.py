@@ -163,6 +163,7 @@ def compare(
         list[str],
         typer.Option(
             metavar="'TITLE: KEY=VALUE ...'",
+            parser=options.row,
             default_factory=list,
             show_default=False,
             help="a row with changes anywhere in the plan: 'slow: algorithm.name=fedavg training.learning_rate=0.001'",

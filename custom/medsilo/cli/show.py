@@ -6,6 +6,7 @@ rich is imported only where a person watches: --help and pipes do without it.
 import functools
 import inspect
 import json
+import os
 import sys
 import threading
 import time
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from medsilo.study.progress import StudyProgress
 
 
-MOST_SILENCE = 9.0  # seconds; ten are promised
+MOST_SILENCE = 4.5  # seconds; five are promised
 LOOK = 0.2  # seconds between looks at whether something has to be said
-STOPPED = "stopped; what was finished is kept ('medsilo resume', or the same compare again, goes on)"
+STOPPED = "stopped"
 AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
 ]
@@ -48,11 +49,13 @@ class Screen:
         self.as_json = as_json
         self.in_lines = False  # JSON lines: one per event and the last one with the outcome
         self.document: Any = {}
+        self.goes_on = ""  # how to go on with what was stopped, in words
         self.watched = sys.stdout.isatty() and not as_json
         self._print: Callable[[str], None] | None = None  # above what is live on the terminal
         self._silence, self._said = silence, time.monotonic()
         self._saying = threading.Lock()
         self._doing: Tell | None = None  # what goes on, in words
+        self._aside = False  # whether that is for a person at the terminal alone
         self._ticker: _Ticker | None = None
 
     def say(self, line: str) -> None:
@@ -70,8 +73,9 @@ class Screen:
         self.say(what)
         self.doing(what)
 
-    def doing(self, what: str | Tell) -> None:
-        """Tell what goes on from now on, or what tells it."""
+    def doing(self, what: str | Tell, aside: bool = False) -> None:
+        """Tell what goes on from now on, or what tells it. aside: only to a person at the terminal."""
+        self._aside = aside
         started = time.monotonic()
         self._doing = what if callable(what) else lambda: f"{what} ({time.monotonic() - started:.0f} s)"
         if self._ticker is None:
@@ -85,7 +89,7 @@ class Screen:
     def _break_silence(self) -> None:
         """Say what goes on, where nothing has been said for long and nothing on the terminal shows it."""
         if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
-            self.say(self._doing())
+            self._told_aside(self._doing()) if self._aside else self.say(self._doing())
 
     def warn(self, line: str) -> None:
         """Show what went wrong."""
@@ -94,7 +98,12 @@ class Screen:
     def note(self, line: str) -> None:
         """Say on a terminal what is being waited for; a pipe gets results only."""
         if sys.stderr.isatty():
-            print(f"{line} ...", file=sys.stderr, flush=True)
+            self._told_aside(f"{line} ...")
+            self.doing(line, aside=True)
+
+    def _told_aside(self, line: str) -> None:
+        print(printable(line), file=sys.stderr, flush=True)
+        self._said = time.monotonic()
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Print one JSON line, where they are asked for."""
@@ -168,7 +177,7 @@ class Screen:
         """Show the line of an error; return the exit code."""
         text = str(error) + (f" [{error.private}]" if error.private else "")
         self.warn(text)
-        self.answer(error=text)
+        self.document = {**self.document, **failure(text, code, kind_of(error))}
         return code
 
     def close(self, code: int) -> int:
@@ -178,6 +187,17 @@ class Screen:
         elif self.as_json:
             print(json.dumps(self.document, indent=2, allow_nan=False, default=str), flush=True)
         return code
+
+
+def kind_of(error: Exception) -> str:
+    """Return the kind of an error for programs: "plan", "data", "refused", ...; else "error"."""
+    name = type(error).__name__.removesuffix("Error").lower()
+    return "error" if name in ("medsilo", "") else name
+
+
+def failure(text: str, code: int, kind: str) -> dict[str, Any]:
+    """Return what JSON says of a command that failed, whatever the command; kind "usage" is wrong use."""
+    return {"error": text, "code": code, "kind": kind}
 
 
 class _Ticker:
@@ -215,11 +235,16 @@ def command(does: Command) -> Command:
         except MedsiloError as error:
             return screen.close(screen.fail(error))
         except KeyboardInterrupt:
-            screen.warn(STOPPED)
-            screen.answer(error="stopped")
+            screen.warn(f"{STOPPED}; {screen.goes_on}" if screen.goes_on else STOPPED)
+            screen.answer(**failure(STOPPED, 130, STOPPED))
             return screen.close(130)
         except BrokenPipeError:
             return 1
+        except OSError as error:  # a full disk, a folder that may not be read
+            why = os.strerror(error.errno).lower() if error.errno else type(error).__name__
+            return screen.close(
+                screen.fail(MedsiloError(f"a file can't be read or written: {why}", error.filename or ""))
+            )
         finally:
             screen.end()
 

@@ -32,7 +32,7 @@ def init(
     site: Annotated[
         str, typer.Option(metavar="SITE", help="this hospital's name, where the folder is one hospital's")
     ] = "hospital-a",
-    no_train: Annotated[bool, typer.Option("--no-train", help="leave out the two rounds alone")] = False,
+    no_train: Annotated[bool, typer.Option("--no-train", help="leave out the trial")] = False,
     example: Annotated[
         Path | None,
         typer.Option(
@@ -45,7 +45,8 @@ def init(
 ) -> int:
     """Look at a folder of images or recordings; write medsilo.yaml and a job for it, with the reason for each choice.
 
-    Checks them, trains two rounds alone, and shows on a page what was found. Overwrites nothing (docs/start.md).
+    Checks them, trains every hospital alone for a minute or two, and shows on a page what was found. Overwrites nothing
+    (docs/start.md).
     """
     if (folder is None) == (example is None):
         return screen.fail(MedsiloError("give the folder of your data, or --example FOLDER without one"), 2)
@@ -58,7 +59,7 @@ def init(
     from medsilo.report.start_page import StartFacts, write_start_page
     from medsilo.start.advice import advice, rows, shown_lines
     from medsilo.start.looker import Folder, first_sight
-    from medsilo.start.trial import machine_of, seconds_of
+    from medsilo.start.trial import alone, machine_of
     from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start
 
     refuse_to_overwrite(out, folder)
@@ -82,8 +83,9 @@ def init(
     started = StartFacts(found, told, verdicts, steps)
     page = write_start_page(started, out / PAGE)
     if trial:
-        screen.say(f"\ntwo rounds, every hospital alone and one after the other: about {seconds_of(checked.values())}")
-        cases = _tried(screen, plan, settings_of(device, None, out, **ALL_MINE), trial)
+        tried, time = alone(plan, checked.values())
+        screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other: about {time}")
+        cases = _tried(screen, tried, settings_of(device, None, out, **ALL_MINE), trial)
         write_start_page(replace(started, trial=trial, cases=cases), page)
     screen.say("")
     for what, command in steps:
@@ -145,15 +147,14 @@ def _findings(report: "Report") -> list[tuple[str, str, str]]:
     return [(one.where, one.what, one.remedy) for one in report.findings if one.severity != "ok"]
 
 
-def _tried(screen: Screen, plan: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:
-    """Run the two rounds and return the cases of a classification, by hospital."""
+def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:
+    """Run the trial and return the cases of a classification, by hospital."""
     from medsilo.report.page import write
     from medsilo.report.read import read_all
     from medsilo.report.table import text_table
     from medsilo.runs import paths
-    from medsilo.start.trial import alone, found_cases, try_alone
+    from medsilo.start.trial import found_cases, try_alone
 
-    trial = alone(plan)
     sites = trial.participation.sites
     with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.goal.metric)) as on_round:
         try_alone(trial, settings, folder, on_round)

@@ -13,6 +13,7 @@ from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, why_unread
 from medsilo.core.section import Section, checked, in_words
 
+EXAMPLE = "provisioning/consortium.yaml"
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
 ROOT = "server"  # NVFlare's own name for the server
 MUTUAL = {"connection_security": "mtls"}
@@ -221,6 +222,9 @@ def read_consortium(path: Path) -> Consortium:
         raise MedsiloError(f"{path.name}: {error}; correct it") from error
     except (OSError, UnicodeDecodeError) as error:
         raise MedsiloError(f"{path.name} cannot be read: {why_unread(error, 'a consortium.yaml')}") from error
+    needed = [key for key, field in Consortium.model_fields.items() if field.is_required()]
+    if not isinstance(values, dict) or not values.keys() & set(needed[1:]):
+        raise MedsiloError(f"{path.name} is no consortium's file: {', '.join(needed)} are missing; see {EXAMPLE}")
     try:
         consortium = checked(Consortium, values, path.name)
     except ValidationError as error:

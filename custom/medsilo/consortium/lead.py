@@ -227,7 +227,7 @@ class JobState:
     name: str
     submitter: str
     submitted: str
-    lost: bool  # the server died over it
+    lost: bool  # the server stopped while it ran
     obstacles: tuple[str, ...] = ()  # why it waits or could not start
 
     def line(self) -> str:

@@ -59,7 +59,7 @@ class Refused(MedsiloError):
 
 
 class Died(Refused):
-    """The process that was to answer died over it: another one is there, and may answer when it is asked again."""
+    """The process stopped while it was working on this request. A new one runs, and may answer if asked again."""
 
 
 class Lacks(Refused):

@@ -13,6 +13,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 
 SHOWN = 200  # bytes of a value
+MOST = 4  # faults that are told in one line
 
 
 class Section(BaseModel):
@@ -74,6 +75,8 @@ MEANINGS = {
     "union_tag_invalid": "is not known; choose one of {expected_tags}",
     "name_not_known": "is not known; {remedy}",
     "bool_type": "is no truth value; give true or false",
+    "tuple_type": "is not a list; write [A, B]",
+    "list_type": "is not a list; write [A, B]",
 }
 NUMBERS = ("int_type", "float_type")
 # What people call a key that has another name here.
@@ -88,8 +91,9 @@ def in_words(
     chosen: under the key of each section whose class its name decides, that class; None where the name is not known.
     tells_values: false where a value may be a path of the hospital's.
     """
-    words = (_in_words(detail, root, chosen or {}, tells_values) for detail in error.errors())
-    return "; ".join(dict.fromkeys(words))
+    words = list(dict.fromkeys(_in_words(one, root, chosen or {}, tells_values) for one in error.errors()))
+    more = [f"and {len(words) - MOST} more"] if len(words) > MOST + 1 else []
+    return "; ".join([*words[:MOST], *more] if more else words)
 
 
 def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_values: bool) -> str:
@@ -102,8 +106,8 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     if kind == "extra_forbidden":
         value = f" with value {given}" if tells_values else ""
         name, known = key.rpartition(".")[2], list(section.model_fields)
-        hint = _meant(name, known, root)
-        return f"{key}: unknown key{value}; remove it or use one of: {', '.join(known)}{hint}"
+        remedy = _meant(name, known, root) or f" or use one of: {', '.join(known)}"
+        return f"{key}: unknown key{value}; remove it{remedy}"
     if kind == "missing":
         return f"{key}: is missing; add it"
     if kind in ("union_tag_not_found", "name_missing", "model_type", "model_attributes_type", "dict_type"):

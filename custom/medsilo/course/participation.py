@@ -43,7 +43,7 @@ class Participation(Feature):
         420,
         ge=1,
         le=86_400,
-        description="seconds that a site's line may be down within that time, so that all goes on where it was",
+        description="seconds a connection may be down before the server gives the answer up",
     )
 
     @field_validator("sites", "unseen")

@@ -84,7 +84,7 @@ Plan {source.plan.hash}, trained with {source.plan.algorithm.title}. `MODEL_CARD
 It reads {told.reads} and gives {_gives(task, told.target)}.
 {scaled}
 
-`medsilo predict models {told.example} -o OUT --site-config <folder with medsilo.yaml>` predicts {told.predicts}.
+`medsilo predict models {told.example} -o OUT --settings <folder with medsilo.yaml>` predicts {told.predicts}.
 {alone}
 
 {about}"""

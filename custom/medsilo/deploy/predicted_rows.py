@@ -21,7 +21,7 @@ from medsilo.tasks.sources import DataSource
 AT_ONCE = 4096  # cases that go through the network together
 NEEDS = (
     "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
-    "--site-config with the medsilo.yaml of the hospital whose patients these are, or --site with its name, where its "
+    "--settings with the medsilo.yaml of the hospital whose patients these are, or --site with its name, where its "
     "part of the run is on this machine"
 )
 Row = dict[str, Any]

@@ -49,8 +49,13 @@ def open_source(folder: Path, site: str = "") -> Source:
         for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
             if (place / MANIFEST).is_file():
                 return _super(SuperModel.load(place), run)
+    if not folder.is_dir():
+        raise MedsiloError("there is no such folder; give a run's or a super model's", str(folder))
+    if runs := sorted(path.parent.name for path in folder.glob(f"*/{paths.PLAN}") if (folder / paths.VERDICT).exists()):
+        raise MedsiloError(f"the folder is a comparison; give one of its runs: {', '.join(runs)}", str(folder))
     if not (folder / paths.PLAN).is_file():
-        raise MedsiloError("no super model and no run there; give a folder with supermodel.json or plan.yaml")
+        why = "no super model and no run is there; give a folder with supermodel.json or plan.yaml"
+        raise MedsiloError(why, str(folder))
     plan = load_plan(folder / paths.PLAN)
     name = _single(folder, site)
     tensors, facts = load_tensors(folder / name)

@@ -62,12 +62,13 @@ class Permission:
             decision = self.approvals.last(self.place.plan.hash)
         except MedsiloError as error:
             raise Refused(str(error), private=error.private) from error
+        plan = f"plan {self.place.plan.hash}"
         if decision is None:
             self._keep()
-            raise Undecided(self._refusal("has not approved"))
+            raise Undecided(self._refusal(f"has not approved {plan}"))
         method, told = self.place.plan.algorithm.name, self.place.sites if sites is None else sites
         own = self.place.plan.participation.everyone
-        if objection := decision.objection(method, own, told, number, self.approvals.data, time.time()):
+        if objection := decision.objection(plan, method, own, told, number, self.approvals.data, time.time()):
             raise Refused(self._refusal(objection))
         return decision
 
@@ -101,8 +102,7 @@ class Permission:
 
     def _refusal(self, objection: str) -> str:
         return (
-            f"this hospital {objection} plan {self.place.plan.hash}; its engineer decides there: "
-            f"medsilo approve {self.place.plan.hash} --kit KIT"
+            f"this hospital {objection}; its engineer decides there: medsilo approve {self.place.plan.hash} --kit KIT"
         )
 
     def _keep(self) -> None:

@@ -69,6 +69,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
         task=plan.task.name,
         task_title=plan.task.title,
         synthetic=plan.task.synthetic,
+        sliced=plan.task.sliced,
         engine=led.engine,
         metric=plan.task.goal.metric,
         seed=plan.seed,
@@ -167,7 +168,7 @@ def decisions_in(counts: Counts, classes: int, threshold: float | None) -> Decis
 
 
 def reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
-    """Return of each judged class's places the cases, those of the class, and the sum of its probability."""
+    """Return, per class and bin, the cases, the positives among them, and the sum of the probability."""
     sums = [counts[RELIABILITY][start : start + BROAD] for start in range(0, len(counts[RELIABILITY]), BROAD)]
     cases = [counts[PLACED][start : start + BROAD] for start in range(0, len(counts[PLACED]), BROAD)]
     return [

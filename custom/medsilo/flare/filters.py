@@ -113,9 +113,9 @@ class Clipped(_TensorFilter):
 class Noisy(_TensorFilter):
     """Adds noise of a standard deviation of `relative` times that of each tensor, new and secret in every answer.
 
-    So no run can be repeated to the digit. It blurs single cases; it is no proof of differential privacy, which would
-    need a bound on what one case can change. `least` is what values are raised to that must not fall below it: 0 for
-    amplitudes and variances.
+    So no run can be repeated to the digit. It blurs single cases; this is not a proof of differential privacy, which
+    would need a bound on what one case can change. `least` is what values are raised to that must not fall below it: 0
+    for amplitudes and variances.
     """
 
     def __init__(

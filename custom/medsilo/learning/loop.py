@@ -18,7 +18,7 @@ from medsilo.learning.team import ALONE, Team
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
-Lesson = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learnt from them
+Lesson = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learned from them
 CPU = torch.device("cpu")
 Stop = Callable[[], None]  # raises when the run was told to stop; asked before every batch
 

@@ -141,7 +141,7 @@ class GradientBounds(nn.Module):
         bound.mul_(torch.exp(-self.adaptive.rate * (share - self.adaptive.quantile)).to(bound.device)).clamp_(1e-6, 1e6)
 
 
-# ---------------------------------------------------------------------------------------------------- what is learnt
+# ---------------------------------------------------------------------------------------------------- what is learned
 def mixes_cases(module: nn.Module) -> str | None:
     """Return the kind of layer through which cases of a batch reach each other, or leave traces; None without one."""
     for layer in module.modules():
@@ -372,7 +372,7 @@ def _taken(weight: Any) -> Tensor | None:
 def _check_whole(found: Sequence[Tensor | None], weights: Sequence[Tensor]) -> None:
     """Raise MedsiloError where the cases' gradients do not add up to the batch's, if that was worked out; forget it.
 
-    What is missing in them is clipped and noised by nobody, but is not used either: it would only not be learnt.
+    What is missing in them is clipped and noised by nobody, but is not used either: it would only not be learned.
     """
     missed = whole = 0.0
     for own, weight in zip(found, weights, strict=True):

@@ -17,11 +17,11 @@ from medsilo.learning.personal import copy_into
 from medsilo.methods.mean_of_own import MeanOfOwn
 
 JUDGED = 10  # losses by which it is judged whether W still moves
-SAMPLE = -1  # the epoch whose order decides on which cases W is learnt; training counts from 0
+SAMPLE = -1  # the epoch whose order decides on which cases W is learned; training counts from 0
 
 
 class Aggregation(nn.Module):
-    """W of a site, element by element; whether it was learnt before; whether a mean waits to be taken over."""
+    """W of a site, element by element; whether it was learned before; whether a mean waits to be taken over."""
 
     learnt: Tensor
     waits: Tensor
@@ -36,8 +36,8 @@ class Aggregation(nn.Module):
 class FedALA(MeanOfOwn):
     """A site sets out from θ + (w̄ − θ) ⊙ W, θ being its own model and w̄ the mean of all; W in [0, 1] stays there.
 
-    W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learnt on a sample of its training cases, for the last p layers alone: all other
-    layers, and running statistics, are those of w̄.
+    W ← W − η ∇_W f(θ + (w̄ − θ) ⊙ W) is learned on a sample of its training cases, for the last p layers alone: all
+    other layers, and running statistics, are those of w̄.
     """
 
     title = "FedALA"
@@ -45,13 +45,13 @@ class FedALA(MeanOfOwn):
 
     name: Literal["fedala"] = "fedala"
     layers: int = Field(1, ge=1, le=1000, description="p: how many of the network's last layers have weights W")
-    share: float = Field(0.8, gt=0, le=1, description="s: share of the training batches on which W is learnt")
+    share: float = Field(0.8, gt=0, le=1, description="s: share of the training batches on which W is learned")
     step: float = Field(1.0, gt=0, le=1000, description="η: learning rate of W")
     settled: float = Field(
         0.1,
         ge=0,
         le=1000,
-        description="for the first time W is learnt until the last ten passes' losses have a smaller standard "
+        description="for the first time W is learned until the last ten passes' losses have a smaller standard "
         "deviation; later in one pass",
     )
     passes: int = Field(30, ge=1, le=1000, description="the most passes of that first time")

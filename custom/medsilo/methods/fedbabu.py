@@ -13,7 +13,7 @@ from medsilo.methods.fine_tuning import FineTuning
 
 
 class FedBABU(FineTuning):
-    """φ ← Σ p_k φ_k, learnt with the head h_0 that was drawn at first and never learns; then each site fine-tunes.
+    """φ ← Σ p_k φ_k, learned with the head h_0 that was drawn at first and never learns; then each site fine-tunes.
 
     h_0 is the same at all sites. A site's own model is (φ, h_0) after some epochs on its training data.
     """

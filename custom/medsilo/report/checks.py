@@ -7,14 +7,13 @@ left out.
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from medsilo.report.findings import is_central, is_local
+from medsilo.report.learned import guessing, little
 from medsilo.report.panels import Subject
-from medsilo.report.read import RunResult, same
+from medsilo.report.read import RunResult
 from medsilo.report.table import number
 
-LIKE_GUESSING = 0.02  # over the score of a model that names one class for everything
 ORDERS_WELL, DECIDES_BADLY = 0.9, 0.15  # an AUROC, and how far the balanced accuracy may stay below it
 FELL = 0.1  # from its best round to its last
 NO_ROOM = 0.02  # between training alone and all data in one place
@@ -37,10 +36,10 @@ def checks(subjects: Sequence[Subject]) -> list[Check]:
     """Return the checks that could be made of these methods, each with its runs."""
     made = [
         _each(
-            "Does every method do better than naming the most frequent class?",
+            "Does every method do clearly better than guessing at every site?",
             subjects,
             _guesses,
-            "Such a model has learnt nothing there: look at the learning rate, the rounds and the labels.",
+            "Such a model has learned nothing there: look at the learning rate, the rounds and the labels.",
         ),
         _each(
             "Are decisions as good as the order of the cases allows (AUROC)?",
@@ -55,7 +54,12 @@ def checks(subjects: Sequence[Subject]) -> list[Check]:
             "A smaller learning rate or group norm steadies it.",
         ),
         _each("Do the seeds of a method agree?", subjects, _odd_seeds, "Look at that seed's run before its mean."),
-        _same_choice(subjects),
+        _each(
+            "Is every method tested at its best round on validation data?",
+            subjects,
+            _late,
+            "Another round would have been chosen; some methods and tracking.select=last always take the last.",
+        ),
         _room(subjects),
     ]
     return [check for check in made if check]
@@ -69,26 +73,14 @@ def _each(question: str, subjects: Sequence[Subject], look: Callable[[Subject], 
     return Check(question, lines, advice) if known else None
 
 
-def guessing(run: RunResult, site: str) -> float | None:
-    """Return the score of naming the site's most frequent class for everything; None where that isn't known."""
-    told = run.site(site).classes or {}
-    counts = told.get("test") or told.get("train")
-    return max(counts) / sum(counts) if run.summary.metric == "accuracy" and counts and sum(counts) else None
-
-
-def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float | None]:
-    """Return what guessing reaches at each site; None where runs don't agree."""
-    return [same(runs, partial(guessing, site=site)) for site in sites]
-
-
 def _guesses(subject: Subject) -> Looked:
-    """Return at which sites the score is that of naming one class."""
+    """Return at which sites the score is that of guessing."""
     sites: dict[str, list[bool]] = {}
     for run in subject.runs:
         for site in run.sites:
             score, base = run.score(site), guessing(run, site)
             if score is not None and base is not None:
-                sites.setdefault(site, []).append(score <= base + LIKE_GUESSING)
+                sites.setdefault(site, []).append(score < base + little(run) * (1 - base))
     if not sites:
         return None
     found = [site for site, guesses in sites.items() if statistics.mean(guesses) > 0.5]
@@ -140,29 +132,20 @@ def _odd_seeds(subject: Subject) -> Looked:
     return found
 
 
-def _same_choice(subjects: Sequence[Subject]) -> Check | None:
-    """Return whether all methods are tested at a round that was chosen in the same way."""
-    last, chosen = [], []
-    for subject in subjects:
-        runs = [run for run in subject.runs if not run.failed and run.summary.selected.by]
-        if runs and all(_by_course(run) for run in runs):
-            last.append(subject.label)
-        elif runs:
-            chosen.append(subject.label)
-    if len(last) + len(chosen) < 2:
+def _late(subject: Subject) -> Looked:
+    """Return in how many runs the last round was tested though an earlier one was better; None where nobody tells."""
+    known = [late for run in subject.runs if not run.failed and (late := _by_course(run)) is not None]
+    if not known:
         return None
-    mixed = (", ".join(last),) if last and chosen else ()
-    advice = "Tested after the last round, though an earlier one was better; the others after their best."
-    return Check("Is every method tested at a round chosen in the same way?", mixed, advice)
+    return [f"(after the last round, in {sum(known)} of {len(known)} runs)"] if any(known) else []
 
 
-def _by_course(run: RunResult) -> bool:
+def _by_course(run: RunResult) -> bool | None:
     """Return whether the last round was tested though an earlier one had a better validation score."""
-    rounds = set(run.summary.selected.rounds.values()) - {None}
-    curve = run.mean_curve
-    known = [value for value in curve if value is not None]
-    best = max(known, default=None)
-    return rounds == {run.summary.rounds.done} and best is not None and curve[-1] is not None and curve[-1] < best
+    rounds, curve = set(run.summary.selected.rounds.values()) - {None}, run.mean_curve
+    if not rounds or not curve or curve[-1] is None:
+        return None
+    return rounds == {run.summary.rounds.done} and curve[-1] < max(value for value in curve if value is not None)
 
 
 def _room(subjects: Sequence[Subject]) -> Check | None:

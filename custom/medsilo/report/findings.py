@@ -15,8 +15,8 @@ SYNTHETIC = (
     "of the methods may be another on real images."
 )
 CHOSEN = (
-    "The model that is tested was chosen on validation data, so validation curves look better than new data would. "
-    "Test data were used once per run."
+    "What is tested was chosen on validation data, unless the method or the plan takes the last round, so validation "
+    "scores look better than those of new data. Test data were used once per run."
 )
 
 
@@ -174,13 +174,18 @@ def limits(runs: Sequence[RunResult]) -> list[str]:
         )
     else:
         found.append("This is a single run with a single seed. Another seed moves every score, by how much is unknown.")
-    small = _smallest_test_set(runs)
-    if small is not None:
-        site, cases = small
-        detail = f"At {site}, the smallest, there are {cases} test {'case' if cases == 1 else 'cases'}"
+    known = [
+        (cases, run.tested_in_words(site), site)
+        for run in runs
+        for site in run.sites
+        if (cases := run.test_cases(site))
+    ]
+    if known:
+        cases, words, site = min(known)
+        detail = f"{site} has the smallest test set, {words}"
         if all(run.summary.metric == "accuracy" for run in runs):
-            detail += f": one case more or less right moves its accuracy by {1 / cases:.3f}"
-        found.append(f"Test sets are small. {detail}.")
+            detail += f": one more or less right moves its accuracy by {1 / cases:.3f}"
+        found.append(f"{detail}.")
     return [*found, CHOSEN]
 
 
@@ -306,12 +311,6 @@ def _per_contribution(run: RunResult, field: str) -> float | None:
             return None
         total, contributions = total + value, contributions + rounds
     return total / contributions if contributions else None
-
-
-def _smallest_test_set(runs: Sequence[RunResult]) -> tuple[str, int] | None:
-    counts = [(run.test_cases(site), site) for run in runs for site in run.sites]
-    known = [(cases, site) for cases, site in counts if cases]
-    return min(known)[::-1] if known else None
 
 
 def _listed(names: Sequence[str]) -> str:

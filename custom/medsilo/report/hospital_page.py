@@ -11,6 +11,7 @@ from medsilo.report import deciding, panels
 from medsilo.report.charts import Series, swatch, validation_chart
 from medsilo.report.findings import CHOSEN, STANDS_OUT, SYNTHETIC, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.learned import learned
 from medsilo.report.panels import Subject
 from medsilo.report.provenance import provenance
 from medsilo.report.read import RunResult, last_round, read, spans
@@ -66,8 +67,10 @@ def render(run: RunResult, site: str, leaving: Leaving) -> str:
 
 
 def _alone(run: RunResult, site: str) -> RunResult:
-    """Return a run that knows what one hospital spent and no other."""
-    return replace(run, spent={name: one for name, one in run.spent.items() if name == site})
+    """Return a run that knows what one hospital found and spent, and no other."""
+    agreed = run.summary.agreed.changed(sites=[site])
+    summary = run.summary.changed(sites={site: run.site(site)}, agreed=agreed)
+    return replace(run, summary=summary, spent={name: one for name, one in run.spent.items() if name == site})
 
 
 def _score(run: RunResult, told: SiteResult) -> float | None:
@@ -96,10 +99,11 @@ def _answer(run: RunResult, site: str) -> Answer:
         return Answer(f"{site} {why}.")
     interval, patients = between(run.intervals.get(site)), run.patients.get(site)
     aside = f" (95 % interval {interval})" if interval else ""
-    of = f"{run.test_cases(site)} cases" + (f" of {patients} patient{'s' if patients != 1 else ''}" if patients else "")
+    of = run.tested_in_words(site)
     headline = f"At {site}, the model reaches a test {summary.metric} of {number(score)}{aside} on {of}."
     if patients and not interval:
         headline += " These are too few for an interval."
+    headline += learned([Subject(run.label, [_alone(run, site)])])
     telling = _telling(run, lambda one: _score(run, one))
     if len(telling) < LEAST:
         return Answer(headline)
@@ -172,9 +176,10 @@ def _at(values: Sequence[float | None], place: int) -> float | None:
 
 def _part(run: RunResult, site: str, told: SiteResult) -> Mapping[str, str]:
     """Return what the hospital gave and did, as it told it."""
+    what = "slices" if run.summary.sliced else "cases"
     cases = {name: "sealed" if count is None else str(count) for name, count in (told.cases or {}).items()}
     return {
-        **{f"{name.capitalize()} cases": count for name, count in cases.items()},
+        **{f"{name.capitalize()} {what}": count for name, count in cases.items()},
         "Rounds with it": f"{told.contributed} of {run.summary.rounds.done}",
         "Model of round": str(run.summary.selected.rounds.get(site, "–")),
         "Time": seconds_text(told.seconds),
@@ -196,7 +201,6 @@ def _limits(run: RunResult, site: str) -> Iterator[str]:
     if run.summary.synthetic:
         yield SYNTHETIC
     yield "This is one run with one seed. Another seed moves every score, by how much is unknown."
-    cases = run.test_cases(site)
-    if cases:
-        yield f"There are {cases} test cases here, so chance alone moves each score."
+    if run.test_cases(site):
+        yield f"Tested on {run.tested_in_words(site)}: chance alone moves each score."
     yield CHOSEN

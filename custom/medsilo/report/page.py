@@ -1,6 +1,7 @@
 """One self-contained HTML page about one or many runs: it opens without a network and prints."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from markupsafe import Markup
 from medsilo.core.errors import reading
 from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.checks import checks, guessing_at
+from medsilo.report.checks import checks
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.learned import guessing_at, learned
 from medsilo.report.panels import MethodScores, Subject
 from medsilo.report.provenance import provenance
 from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
@@ -36,14 +38,14 @@ def render(runs: Sequence[RunResult], title: str) -> str:
     """The page as text; it depends on nothing but the runs and the title."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([findings.is_reference(run) for run in runs])
-    chances = guessing_at(all_sites(runs), runs)
+    chances, answer = guessing_at(all_sites(runs), runs), findings.answer(runs)
     return fill(
         "page.html",
         title,
         single=len(runs) == 1,
         sites=all_sites(runs),
         context=_context(runs),
-        answer=findings.answer(runs),
+        answer=replace(answer, headline=answer.headline + learned(subjects)),
         notices=findings.notices(runs),
         results=_results(runs),
         dots=_dots(runs, looks, chances),
@@ -84,7 +86,6 @@ def _context(runs: Sequence[RunResult]) -> str:
 
 def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
     sites = all_sites(runs)
-    counts = [(site, same(runs, partial(RunResult.test_cases, site=site))) for site in sites]
     rows = [
         {
             "label": run.label,
@@ -99,14 +100,17 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
         }
         for run in runs
     ]
-    heads = [(site, f"{cases} cases{_of_patients(runs, site)}" if cases is not None else "") for site, cases in counts]
+    heads = [(site, _tested(runs, site)) for site in sites]
     metric = same(runs, lambda run: run.summary.metric)
     return {"metric": metric, "heads": heads, "rows": rows, "intervals": any(run.intervals for run in runs)}
 
 
-def _of_patients(runs: Sequence[RunResult], site: str) -> str:
-    known = same(runs, lambda run: run.patients.get(site))
-    return f" of {known} patient{'s' if known != 1 else ''}" if known else ""
+def _tested(runs: Sequence[RunResult], site: str) -> str:
+    """Return the test cases of a site, where runs agree about them; patients are those of the runs that know them."""
+    if same(runs, partial(RunResult.test_cases, site=site)) is None:
+        return ""
+    telling = [run for run in runs if site in run.patients]
+    return same(telling or runs, partial(RunResult.tested_in_words, site=site)) or ""
 
 
 def _score(run: RunResult, site: str) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class RunResult:
     cross: Cross | None = None
     intervals: dict[str, Interval] = field(default_factory=dict)  # of the score, where the cases' scores are here
     patients: dict[str, int] = field(default_factory=dict)  # by site: those of the test cases, where they are here
+    means: dict[str, float] = field(default_factory=dict)  # by site: the score of the mean, where a number is learned
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
     spent: dict[str, Spent] = field(default_factory=dict)  # by site whose own folder is here
 
@@ -93,6 +94,15 @@ class RunResult:
 
     def test_cases(self, site: str) -> int | None:
         return self.summary.test_cases(site)
+
+    def tested_in_words(self, site: str) -> str:
+        """Return how many test cases a site has, of how many patients; nothing where neither is known."""
+        cases, patients = self.test_cases(site), self.patients.get(site)
+        if cases is None:
+            return ""
+        what = "slice" if self.summary.sliced else "case"
+        of = f" of {patients} patient{'s' if patients != 1 else ''}" if patients else ""
+        return f"{cases} {what}{'s' if cases != 1 else ''}{of}"
 
     @property
     def mean_curve(self) -> list[float | None]:
@@ -157,10 +167,12 @@ def _read(folder: Path, name: str) -> RunResult:
     plan, rounds = read_text(folder, paths.PLAN), _rounds(folder, summary)
     amplitude = picture_of(folder / paths.FIGURES / paths.AMPLITUDE)
     pictures, cross = _pictures(folder), read_cross(folder)
-    intervals, patients, ranks = _cases(folder, summary)
+    intervals, patients, ranks, means = _cases(folder, summary)
     overlays = _overlays(folder, ranks)
     run = RunResult(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
-    return replace(run, intervals=intervals, patients=patients, overlays=overlays, spent=read_spent(folder))
+    return replace(
+        run, intervals=intervals, patients=patients, means=means, overlays=overlays, spent=read_spent(folder)
+    )
 
 
 def runs_within(folder: Path) -> list[Path]:
@@ -215,14 +227,16 @@ def _rounds(folder: Path, summary: Summary) -> tuple[Round, ...]:
     return tuple(read_rounds(folder))
 
 
-def _cases(folder: Path, summary: Summary) -> tuple[dict[str, Interval], dict[str, int], dict[str, dict[str, float]]]:
-    """By site, from its test cases' scores where they are here: the interval, the patients, and the best, median and
-    worst score."""
+def _cases(
+    folder: Path, summary: Summary
+) -> tuple[dict[str, Interval], dict[str, int], dict[str, dict[str, float]], dict[str, float]]:
+    """By site, from its test cases' scores where they are here: the interval, the patients, the best, median and worst
+    score, and that of guessing the mean."""
     kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")}
     known = {site: told for site, told in summary.told().items() if site in kept}
     if not known:
-        return {}, {}, {}
-    from medsilo.study.scores import interval_in, ranks, scores_in
+        return {}, {}, {}, {}
+    from medsilo.study.scores import interval_in, mean_in, ranks, scores_in
 
     scores = scores_in(folder, summary.metric, known)
     found = {site: interval_in(folder, site, summary.metric, own) for site, own in scores.items()}
@@ -230,6 +244,7 @@ def _cases(folder: Path, summary: Summary) -> tuple[dict[str, Interval], dict[st
         {site: interval for site, interval in found.items() if interval},
         {site: int(own.patients.max()) + 1 for site, own in scores.items()},
         {site: ranks(own) for site, own in scores.items()},
+        {site: mean for site in scores if (mean := mean_in(folder, site, summary.metric)) is not None},
     )
 
 

@@ -1,4 +1,4 @@
-"""The page of `medsilo init`: what lies in a folder, what was chosen and why, and what two rounds alone found."""
+"""The page of `medsilo init`: what lies in a folder, what was chosen and why, and what a trial of it found."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,12 +7,14 @@ from pathlib import Path
 from medsilo.report import panels
 from medsilo.report.findings import Answer
 from medsilo.report.formats import between, cell, shown
+from medsilo.report.learned import learned
+from medsilo.report.panels import Subject
 from medsilo.report.read import RunResult, picture_of, read
 from medsilo.report.table import number
 from medsilo.report.template import fill, save
 
 LIMITS = (
-    "Two rounds show that data, plan and machine work together. They do not show how well the method does.",
+    "A trial shows that data, plan and machine work together. It does not show how well a method does.",
     "Choices are those of one folder: hospitals with other devices may need other sizes or scales.",
     "Who is a patient, and what labels mean, is guessed from names: only the hospital knows.",
 )
@@ -36,7 +38,7 @@ class StartFacts:
     choices: Sequence[tuple[str, str, str, str]]  # file, key, value, why; those of a file follow each other
     checked: Mapping[str, tuple[str, Sequence[tuple[str, str, str]]]]  # site -> verdict; where, what, what to do
     advice: Sequence[tuple[str, str]]  # what for, and the command
-    trial: Path | None = None  # the run of two rounds
+    trial: Path | None = None  # the run of every hospital alone
     cases: Mapping[str, Sequence[ShownCase]] = field(default_factory=dict)
 
 
@@ -70,7 +72,13 @@ def _headline(started: StartFacts, run: RunResult | None) -> str:
     told = [f"{site} {number(run.score(site))}" for site in run.sites if run.score(site) is not None]
     if not told:
         return "Data, plan and machine fit together. No hospital has enough test cases for a score."
-    return f"Data, plan and machine fit together. After two rounds alone: test {run.summary.metric} {', '.join(told)}."
+    scores = f"After {rounds_alone(run)}: test {run.summary.metric} {', '.join(told)}."
+    return f"Data, plan and machine fit together. {scores}{learned([Subject(run.label, [run])])}"
+
+
+def rounds_alone(run: RunResult) -> str:
+    """Return how long the trial was, in words."""
+    return f"{run.summary.rounds.planned} rounds alone"
 
 
 def _scores(run: RunResult) -> dict[str, object]:
@@ -87,4 +95,13 @@ def _scores(run: RunResult) -> dict[str, object]:
         )
         for site in run.sites
     ]
-    return {"heads": ["test cases", "patients", f"test {run.summary.metric}", "95 % interval"], "rows": rows}
+    return {
+        "title": rounds_alone(run),
+        "heads": [
+            "test slices" if run.summary.sliced else "test cases",
+            "patients",
+            f"test {run.summary.metric}",
+            "95 % interval",
+        ],
+        "rows": rows,
+    }

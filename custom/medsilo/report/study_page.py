@@ -8,9 +8,10 @@ from typing import Any
 
 from medsilo.report import deciding, findings, panels
 from medsilo.report.charts import WIDE, Series, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.checks import checks, guessing_at
+from medsilo.report.checks import checks
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.learned import guessing_at, learned
 from medsilo.report.panels import MethodScores, Subject
 from medsilo.report.provenance import provenance
 from medsilo.report.read import RunResult, last_round, read, same
@@ -55,7 +56,8 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", headline
         verdict=verdict,
         context=_context(verdict),
         answer=Answer(
-            headline or verdict.headline, (*remarks, *_could_have_seen(verdict), *_joining_in_words(verdict))
+            (headline or verdict.headline) + learned(subjects),
+            (*remarks, *_could_have_seen(verdict), *_joining_in_words(verdict)),
         ),
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],

@@ -3,7 +3,6 @@
 import base64
 import csv
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Sequence
 from io import StringIO
@@ -14,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medsilo import __version__
+from medsilo.core.files import write_text
 from medsilo.report.table import number
 
 HERE = Path(__file__).parent
@@ -82,13 +82,6 @@ def script_hash(script: str) -> str:
 
 def save(page: str, destination: Path) -> Path:
     """Write the page and return where it is. A reader never sees half a page."""
-    destination = Path(destination)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    draft = destination.with_name(f".{destination.name}.{os.getpid()}.tmp")
-    try:
-        # A half character in some site's message must not cost the report.
-        draft.write_text(page, encoding="utf-8", errors="replace")
-        draft.replace(destination)
-    finally:
-        draft.unlink(missing_ok=True)
+    # A half character in some site's message must not cost the report.
+    write_text(destination, page.encode("utf-8", "replace").decode())
     return destination

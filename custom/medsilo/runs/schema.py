@@ -394,6 +394,7 @@ class Summary(RecordPart):
     task: Text | None = Field(None, description="the task's name in plans")
     task_title: Text | None = Field(None, description="the task's name for readers")
     synthetic: bool = Field(False, strict=True, description="whether the data were drawn by the computer")
+    sliced: bool = Field(False, strict=True, description="whether a case is a slice of a patient's volume")
     engine: Text | None = Field(None, description="`simulator`, `in-process` or `nvflare`")
     metric: Text = Field(description="the name of the score, such as `accuracy` or `dice`")
     seed: Seed | None = Field(None, description="the plan's seed")

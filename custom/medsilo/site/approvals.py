@@ -83,34 +83,33 @@ class Decision(Section):
     data: Text = ""  # what stands for the hospital's data set
 
     def objection(
-        self, method: str, named: Collection[str], sites: Collection[str], round_number: int, data: str, now: float
+        self, plan: str, method: str, named: Collection[str], sites: Collection[str], number: int, data: str, now: float
     ) -> str:
         """Return why the plan may not go on here, as the rest of "this hospital ..."; nothing where it may.
 
-        named: the plan's own sites; sites: those that the server tells, which may be fewer; data: the data set.
+        plan: what the sentence calls it; named: the plan's own sites; sites: those that the server tells, which may be
+        fewer; number: the round's; data: the data set.
         """
         own = self.limits
         if self.verdict != "approved":
-            return {"declined": "has declined", "withdrawn": "has withdrawn its approval of"}[self.verdict]
+            return f"has {'declined' if self.verdict == 'declined' else 'withdrawn its approval of'} {plan}"
         if own.expires is not None and now >= own.expires:
-            return f"approved until {moment(own.expires)}, and no longer,"
-        if own.rounds is not None and round_number > own.rounds:
-            return f"approved at most {own.rounds} rounds of"
+            return f"approved {plan} until {moment(own.expires)}, and no longer"
+        if own.rounds is not None and number > own.rounds:
+            return f"approved at most {own.rounds} rounds of {plan}"
         if own.sites and not named:
-            return "approved with named sites only, which are not in"
+            return f"approved {plan} for named sites only, and the plan names none"
         if own.sites and (others := sorted({*named, *sites} - set(own.sites))):
-            return f"approved without {plain(', '.join(others), 200)}"
+            return f"approved {plan} only for studies without {plain(', '.join(others), 200)}, and this one has them"
         if own.method and own.method != method:
-            return f"approved for the method {own.method} only"
+            return f"approved {plan} for the method {own.method} only, and its method is {method}"
         if self.package != (installed := installed_package()):
             before, now_is = (
                 f"{version} ({code[:12]})"
                 for version, _, code in (text.partition(" ") for text in (self.package, installed))
             )
-            return f"approved with medsilo {before}, and not with {now_is} that it runs now,"
-        if self.data != data:
-            return "approved for other data than it has now"
-        return ""
+            return f"approved {plan} with medsilo {before}, and runs {now_is} now"
+        return f"approved {plan} for other data than it has now" if self.data != data else ""
 
 
 class AskingPlan(Section):
@@ -261,7 +260,7 @@ def named(beginning: str, known: Iterable[str]) -> str:
         raise MedsiloError(f"{len(found)} plans begin with {text[:64]}; give all 64 digits of the hash")
     raise MedsiloError(
         f"no plan that asked here begins with {plain(beginning, 70)}; give 8 digits of its hash at least, or all 64, "
-        "or the plan itself with --job"
+        "or the job itself"
     )
 
 

@@ -28,7 +28,7 @@ class Limits(Section):
     """The most that a plan may ask of this hospital, and the least learning that it must do for an answer."""
 
     round_minutes: float = Field(
-        1440, gt=0, description="minutes that this hospital works for one answer; the plan may not ask for more either"
+        1440, gt=0, description="maximum minutes that this hospital computes for one round; a plan may not ask for more"
     )
     study_minutes: float = Field(
         43_200, gt=0, description="minutes that it works for one study, all its answers together"
@@ -129,7 +129,7 @@ class SiteSettings(Section):
         None,
         ge=0,
         le=1000,
-        description="patients who together can move a score by its whole step at most: scores over n patients leave in "
+        description="a score leaves in steps as large as the influence of this many patients: over n patients in "
         f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_CASES}",
     )
     calibration: bool = Field(

@@ -282,7 +282,7 @@ def _standing(home: KitAtHome, decision: Decision | None, plan: Plan, asked: Ask
     if decision is None:
         return "Nobody has decided about this plan yet: it does not run here."
     if objection := objection_now(home, decision, plan, asked.sites):
-        return f"This hospital {objection} this plan: it does not run here."
+        return f"This hospital {objection}: it does not run here."
     return "This plan is approved: it may run here" + "".join(f", {words}" for words in decision.limits.words()) + "."
 
 

@@ -66,11 +66,11 @@ def rows(choices: Draft) -> list[tuple[str, str, str, str]]:
 def advice(plan: Plan, several: bool, out: Path, go: bool) -> list[tuple[str, str]]:
     """Return what to do next: what for, and the command, if there is one. several: whether the folder has them all."""
     job = out / JOB
-    given = f"--site-config {out}"
+    given = f"--settings {out}"
     first = plan.participation.sites[0]
     steps = [(f"read the reasons in {out / FILE_NAME} and {job}/app/config/plan.yaml, and correct what is wrong", "")]
     if not go:
-        command = f"medsilo check --job {job} {given} --site {first}"
+        command = f"medsilo check {job} {given} --site {first}"
         return [("settle what the check found, then check again:", command), *steps]
     if several:
         command = f"medsilo compare --plan {job} --methods local,fedavg --seeds 0,1,2 {given} --engine inprocess"

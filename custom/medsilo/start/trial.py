@@ -1,4 +1,4 @@
-"""Try a plan on this machine: every hospital trains alone for two rounds, and what it then finds."""
+"""Try a plan on this machine: every hospital trains alone for some rounds, and what it then finds."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +19,8 @@ from medsilo.site.settings import SiteSettings
 from medsilo.start.fitting import Machine
 from medsilo.tasks.overlays import curves_of, pixels_of, write_png
 
-ROUNDS = 2
+LEAST, MOST = 2, 12  # rounds; small plans have learned something after twelve
+TIME = 90.0  # seconds of training, in which as many rounds are made as fit
 CASES = 6  # that are shown of each hospital
 
 
@@ -29,16 +30,12 @@ def machine_of(settings: SiteSettings) -> Machine:
     return Machine(free_memory(compute), compute.device.type == "cuda")
 
 
-def alone(plan: Plan) -> Plan:
-    """Return the plan of the trial."""
-    return plan.with_changes(["algorithm.name=local", f"training.rounds={ROUNDS}"])
-
-
-def seconds_of(checked: Iterable[Report]) -> str:
-    """Return about how long the trial takes, by what the checks of all hospitals measured."""
+def alone(plan: Plan, checked: Iterable[Report]) -> tuple[Plan, str]:
+    """Return the plan of the trial, and about how long it takes, by what the checks of all hospitals measured."""
     column, tables = COLUMNS.index("s a round"), [table for report in checked for table in report.tables]
-    rounds = [float(row[column]) for table in tables if table.columns == COLUMNS for row in table.rows]
-    return duration(ROUNDS * sum(rounds))
+    seconds = sum(float(row[column]) for table in tables if table.columns == COLUMNS for row in table.rows)
+    rounds = int(min(max(TIME / seconds if seconds else MOST, LEAST), MOST))
+    return plan.with_changes(["algorithm.name=local", f"training.rounds={rounds}"]), duration(rounds * seconds)
 
 
 def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callable[[Round], None]) -> None:

@@ -26,7 +26,7 @@ from medsilo.study.verdict import Statistics, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
 BAR = 20
-HERE = {"--data": "DATA", "--site-config": "LOCAL"}  # options that name folders of this machine
+HERE = {"--data": "DATA", "--settings": "LOCAL"}  # options that name folders of this machine
 
 
 def most_at_once() -> int:

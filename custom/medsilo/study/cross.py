@@ -97,7 +97,7 @@ def same_as_before(site: str, score: float | None, summary: Summary) -> None:
     if score != known and (score is None or known is None or abs(score - known) > TOLERANCE):
         raise MedsiloError(
             f"{site}'s model has {summary.metric} {score} on its own test data, but {known} in the run's summary: "
-            "the data or medsilo are not those of the run; give its data (--data, --site-config), or run it again"
+            "the data or medsilo are not those of the run; give its data (--data, --settings), or run it again"
         )
 
 

@@ -1,5 +1,6 @@
 """The demo: does joining pay for three synthetic hospitals, over several seeds; and the same study under NVFlare."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -81,7 +82,9 @@ def run_demo(
     if folder.exists():
         raise MedsiloError(f"run folder {folder} exists; wait a second and try again")
     cells = cells_of(plan, [Row.parse(text) for text in ROWS], seeds, [], folder)
-    about = About(title="Demo: does joining pay for three hospitals?", command=command)
+    about = About(
+        title="Demo: does joining pay for three hospitals?", command=command, machine=f"{os.cpu_count()} CPU cores"
+    )
     settings = SiteSettings(device="cpu", studies=None)
     study = Study(folder, about, plan, cells, TOGETHER)
     tell_more(study.under_way)

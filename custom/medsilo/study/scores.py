@@ -11,6 +11,7 @@ from medsilo.runs.paths import CASES, site_folder
 from medsilo.study.evidence import Interval, Scores, interval, interval_of_concordance
 
 CONCORDANCE = "concordance"  # a mean over pairs, not over cases
+CLOSENESS = "closeness"  # of a number to the right one
 
 
 def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) -> dict[str, Scores]:
@@ -37,6 +38,16 @@ def interval_in(run: Path, site: str, metric: str, scores: Scores) -> Interval |
         return interval(scores)
     measures = read_measures(site_folder(run, site))[0]
     return interval_of_concordance(*(measures[name].numpy() for name in ("time", "event", "risk")))
+
+
+def mean_in(run: Path, site: str, metric: str) -> float | None:
+    """The score of the test cases' mean, where a number is learned: closeness is 1 less a share of the error."""
+    if metric != CLOSENESS:
+        return None
+    measures = read_measures(site_folder(run, site))[0]
+    values, error = measures["value"], float(measures["mae"].mean())
+    scale = float(1 - measures[metric].mean()) / error if error else 0.0
+    return 1 - scale * float((values - values.mean()).abs().mean())
 
 
 def ranks(scores: Scores) -> dict[str, float]:

@@ -35,7 +35,7 @@ def reliability(probabilities: Tensor) -> list[float]:
 
 
 def places_of(histograms: Sequence[float], classes: int) -> Tensor:
-    """Return how many cases of each judged class's places are not of it, and are: [judged, 2, BROAD]."""
+    """Return, per class, how many negatives and positives fall in each bin: [judged, 2, BROAD]."""
     counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
     return counts[list(judged(classes))]
 

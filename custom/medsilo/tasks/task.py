@@ -126,6 +126,11 @@ class Task(Section):
         return None
 
     @property
+    def sliced(self) -> bool:
+        """Whether a case is a slice of a patient's volume."""
+        return False
+
+    @property
     def largest_input(self) -> float:
         """A number that no input of a network is far above; by default, 16 bits as stored."""
         return 65_535.0

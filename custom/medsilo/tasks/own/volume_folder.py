@@ -45,6 +45,10 @@ class VolumeFolder(FolderTask):
         return self.dimensions
 
     @property
+    def sliced(self) -> bool:
+        return self.dimensions == 2
+
+    @property
     def channels(self) -> int:
         """The modalities."""
         return len(self.modalities)

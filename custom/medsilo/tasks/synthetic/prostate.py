@@ -75,6 +75,7 @@ class SyntheticProstate(Task):
     synthetic: ClassVar[bool] = True
     most_sites: ClassVar[int] = len(SITES)
     channels: ClassVar[int] = 1
+    sliced: ClassVar[bool] = True
     largest_input: ClassVar[float] = 10.0
 
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
