@@ -86,9 +86,9 @@ class Walk:
         self._next("Each hospital checks its machine and data against the study.")
         for hospital in self.hospitals:
             pages = "--html", self.folder / f"{hospital}.html", "--private", self.folder / f"{hospital}-private.txt"
-            self._medsilo("check", "--job", packed, "--kit", self.kits / hospital, *pages, last=1)
+            self._medsilo("check", packed, "--kit", self.kits / hospital, *pages, last=1)
         self._next(f"{self.hospitals[0]} runs nothing that it has not approved (approval: required).")
-        self._medsilo("approve", "--job", packed, "--kit", self.kits / self.hospitals[0], "--expires", "30d")
+        self._medsilo("approve", packed, "--kit", self.kits / self.hospitals[0], "--expires", "30d")
         self._next("The lead submits the study, watches it, and fetches its result.")
         said = self._medsilo("submit", packed, "--kit", self.lead)
         study = next((line for line in reversed(said) if re.fullmatch(r"[0-9a-f-]{36}", line)), None)
@@ -120,16 +120,11 @@ class Walk:
 
     def _await_hospitals(self) -> None:
         deadline = time.monotonic() + STARTS
+        line = _line(["status", "--kit", self.lead, "--require", ",".join(self.hospitals)])
         with self.screen.busy("waiting until all are connected"):
-            while True:
-                line = _line(["status", "--kit", self.lead, "--json"])
-                asked = subprocess.run(line, check=False, **{**self._piped, "stderr": subprocess.DEVNULL})
-                connected = json.loads(asked.stdout).get("connected", []) if not asked.returncode else []
-                if set(self.hospitals) <= set(connected):
-                    return
+            while subprocess.run(line, check=False, **self._piped).returncode:
                 if time.monotonic() > deadline:
-                    missing = ", ".join(sorted({*self.hospitals} - {*connected}))
-                    raise MedsiloError(f"{missing}: not connected after {STARTS} s; {self._logs}")
+                    raise MedsiloError(f"not all are connected after {STARTS} s; {self._logs}")
                 time.sleep(1)
 
     # ---------------------------------------------------------------------------------------------- its parts
