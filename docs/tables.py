@@ -45,7 +45,6 @@ from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo_nnunet.nnunet_network import Architecture
 from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
-from tests import claims
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
@@ -328,7 +327,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
-    "claims": claims.rows,
 }
 
 

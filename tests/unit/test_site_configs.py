@@ -4,6 +4,7 @@ import json
 import shutil
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 from medsilo.site.policy import CONTROLLERS, EXECUTORS, HARMLESS, ways_around
 from medsilo.site.settings import read_settings
+from tests.conftest import over_all
 
 EXAMPLES = ["strict-hospital", "teaching-hospital"]
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
@@ -116,6 +118,18 @@ def test_rights_by_role(example: str, role: str, right: str, allowed: bool, root
     person = Person("somebody@clinic.org", "clinic", role)
     asked = AuthzContext(user=person, submitter=person, right=right)
     assert FLAuthorizer("hospital", policy).authorize(asked)[0] is allowed
+
+
+@over_all(
+    "rights, sends",
+    [("any", True), (["o:site"], True), ({"BYOC ": "any"}, True), ("none", False), ({"view": "any"}, False)],
+)
+def test_whoever_nvflare_lets_send_code_is_found(rights: Any, sends: bool, tmp_path: Path) -> None:
+    policy = {"format_version": "1.0", "permissions": {"lead": rights}}
+    (tmp_path / "authorization.json").write_text(json.dumps(policy))
+    person = Person("somebody@clinic.org", "clinic", "lead")
+    allowed = FLAuthorizer("clinic", policy).authorize(AuthzContext(user=person, submitter=person, right="byoc"))[0]
+    assert allowed is sends and bool(ways_around(tmp_path)) is sends
 
 
 def test_a_strict_hospital_has_no_gpu_for_jobs(root: Path) -> None:

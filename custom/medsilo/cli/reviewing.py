@@ -43,7 +43,7 @@ def leak_report(
 
     Every group of tensors with its bytes, every number that is told, and what can be done about each. With --out a
     folder for a data protection officer: index.html shows who sends what to whom, and what is installed; beside it lie
-    the leak reports and the list of packages (SBOM). docs/review.md has the claims about medsilo, and their tests.
+    the leak reports and the list of packages (SBOM). docs/privacy.md has the promises, and their tests.
     """
     if kit and local:
         raise MedsiloError("--kit and --settings both name settings; give one of them")

@@ -76,10 +76,17 @@ def ways_around(local: Path) -> list[tuple[str, str]]:
         told = f"class_allow_list in local/resources.json has {plain(', '.join(map(str, wide[:3])), 200)}"
         found.append((f"{told}{' and more' if wide[3:] else ''}: classes that write or delete files", REMEDY))
     roles = rights.get("permissions", {})
-    if sending := sorted(role for role, own in roles.items() if own.get("byoc", "none") != "none"):
+    if sending := sorted(role for role, own in roles.items() if _may_send(own)):
         told = f"local/authorization.json lets {plain(', '.join(sending), 200)} send code, which may change anything"
         found.append((told, "set byoc to none there"))
     return found
+
+
+def _may_send(own: Any) -> bool:
+    """Return whether a role may send code; one condition in place of rights is for all of them, as NVFlare reads it."""
+    if isinstance(own, dict):
+        own = {" ".join(name.lower().split()): rule for name, rule in own.items()}.get("byoc", "none")
+    return bool(own != "none")
 
 
 def _is_wide(entry: str) -> bool:
