@@ -218,13 +218,16 @@ class Presence:
     def _learn(self, name: str, cell: str, closed: bool, starts: int, problem: str) -> None:
         site, now = self.sites.setdefault(name, _Site(cell)), monotonic()
         heard = self.heard.setdefault(site.cell, 0.0)
-        if starts != site.starts:
+        came_back = starts != site.starts
+        if came_back:
             self.sync()
             site.starts, site.away = starts, (now, "its processes were started again")
         site.closed = (site.closed or now) if closed else None
         bearable = min(self.silence, max(SILENCE, 2 * site.longest))
         gone = now - max(site.closed, heard) > GRACE if site.closed else now - heard > bearable
-        if heard > site.heard:
+        if closed or came_back:
+            site.heard = now  # what follows is no silence of its line
+        elif heard > site.heard:
             site.longest = max(site.longest, heard - site.heard if site.heard else 0.0)
             site.heard = heard
         if site.away and heard > site.away[0] and not closed:
