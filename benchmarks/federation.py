@@ -40,6 +40,7 @@ SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e", "
 POLLING = 0.1  # seconds between a site's questions for work in medsilo's jobs; NVFlare's default is 2
 BETWEEN = "medsilo, between rounds"
 LIMIT = 300.0  # seconds a run may take
+REPEATS = 5
 
 TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - ")
 STOCK_ROUND = re.compile(r"Sampled clients: ")  # what its controller says first in a round
@@ -344,7 +345,7 @@ def _seconds(*arguments: str) -> float:
         return time.perf_counter() - started
 
     once()  # the first fills the file system's cache
-    return statistics.median(once() for _ in range(5))
+    return statistics.median(once() for _ in range(REPEATS))
 
 
 def _measure(run: Callable[..., Outcome], size: Size, sites: int, *options: Any) -> Outcome:
@@ -378,4 +379,4 @@ def main() -> int:
 if __name__ == "__main__":
     from benchmarks.timing import run
 
-    run(main, globals(), TABLES={"import": imports})
+    run(main, globals(), TABLES={"import": imports}, REPEATS=1)

@@ -204,4 +204,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run(main, globals(), GROWTH=(2,), ROUNDS=1)
+    run(main, globals(), GROWTH=(2,), ROUNDS=2)

@@ -4,6 +4,8 @@ Times say nothing here; where a benchmark compares two ways of one computation, 
 """
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import history, over_tls
+from benchmarks import history, over_tls, quick
 from benchmarks.timing import RATIOS, note
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
@@ -259,6 +261,16 @@ def test_the_middle_of_the_plateau_costs_less_than_its_upper_edge(gain: float, d
     studies, (upper, lower, middle) = bench("gamma").regrets(gain, darker, 300)
     assert studies > 100 and min(upper, lower, middle) > -0.01
     assert middle < 0.9 * upper and middle < lower + 0.05
+
+
+@linux
+@pytest.mark.slow
+def test_every_benchmark_runs_quickly(root: Path) -> None:
+    """All but two that have a test of their own here: over TLS, and beside nnU-Net's trainer."""
+    names = sorted({*quick.benchmarks()} - {"over_tls", "nnunet"})
+    command = [sys.executable, "-m", "benchmarks.quick", *names]
+    done = subprocess.run(command, cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert len(names) >= 20 and done.returncode == 0, done.stderr
 
 
 def test_a_regression_since_the_last_release_is_told(

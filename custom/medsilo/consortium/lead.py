@@ -149,9 +149,9 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
             left = _left(session, job_id)
             why = [job["status"], *(left.reasons or _obstacles(job))]
             by_nvflare = job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1])
-            if by_nvflare and (left.rounds or not packed):
+            if by_nvflare and (left.rounds or packed is None):
                 why.append(MEANT.get(job["status"], NO_REASON))
-            elif by_nvflare:
+            elif by_nvflare and packed:
                 unable = ", ".join(_unable(session, packed, sites)) or "a hospital"
                 why.append(
                     f"{unable} can't run medsilo {__version__}: it is not installed there, or the policies forbid it"
@@ -281,8 +281,8 @@ def status(kit: Path, job_id: str | None = None) -> State:
         info = session.get_system_info()
         if job_id:
             job = session.get_job_meta(job_id)
-            jobs = (_job_state(job, info, tuple(_obstacles(job))),)
-            return State(jobs, hospitals=_hospitals(session, info, jobs) if job["status"] == "RUNNING" else ())
+            one = _job_state(job, info, tuple(_obstacles(job)))
+            return State((one,), hospitals=_hospitals(session, info, [one]) if one.status == "RUNNING" else ())
         jobs = tuple(_job_state(job, info) for job in session.list_jobs(detailed=True, reverse=True, limit=20))
         since, hospitals = datetime.fromtimestamp(info.server_info.start_time, UTC), _hospitals(session, info, jobs)
         names = tuple(hospital.name for hospital in hospitals if hospital.connected)

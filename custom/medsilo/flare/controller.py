@@ -194,7 +194,7 @@ class MedsiloController(Controller):
         return on_round
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """What the coordinator keeps is on disk after every round."""
+        """End what looks for hospitals; all that the coordinator keeps is on disk after every round."""
         if self.presence:
             self.presence.ended.set()
 

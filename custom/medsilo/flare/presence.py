@@ -1,4 +1,4 @@
-"""Who of a job's hospitals is there: the server's own process sees connections and tokens, and its jobs ask it.
+"""The hospitals of a job that are there: the server's own process sees connections and tokens, and its jobs ask it.
 
 A hospital whose processes died comes back with a new token, of which NVFlare tells no job. Here it is taken into the
 jobs that run: its process is started there again, and goes on from the hospital's own state.
@@ -33,6 +33,7 @@ LOG = logging.getLogger(__name__)
 CHANNEL, TOPIC = "medsilo", "presence"
 LOOK = 1.0  # seconds between two looks of a job
 GRACE = 4.0  # seconds without connection and word until a hospital is away: a connection that broke is often made anew
+SILENCE = 30.0  # seconds that every hospital may say nothing: the process of a job says something every ten
 TRIES = 6  # to start a job's process at a hospital, each after twice the pause; all take about a minute
 MOST_DEATHS = 5  # of a job's process at one hospital within WITHIN seconds; after one more it is not started again
 WITHIN = 3600.0
@@ -41,7 +42,7 @@ WITHIN = 3600.0
 # ---------------------------------------------------------------------------------------------------- the server's own
 @dataclass
 class _Job:
-    """What the server's own process knows of a job."""
+    """A job, as the server's own process knows it."""
 
     seen: set[str] = field(default_factory=set)  # cells of hospitals that were connected
     heard: set[str] = field(default_factory=set)  # hospitals whose process the job has heard
@@ -124,18 +125,19 @@ class ReturningSites(FLComponent):
         if job_id not in self.engine.job_runner.running_jobs:
             del self.jobs[job_id]
             return
-        for name in sorted(job.heard):
-            if name in job.seen and not core.is_cell_connected(name):
+        for name in job.heard & job.seen:  # a hospital's cell has its name, unless it is behind a relay
+            if not core.is_cell_connected(name):
                 self.engine.job_runner.resolve_client_outcome(job_id, name)
 
     def _process_ended(self, request: Message) -> Message:
         """Take a hospital's word that a job's process has ended there; one that died is started again."""
         told, token = request.payload, request.get_header(CellMessageHeaderKeys.TOKEN)
         client = self.engine.client_manager.clients.get(token)
-        job_id = told.get(JobFailureMsgKey.JOB_ID) if isinstance(told, dict) else None
-        job = self.jobs.get(job_id) if isinstance(job_id, str) else None
-        died = job and client and told.get(JobFailureMsgKey.CODE) == ProcessExitCode.EXCEPTION
-        if died and job_id in self.engine.run_processes and client.name in job.heard:
+        failure = told if isinstance(told, dict) else {}
+        job_id = str(failure.get(JobFailureMsgKey.JOB_ID))
+        job = self.jobs.get(job_id)
+        died = failure.get(JobFailureMsgKey.CODE) == ProcessExitCode.EXCEPTION
+        if died and client and job and job_id in self.engine.run_processes and client.name in job.heard:
             deaths = [then for then in job.deaths.get(client.name, []) if monotonic() - then < WITHIN]
             job.deaths[client.name] = [*deaths, monotonic()]
             if len(deaths) < MOST_DEATHS:
@@ -172,10 +174,12 @@ class ReturningSites(FLComponent):
 # ---------------------------------------------------------------------------------------------------- a job
 @dataclass
 class _Site:
-    """What a job knows of a hospital's processes."""
+    """A hospital's processes, as a job knows them."""
 
     cell: str
     starts: int = 0
+    heard: float = 0.0
+    longest: float = 0.0  # silence after which it was heard again
     problem: str = ""  # that keeps it away until somebody there mends it
     closed: float | None = None  # since when a connection is gone
     away: tuple[float, str] | None = None  # since when it can't answer, and why
@@ -186,7 +190,8 @@ class Presence:
 
     def __init__(self, cell: Cell, heard: dict[str, float], sync: Callable[[], None], silence: float) -> None:
         """heard: by cell of a hospital that is asked for, when it was heard last; sync: learns who has new tokens;
-        silence: seconds for which a hospital with an open connection may say nothing."""
+        silence: the most seconds that a hospital with an open connection may say nothing; fewer, while its own silences
+        were short."""
         self.cell, self.heard, self.sync, self.silence = cell, heard, sync, silence
         self.sites: dict[str, _Site] = {}
         self.ended = threading.Event()
@@ -213,16 +218,23 @@ class Presence:
     def _learn(self, name: str, cell: str, closed: bool, starts: int, problem: str) -> None:
         site, now = self.sites.setdefault(name, _Site(cell)), monotonic()
         heard = self.heard.setdefault(site.cell, 0.0)
-        if starts != site.starts:
+        came_back = starts != site.starts
+        if came_back:
             self.sync()
             site.starts, site.away = starts, (now, "its processes were started again")
         site.closed = (site.closed or now) if closed else None
-        gone = now - max(site.closed, heard) > GRACE if site.closed else now - heard > self.silence
+        bearable = min(self.silence, max(SILENCE, 2 * site.longest))
+        gone = now - max(site.closed, heard) > GRACE if site.closed else now - heard > bearable
+        if closed or came_back:
+            site.heard = now  # what follows is no silence of its line
+        elif heard > site.heard:
+            site.longest = max(site.longest, heard - site.heard if site.heard else 0.0)
+            site.heard = heard
         if site.away and heard > site.away[0] and not closed:
             LOG.info("%s is back after %.0f s", name, heard - site.away[0])
             site.away = None
         elif not site.away and heard and gone:
-            site.away = now, "its connection was closed" if closed else f"it was silent for {self.silence:g} s"
+            site.away = now, "its connection was closed" if closed else f"it was silent for {bearable:.0f} s"
             LOG.warning("%s can't answer: %s", name, site.away[1])
         site.problem = problem
         if problem:
