@@ -268,20 +268,23 @@ def one_line(error: Any, given: Sequence[str]) -> str:
 
 
 def _in_words(error: Any, given: Sequence[str]) -> str:
-    param, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    ctx, param, option = (getattr(error, name, None) for name in ("ctx", "param", "option_name"))
     key = OF_THE_PLAN.get((option or "").strip("-").removesuffix("s"))
-    if key and error.ctx and any("--set" in param.opts for param in error.ctx.command.params):
+    if key and ctx and any("--set" in one.opts for one in ctx.command.params):
         return f"there is no option {option}: it is in the plan, --set {key}"
     if option is not None and hasattr(error, "possibilities"):
         return f"there is no option {option}{_meant(option, error.possibilities or [])}"
     if option is not None:
         return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"
     if param is not None and error.message:
-        return f"{_name(param)}: {error.message.removeprefix('Value error, ')}"
+        return (
+            f"{_name(param)}: {error.message.removeprefix('Value error, ').replace('Input should be', 'give a number')}"
+        )
     if param is not None:
         return f"{_name(param)} is missing: {param.help or 'give it'}"
     if error.message == "Missing command.":
-        return "give a command, for example 'medsilo demo'"
+        own = getattr(ctx.command, "commands", {}) if ctx.parent else {}
+        return f"give a command: {', '.join(own)}" if own else "give a command, for example 'medsilo demo'"
     unexpected = error.message.partition("unexpected extra argument")[2]
     if unexpected and "--json" in given:
         return f"{_within(unexpected)} is not expected here; to keep the JSON in a file, write --json > FILE"

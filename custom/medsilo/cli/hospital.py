@@ -86,7 +86,7 @@ def predict(
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
-        screen.warn(f"{predictor.cases} that failed: {failed}; the reasons are in predictions.csv")
+        screen.warn(f"{failed} of the {predictor.cases} failed; the reasons are in {out / 'predictions.csv'}")
     lost = _sent(screen, out, sender) if sender else 0
     return 1 if failed or lost else 0
 

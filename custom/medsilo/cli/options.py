@@ -60,7 +60,7 @@ def length(value: object) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ValueError(f"{str(value)!r} is not a length above 0")
+        raise ValueError(f"{str(value)!r} is not a number above 0")
     return number
 
 

@@ -152,6 +152,8 @@ def _decide(
             raise MedsiloError(f"not approved, as it would never run here: {why}")
         for name, words in in_words(plan):
             screen.say(f"{name}: {words}")
+    if asked and given.strip(HEXADECIMAL):
+        home.approvals.keep(asked)  # also a plan that did not ask
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
         verdict = "withdrawn"
@@ -166,7 +168,7 @@ def _decide(
 def _meant(
     home: "KitAtHome", given: str, plan_file: Path | None, changes: list[str]
 ) -> "tuple[str, AskingPlan | None]":
-    """Return the hash of the plan that is meant, and the plan where it is here; one that did not ask is kept, too."""
+    """Return the hash of the plan that is meant, and the plan where it is here."""
     import time
 
     from medsilo.flare.jobs import find_job, plan_of
@@ -180,7 +182,6 @@ def _meant(
         return meant, kept.get(meant)
     plan = plan_of(find_job(given), changes, plan_file, home.settings.packages)
     asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
-    home.approvals.keep(asked)
     return asked.hash, asked
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from medsilo.core.errors import reading
+from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
@@ -76,7 +77,7 @@ def _context(runs: Sequence[RunResult]) -> str:
     count = len(all_sites(runs))
     parts = [
         same(runs, lambda run: run.summary.task_title or run.summary.task),
-        f"{count} site{'s' if count != 1 else ''}",
+        counted(count, "site"),
         runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
         same(runs, lambda run: f"{run.summary.rounds.planned} rounds"),
         same(runs, lambda run: run.summary.network),
@@ -270,7 +271,7 @@ def _agreed(run: RunResult) -> str:
     if agreed.minimum is None:
         return ""
     policy = f"; when one is missing: {agreed.when_missing}" if agreed.when_missing else ""
-    return f"Agreed: at least {agreed.minimum} site{'s' if agreed.minimum != 1 else ''}{policy}."
+    return f"Agreed: at least {counted(agreed.minimum, 'site')}{policy}."
 
 
 def _costs(runs: Sequence[RunResult]) -> dict[str, Any]:
