@@ -52,7 +52,7 @@ def test_one_changed_bit_is_counted(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_other_studies_are_those_of_their_pages(root: Path) -> None:
-    """What the page says of where the three methods help."""
+    """Numbers that the page gives of where the three methods help."""
     told = re.findall(r"\+[\d.]+ points over FedAvg|\+[\d.]+", (HERE / "demo.html").read_text("utf-8"))
     pages = "".join((root / "docs" / page).read_text("utf-8") for page in ("evidence.md", "results/baselines.md"))
     gains = [f"**{told[at].split()[0]} ({told[at + 1]} to {told[at + 2]})**" for at in (0, 3, 6)]

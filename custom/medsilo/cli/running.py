@@ -192,8 +192,7 @@ def compare(
         ),
     ],
     equal_work: Annotated[
-        bool,
-        typer.Option("--equal-work", help="with a sweep of training.local_epochs: fewer rounds for more of them"),
+        bool, typer.Option("--equal-work", help="with a sweep of training.local_epochs: fewer rounds for more of them")
     ] = False,
     against: Annotated[
         str | None, typer.Option(metavar="ROW", help="the row that all are held against (default: fedavg)")
@@ -212,10 +211,7 @@ def compare(
     out: Annotated[
         Path,
         typer.Option(
-            *options.OUT,
-            metavar="FOLDER",
-            parser=options.output_folder,
-            help="where runs and the table are kept",
+            *options.OUT, metavar="FOLDER", parser=options.output_folder, help="where runs and the table are kept"
         ),
     ] = Path("runs/compare"),
     engine: options.Engine = "simulator",

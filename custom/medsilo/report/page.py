@@ -101,17 +101,10 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
         }
         for run in runs
     ]
-    heads = [(site, _tested(runs, site)) for site in sites]
+    done = [run for run in runs if not run.failed] or runs
+    heads = [(site, same(done, partial(RunResult.tested_in_words, site=site)) or "") for site in sites]
     metric = same(runs, lambda run: run.summary.metric)
     return {"metric": metric, "heads": heads, "rows": rows, "intervals": any(run.intervals for run in runs)}
-
-
-def _tested(runs: Sequence[RunResult], site: str) -> str:
-    """Return the test cases of a site, where runs agree about them; patients are those of the runs that know them."""
-    if same(runs, partial(RunResult.test_cases, site=site)) is None:
-        return ""
-    telling = [run for run in runs if site in run.patients]
-    return same(telling or runs, partial(RunResult.tested_in_words, site=site)) or ""
 
 
 def _score(run: RunResult, site: str) -> dict[str, Any]:
