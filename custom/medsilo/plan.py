@@ -16,7 +16,7 @@ from torch import nn
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, load_tensors, load_yaml, why_unread
 from medsilo.core.package import package_facts
-from medsilo.core.section import SHOWN, Feature, Section, checked, in_words
+from medsilo.core.section import SHOWN, Feature, Section, checked, in_words, near_key
 from medsilo.core.tensors import Modules, hash_of
 from medsilo.core.text import is_safe_name, plain
 from medsilo.course.algorithm import Algorithm
@@ -375,6 +375,11 @@ def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Out
     names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
     names |= {f"layers.{place}": layer.name for place, layer in enumerate(plan.layers)}
     return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
+
+
+def key_like(word: str) -> str | None:
+    """Return the plan's key that a word most likely means."""
+    return near_key(word, ["seed"], Plan) or near_key(f"{word}s", [], Plan)
 
 
 def _apply(values: dict[str, Any], change: str) -> None:

@@ -25,8 +25,7 @@ def receive(
     quota: Annotated[int, typer.Option(metavar="GIB", min=1, help="GiB that the folder takes")] = 100,
     largest: Annotated[int, typer.Option(metavar="MIB", min=1, help="MiB of one object")] = 256,
     from_url: Annotated[
-        str | None,
-        typer.Option("--from", metavar="URL", help="fetch from this DICOMweb server instead of listening"),
+        str | None, typer.Option("--from", metavar="URL", help="fetch from this DICOMweb server instead of listening")
     ] = None,
     study: Annotated[
         list[str],

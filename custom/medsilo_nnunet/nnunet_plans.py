@@ -27,8 +27,7 @@ def measure(
         int, typer.Option(metavar="NUMBER", parser=options.positive, help="training cases of all hospitals together")
     ],
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="this hospital's data (default: as its settings say)"),
+        Path | None, typer.Option(metavar="FOLDER", help="this hospital's data (default: as its settings say)")
     ] = None,
     local: Annotated[
         Path | None, typer.Option("--settings", metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")

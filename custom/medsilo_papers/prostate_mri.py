@@ -164,12 +164,7 @@ class Slices(Dataset):
     """Slices with their neighbours, cut from volumes in memory when they are asked for."""
 
     def __init__(
-        self,
-        volumes: list[Tensor],
-        masks: list[Tensor],
-        cases: list[tuple[int, int]],
-        patients: list[str],
-        reach: int,
+        self, volumes: list[Tensor], masks: list[Tensor], cases: list[tuple[int, int]], patients: list[str], reach: int
     ) -> None:
         self.volumes, self.masks, self.cases, self.reach = volumes, masks, cases, reach
         self.patients = tuple(patients)

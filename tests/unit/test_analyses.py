@@ -471,4 +471,4 @@ def test_errors_are_one_line(tmp_path: Path, finished: Callable[..., Path], caps
     assert "give one run" in capsys.readouterr().err
     for wrong in ("0", "-1", "nan", "inf", "far"):
         assert main(["analyse", "profile", str(finished("local")), "-o", str(tmp_path), "--reach", wrong]) == 2
-        assert "is not a length above 0" in capsys.readouterr().err
+        assert "is not a number above 0" in capsys.readouterr().err

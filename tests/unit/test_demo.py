@@ -27,9 +27,9 @@ def difference(mean: float, low: float, high: float) -> PairedDifference:
 
 def test_the_headline_says_what_the_interval_holds() -> None:
     words = "by training together: +7.6 points of accuracy (+2.1 to +13.2)."
-    assert headline(difference(-0.076, -0.132, -0.021)) == f"Three small hospitals gain {words}"
-    assert headline(difference(0.05, 0.01, 0.09)).startswith("Three small hospitals lose by training together: −5.0")
-    assert headline(difference(-0.05, -0.11, 0.01)).startswith("It is open whether")
+    assert headline(difference(0.076, 0.021, 0.132)) == f"Three small hospitals gain {words}"
+    assert headline(difference(-0.05, -0.09, -0.01)).startswith("Three small hospitals lose by training together: −5.0")
+    assert headline(difference(0.05, -0.01, 0.11)).startswith("It is open whether")
     assert "failed" in headline(None)
 
 
@@ -52,7 +52,7 @@ def test_one_changed_bit_is_counted(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_other_studies_are_those_of_their_pages(root: Path) -> None:
-    """What the page says of where the three methods help."""
+    """Numbers that the page gives of where the three methods help."""
     told = re.findall(r"\+[\d.]+ points over FedAvg|\+[\d.]+", (HERE / "demo.html").read_text("utf-8"))
     pages = "".join((root / "docs" / page).read_text("utf-8") for page in ("evidence.md", "results/baselines.md"))
     gains = [f"**{told[at].split()[0]} ({told[at + 1]} to {told[at + 2]})**" for at in (0, 3, 6)]
@@ -86,9 +86,7 @@ def test_a_short_demo_ends_with_its_page(tmp_path: Path) -> None:
     lines: list[str] = []
     done = run_demo(tmp_path, 2, (0, 1), "medsilo demo", lines.append)
     assert not done.failures and done.same and done.same.tensors and not done.same.different
-    text = write_demo(
-        done.folder, StoryRows(ALONE, RUNNING, HARMONISED, done.same.tensors, done.same.different)
-    ).read_text()
+    text = write_demo(done.folder, StoryRows(RUNNING, HARMONISED, done.same.tensors, done.same.different)).read_text()
     page = Page(text)
     assert f"All {done.same.tensors} tensors of the hospitals' models are equal, bit for bit" in text
     assert {"why", "alone", "norm", "same", "yours", "joining"} <= set(page.ids)

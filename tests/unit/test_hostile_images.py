@@ -68,7 +68,7 @@ def test_a_table_is_written_where_no_image_could_be_answered(run: Path, tmp_path
     assert row["image"] == "scan.nii" and "damaged or no image" in row["error"]
     assert row["experts"] == row["mask"] == row["confidence"] == ""
     told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "images that failed: 1" in told
+    assert told.count("\n") == 1 and "1 of the images failed" in told
 
 
 # ---------------------------------------------------------------------------------------------------- M1

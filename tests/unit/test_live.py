@@ -1,6 +1,7 @@
 """A person who watches a study: the states of sites, no long silence."""
 
 import re
+import sys
 import threading
 import time
 from pathlib import Path
@@ -181,10 +182,17 @@ def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: p
 
 
 # ---------------------------------------------------------------------------------------------------- silence
-def test_a_command_that_has_begun_is_never_silent_for_long(capsys: pytest.CaptureFixture) -> None:
+def test_a_command_that_has_begun_is_never_silent_for_long(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     screen = Screen(silence=0.3)
     time.sleep(0.6)
     assert capsys.readouterr().out == ""  # a command that begins nothing prints its results only
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen.note("reading the model")  # for a person alone, so that a pipe gets results only
+    time.sleep(0.8)
+    told = capsys.readouterr()
+    assert told.out == "" and re.fullmatch(r"reading the model \.\.\.\n(reading the model \(\d s\)\n)+", told.err)
     screen.begin("reading the plan")
     time.sleep(0.8)
     screen.doing(lambda: "round 3 of 12: a training 34 %")

@@ -195,7 +195,7 @@ def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path
     assert np.array_equal(first, last)
     screen = capfd.readouterr()
     assert "5/9  FAILED: the image has 3 channels" in screen.out
-    assert "images that failed: 7" in screen.err
+    assert "7 of the images failed" in screen.err
     assert SECRET not in screen.out + screen.err
 
 

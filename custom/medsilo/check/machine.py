@@ -13,7 +13,7 @@ from typing import Any
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ROOT, package_facts
-from medsilo.core.text import size_text
+from medsilo.core.text import counted, size_text
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 
@@ -154,7 +154,9 @@ def check_device(settings: SiteSettings) -> Iterator[Finding]:
         return
     cores, kind = os.cpu_count() or 1, compute.device.type
     name = torch.cuda.get_device_name(compute.device) if kind == "cuda" else f"{cores} CPU cores"
-    yield Finding(where, "ok", f"{compute.device} ({name}), {settings.precision}, {settings.threads} threads")
+    yield Finding(
+        where, "ok", f"{compute.device} ({name}), {settings.precision}, {counted(settings.threads, 'thread')}"
+    )
     if kind == "cpu" and settings.precision == "bfloat16":
         yield Finding(where, "note", "bfloat16 on a CPU is mostly slower", "set precision: float32 in medsilo.yaml")
     if kind == "cuda" and settings.precision == "bfloat16" and not torch.cuda.is_bf16_supported():

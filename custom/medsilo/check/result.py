@@ -89,7 +89,7 @@ class Report:
         for finding in self.findings:
             lines.append(f"{marks[finding.severity]}  {finding.where.ljust(width)}  {finding.what}")
             if finding.remedy:
-                lines.append(" " * (width + 9) + f"→ {finding.remedy}")
+                lines.append(" " * (width + 9) + f"-> {finding.remedy}")
         for table in self.tables:
             lines += ["", table.title, *_aligned([table.columns, *table.rows]), *([table.note] if table.note else [])]
         return "\n".join([*lines, "", self.verdict])

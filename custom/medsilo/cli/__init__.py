@@ -1,6 +1,5 @@
 """The command line. Nothing heavy is imported before a command needs it: --help answers at once."""
 
-import codecs
 import json
 import os
 import signal
@@ -90,31 +89,6 @@ NOW = {
 
 
 OPTIONS_NOW = {"--site-config": "--settings", "--local": "--settings"}
-# Keys of a plan that people look for among the options.
-OF_THE_PLAN = {
-    "round": "training.rounds=3",
-    "epoch": "training.local_epochs=2",
-    "learning-rate": "training.learning_rate=0.01",
-    "lr": "training.learning_rate=0.01",
-    "batch-size": "training.batch_size=8",
-    "seed": "seed=1",
-    "site": "participation.sites=[a,b]",
-    "method": "algorithm.name=fedbn",
-    "task": "task.name=synthetic-prostate",
-    "network": "network.name=unet",
-}
-ASCII = {
-    "→": "->",
-    "–": "-",
-    "−": "-",
-    "·": "-",
-    "…": "...",
-    "’": "'",
-    "ε": "epsilon",
-    "δ": "delta",
-    "≤": "<=",
-    "≥": ">=",
-}
 
 
 class Commands(TyperGroup):
@@ -207,10 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # a command of its own: what it writes is for this account, and it may be ended as by Ctrl-C
         os.umask(0o077)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        codecs.register_error("medsilo", _in_ascii)  # a terminal that knows fewer letters than these
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="medsilo")
+                stream.reconfigure(errors="replace")  # a terminal may know fewer letters
     try:
         program = _program(given[0] if given else "")
         return program.main(given, prog_name="medsilo", standalone_mode=False, obj=given) or 0
@@ -234,12 +207,6 @@ def _today(arguments: Sequence[str]) -> list[str]:
     options = [word.partition("=") for word in given]
     words = [OPTIONS_NOW.get(name, name) + equals + value for name, equals, value in options]
     return [word.removeprefix("--job=") for word in words if word != "--job"]  # a job is an argument everywhere
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Stand in for letters that a terminal does not know."""
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -268,20 +235,25 @@ def one_line(error: Any, given: Sequence[str]) -> str:
 
 
 def _in_words(error: Any, given: Sequence[str]) -> str:
-    param, option = getattr(error, "param", None), getattr(error, "option_name", None)
-    key = OF_THE_PLAN.get((option or "").strip("-").removesuffix("s"))
-    if key and error.ctx and any("--set" in param.opts for param in error.ctx.command.params):
-        return f"there is no option {option}: it is in the plan, --set {key}"
+    ctx, param, option = (getattr(error, name, None) for name in ("ctx", "param", "option_name"))
+    if option is not None and ctx and any("--set" in one.opts for one in ctx.command.params):
+        from medsilo.plan import key_like
+
+        if key := key_like(option.strip("-").replace("-", "_")):
+            return f"there is no option {option}: it is in the plan, --set {key}=VALUE"
     if option is not None and hasattr(error, "possibilities"):
         return f"there is no option {option}{_meant(option, error.possibilities or [])}"
     if option is not None:
         return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"
     if param is not None and error.message:
-        return f"{_name(param)}: {error.message.removeprefix('Value error, ')}"
+        return (
+            f"{_name(param)}: {error.message.removeprefix('Value error, ').replace('Input should be', 'give a number')}"
+        )
     if param is not None:
         return f"{_name(param)} is missing: {param.help or 'give it'}"
     if error.message == "Missing command.":
-        return "give a command, for example 'medsilo demo'"
+        own = getattr(ctx.command, "commands", {}) if ctx.parent else {}
+        return f"give a command: {', '.join(own)}" if own else "give a command, for example 'medsilo demo'"
     unexpected = error.message.partition("unexpected extra argument")[2]
     if unexpected and "--json" in given:
         return f"{_within(unexpected)} is not expected here; to keep the JSON in a file, write --json > FILE"

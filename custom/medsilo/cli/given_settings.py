@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from medsilo.site.settings import SiteSettings
 
 
-def folder_of_settings(folder: Path | None) -> Path | None:
-    """Return the folder; an error if one was given and is not there."""
+def folder_of_settings(folder: Path | None, kit: Path | None = None) -> Path | None:
+    """Return the folder, or that of a kit; an error if one was given and is not there."""
+    if folder and kit:
+        raise MedsiloError("--kit and --settings both name settings; give one of them")
+    folder = kit / "local" if kit else folder
     if folder and not folder.is_dir():
         raise MedsiloError("there is no such folder of settings; give the folder that holds medsilo.yaml", str(folder))
     return folder

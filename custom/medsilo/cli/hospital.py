@@ -47,14 +47,7 @@ def predict(
         ),
     ],
     device: Annotated[str, typer.Option(metavar="DEVICE", help=options.DEVICES)] = "auto",
-    site_config: Annotated[
-        Path | None,
-        typer.Option(
-            "--settings",
-            metavar="FOLDER",
-            help="a folder with a medsilo.yaml: masks get the values of its data.label_map, others are read as it says",
-        ),
-    ] = None,
+    site_config: options.SiteConfig = None,
     send: Annotated[
         str | None,
         typer.Option(metavar="TITLE@HOST:PORT", help="a DICOM node that gets the results of a dicom-folder model"),
@@ -86,7 +79,7 @@ def predict(
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
-        screen.warn(f"{predictor.cases} that failed: {failed}; the reasons are in predictions.csv")
+        screen.warn(f"{failed} of the {predictor.cases} failed; the reasons are in {out / 'predictions.csv'}")
     lost = _sent(screen, out, sender) if sender else 0
     return 1 if failed or lost else 0
 
@@ -150,23 +143,12 @@ def export(
 
 def check(
     screen: Screen,
-    job: Annotated[
-        str | None,
-        typer.Argument(
-            help="a job's folder, for example jobs/fedavg, or the name of a job in ./jobs",
-            autocompletion=options.complete_job,
-        ),
-    ] = None,
+    job: options.JobOrNone = None,
     *,
     plan: options.PlanFile = None,
     changes: options.Changes,
-    kit: Annotated[
-        Path | None,
-        typer.Option(metavar="KIT", help="this site's kit: its settings, certificates and network"),
-    ] = None,
-    site_config: Annotated[
-        Path | None, typer.Option("--settings", metavar="FOLDER", help=f"without a kit: {options.SITE_CONFIG}")
-    ] = None,
+    kit: options.SiteKit = None,
+    site_config: options.SiteConfig = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="another data folder than the settings name")
     ] = None,
@@ -176,17 +158,13 @@ def check(
     html: Annotated[
         Path | None,
         typer.Option(
-            metavar="PAGE",
-            parser=options.output_file,
-            help="write the report as a page that may be mailed, too",
+            metavar="PAGE", parser=options.output_file, help="write the report as a page that may be mailed, too"
         ),
     ] = None,
     private: Annotated[
         Path,
         typer.Option(
-            metavar="FILE",
-            parser=options.output_file,
-            help="where names of files go that only this hospital may see",
+            metavar="FILE", parser=options.output_file, help="where names of files go that only this hospital may see"
         ),
     ] = Path("medsilo-check-private.txt"),
     accept: Annotated[
@@ -207,8 +185,6 @@ def check(
     from medsilo.core.files import write_text
 
     try:
-        if kit and site_config:
-            raise MedsiloError("--kit and --settings both name settings; give one of them")
         if accept and not kit:
             raise MedsiloError("--accept is about a kit; give --kit")
         visit = dataclasses.replace(_visit(job, plan, changes, kit, site_config, data, site), accept=accept)
@@ -237,7 +213,7 @@ def ledger(
         ),
     ] = "show",
     *,
-    kit: Annotated[Path | None, typer.Option(metavar="KIT", help="this site's kit")] = None,
+    kit: options.SiteKit = None,
     records: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="without a kit: what the site remembers, <output>/_hospital/<site>"),
@@ -272,7 +248,7 @@ def ledger(
     from medsilo.site.ledger import ledgers
     from medsilo.site.settings import SiteSettings, read_settings
 
-    local = folder_of_settings(kit / "local" if kit else site_config)
+    local = folder_of_settings(site_config, kit)
     settings = read_settings(local) if local else SiteSettings()
     book = book_of_kit(settings, local, read_kit(kit).name) if kit else Book(records) if records else None
     if book is None:
@@ -354,7 +330,7 @@ def _visit(
 
     job = find_job(job_name) if job_name else None
     kit = read_kit(kit_folder) if kit_folder else None
-    local = folder_of_settings(kit_folder / "local" if kit_folder else site_config)
+    local = folder_of_settings(site_config, kit_folder)
     allowed = allowed_packages(local)
     plan = load_plan(plan_file, changes, allowed) if plan_file else None
     if job:

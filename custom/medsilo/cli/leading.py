@@ -24,8 +24,7 @@ def provision(
     consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
     *,
     out: Annotated[
-        Path,
-        typer.Option(*options.OUT, metavar="KITS", parser=options.output_folder, help="the folder for the kits"),
+        Path, typer.Option(*options.OUT, metavar="KITS", parser=options.output_folder, help="the folder for the kits")
     ],
     renew: Annotated[
         list[str],

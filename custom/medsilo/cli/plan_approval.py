@@ -31,13 +31,11 @@ def approve(
     hash: Annotated[
         str | None,
         typer.Argument(
-            metavar="PLAN",
-            help="a job's folder, or the plan's hash, or its beginning where the plan has asked here",
-            autocompletion=options.complete_job,
+            metavar="PLAN", help="a job, or the plan's hash, or its beginning where the plan has asked here"
         ),
     ] = None,
     *,
-    kit: Annotated[Path, typer.Option(metavar="KIT", help="this site's kit")],
+    kit: Annotated[Path, typer.Option(metavar="KIT", help=options.SITES_KIT)],
     plan: options.PlanFile = None,
     changes: options.Changes,
     expires: Annotated[
@@ -91,6 +89,7 @@ def approve(
 
 def _list(screen: Screen, kit: Path) -> int:
     from medsilo.check.at_home import KitAtHome
+    from medsilo.site.approvals import moment
 
     home = KitAtHome.read(kit)
     decided, asked = home.approvals.decisions(), home.approvals.asked()
@@ -98,7 +97,9 @@ def _list(screen: Screen, kit: Path) -> int:
     screen.say(f"approval: {home.settings.approval}" + ("" if decided or asked else "; no plan has asked yet"))
     for one in asked:
         verdict = last[one.hash].verdict if one.hash in last else "waits for a decision"
-        screen.say(f"{one.hash[:12]}  {verdict}: {_told(one)}")
+        names = ", ".join(str(one.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task"))
+        by = f", submitted by {one.lead}" if one.lead else ""
+        screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}, asked {moment(one.at)}")
     for decision in decided:
         screen.say(_line(decision))
     screen.answer(
@@ -149,9 +150,11 @@ def _decide(
 
         plan = home.plan_of(asked)
         if why := never_runs(home, plan, limits, asked.sites):
-            raise MedsiloError(f"not approved, as it would never run here: {why}")
+            raise MedsiloError(f"it would never run here: {why}; nothing is approved")
         for name, words in in_words(plan):
             screen.say(f"{name}: {words}")
+    if asked and given.strip(HEXADECIMAL):
+        home.approvals.keep(asked)  # also a plan that did not ask
     before = home.approvals.last(meant)
     if verdict == "declined" and before and before.verdict == "approved":
         verdict = "withdrawn"
@@ -166,7 +169,7 @@ def _decide(
 def _meant(
     home: "KitAtHome", given: str, plan_file: Path | None, changes: list[str]
 ) -> "tuple[str, AskingPlan | None]":
-    """Return the hash of the plan that is meant, and the plan where it is here; one that did not ask is kept, too."""
+    """Return the hash of the plan that is meant, and the plan where it is here."""
     import time
 
     from medsilo.flare.jobs import find_job, plan_of
@@ -180,17 +183,7 @@ def _meant(
         return meant, kept.get(meant)
     plan = plan_of(find_job(given), changes, plan_file, home.settings.packages)
     asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
-    home.approvals.keep(asked)
     return asked.hash, asked
-
-
-def _told(asked: "AskingPlan") -> str:
-    """Return in short what asks: method, task, study and who submitted it."""
-    from medsilo.site.approvals import moment
-
-    parts = [str(asked.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task")]
-    parts += [f"study {asked.study}" if asked.study else "", f"by {asked.lead}" if asked.lead else ""]
-    return ", ".join(filter(None, [*parts, f"asked {moment(asked.at)}"]))
 
 
 def _line(decision: "Decision") -> str:

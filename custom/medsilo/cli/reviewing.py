@@ -24,11 +24,8 @@ def leak_report(
     plan: options.PlanFile = None,
     changes: options.Changes,
     data: options.Data = None,
-    kit: Annotated[Path | None, typer.Option(metavar="KIT", help="a hospital's kit, with its settings")] = None,
-    local: Annotated[
-        Path | None,
-        typer.Option("--settings", metavar="FOLDER", help="without a kit: its medsilo.yaml and privacy.json"),
-    ] = None,
+    kit: options.SiteKit = None,
+    local: options.SiteConfig = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -45,16 +42,13 @@ def leak_report(
     folder for a data protection officer: index.html shows who sends what to whom, and what is installed; beside it lie
     the leak reports and the list of packages (SBOM). docs/privacy.md has the promises, and their tests.
     """
-    if kit and local:
-        raise MedsiloError("--kit and --settings both name settings; give one of them")
-    local = kit / "local" if kit else local
     if out:
-        if data or local:
+        if data or local or kit:
             raise MedsiloError("--data, --kit and --settings belong to a report that is printed; leave --out out")
         return _write_evidence(screen, out, jobs or [], changes, plan)
     if len(jobs or []) != 1:
         raise MedsiloError("which job? give one, or --out with a folder for the reports of several")
-    return _print(screen, (jobs or [""])[0], changes, plan, data, local)
+    return _print(screen, (jobs or [""])[0], changes, plan, data, folder_of_settings(local, kit))
 
 
 def _print(
@@ -70,7 +64,7 @@ def _print(
     from medsilo.site.settings import SiteSettings, read_settings
     from medsilo.tasks.sources import DataSource
 
-    found, folder = find_job(job), folder_of_settings(local)
+    found, folder = find_job(job), local
     settings = read_settings(folder) if folder else SiteSettings()
     study = plan_of(found, changes, plan, settings.packages) if folder else plan_of(found, changes, plan)
     policy = read_policy(folder, stated(found)[1]) if folder else Policy()

@@ -10,6 +10,7 @@ from medsilo.cli import options
 from medsilo.cli.given_settings import settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
+from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.site.owner import ALL_MINE
 from medsilo.study.progress import StudyProgress
@@ -35,15 +36,15 @@ def demo(
     """
     screen.begin(f"demo with seeds {seeds}: loading PyTorch and NVFlare")
     from medsilo.report.demo_page import StoryRows, write_demo
-    from medsilo.study.demo import ALONE, HARMONISED, RUNNING, run_demo
+    from medsilo.study.demo import HARMONISED, RUNNING, run_demo
 
     with screen.busy("running the demo") as tell_more:
         done = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say, tell_more)
     screen.doing("writing the page")
     same = done.same
-    told = StoryRows(ALONE, RUNNING, HARMONISED, same.tensors if same else 0, same.different if same else None)
+    told = StoryRows(RUNNING, HARMONISED, same.tensors if same else 0, same.different if same else None)
     page = write_demo(done.folder, told)
-    _say_answer(screen, done.folder, page)
+    _say_answer(screen, done.folder, page, "now with your data: medsilo init FOLDER -o study")
     screen.answer(report=page, failures=done.failures, equal=bool(same and not same.different))
     failures = [*done.failures, *(["NVFlare's simulator gave other numbers"] if same and same.different else [])]
     for failure in failures:
@@ -107,8 +108,9 @@ def _study(
 
     sites = plan.participation.sites
     where = "starting NVFlare" if job else "starting in this process"
-    screen.say(f"{where}: {len(sites)} hospitals, {plan.rounds} rounds")
+    screen.say(f"{where}: {counted(len(sites), 'hospital')}, {counted(plan.rounds, 'round')}")
     progress = StudyProgress(sites, plan.rounds, plan.task.goal.metric, look=partial(Moment.of_run, folder))
+    screen.goes_on = f"what is finished is kept: medsilo resume {folder}"
     with screen.rounds(progress) as on_round:
         _start(plan, folder, settings, job, threads, resumes, on_round, screen.say)
 
@@ -190,8 +192,7 @@ def compare(
         ),
     ],
     equal_work: Annotated[
-        bool,
-        typer.Option("--equal-work", help="with a sweep of training.local_epochs: fewer rounds for more of them"),
+        bool, typer.Option("--equal-work", help="with a sweep of training.local_epochs: fewer rounds for more of them")
     ] = False,
     against: Annotated[
         str | None, typer.Option(metavar="ROW", help="the row that all are held against (default: fedavg)")
@@ -210,10 +211,7 @@ def compare(
     out: Annotated[
         Path,
         typer.Option(
-            *options.OUT,
-            metavar="FOLDER",
-            parser=options.output_folder,
-            help="where runs and the table are kept",
+            *options.OUT, metavar="FOLDER", parser=options.output_folder, help="where runs and the table are kept"
         ),
     ] = Path("runs/compare"),
     engine: options.Engine = "simulator",
@@ -236,6 +234,7 @@ def compare(
     import os
 
     from medsilo.report.study_page import write_study
+    from medsilo.runs.reading import read_verdict
     from medsilo.runs.schema import About
     from medsilo.study.compare import Asked, Study, asked, command_line, most_at_once
 
@@ -244,12 +243,14 @@ def compare(
     about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
     study = Study(out, about, base, cells, against, primary)
     settings = settings_of(device, data, site_config, **ALL_MINE)
+    screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
         failures = study.run(engine, settings, at_once or most_at_once(), screen.say)
     screen.doing("writing the page")
     page = write_study(out)
-    _say_answer(screen, out, page)
+    first = next((one.run for one in read_verdict(out).runs), "")
+    _say_answer(screen, out, page, f"a page for each hospital: medsilo report {out / first} --hospitals")
     rows = json.loads((out / "table.json").read_text(encoding="utf-8"))
     screen.answer(table=out / "table.md", report=page, verdict=out / "verdict.json", failures=failures, rows=rows)
     for failure in failures:
@@ -257,8 +258,8 @@ def compare(
     return 1 if failures else 0
 
 
-def _say_answer(screen: Screen, folder: Path, page: Path) -> None:
-    """Say what a comparison found, and for each hospital whether joining pays there."""
+def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> None:
+    """Say what a comparison found, for each hospital whether joining pays there, and the next command."""
     from medsilo.runs.reading import read_verdict
     from medsilo.study.verdict import with_interval
 
@@ -270,7 +271,7 @@ def _say_answer(screen: Screen, folder: Path, page: Path) -> None:
         if answer in words:
             gain = gains.get(site)
             screen.say(f"  {site}: {words[answer]}{f', {with_interval(gain)}' if gain else ''}")
-    screen.say(f"\ntable: {folder / paths.TABLE}\nreport: {page}")
+    screen.say(f"\ntable: {folder / paths.TABLE}\nreport: {page}\n{following}")
 
 
 def resume(

@@ -177,7 +177,7 @@ class Screen:
         """Show the line of an error; return the exit code."""
         text = str(error) + (f" [{error.private}]" if error.private else "")
         self.warn(text)
-        self.document = {**self.document, **failure(text, code, kind_of(error))}
+        self.document = {**self.document, **failure(text, code, error)}
         return code
 
     def close(self, code: int) -> int:
@@ -189,15 +189,10 @@ class Screen:
         return code
 
 
-def kind_of(error: Exception) -> str:
-    """Return the kind of an error for programs: "plan", "data", "refused", ...; else "error"."""
-    name = type(error).__name__.removesuffix("Error").lower()
-    return "error" if name in ("medsilo", "") else name
-
-
-def failure(text: str, code: int, kind: str) -> dict[str, Any]:
-    """Return what JSON says of a command that failed, whatever the command; kind "usage" is wrong use."""
-    return {"error": text, "code": code, "kind": kind}
+def failure(text: str, code: int, error: Exception | str) -> dict[str, Any]:
+    """Return what JSON says of a command that failed. kind: "usage", "stopped", "plan", "data", ...; else "error"."""
+    kind = error if isinstance(error, str) else type(error).__name__.removesuffix("Error").lower()
+    return {"error": text, "code": code, "kind": "error" if kind == "medsilo" else kind}
 
 
 class _Ticker:

@@ -138,7 +138,7 @@ def _checked(screen: Screen, plan: "Plan", out: Path) -> dict[str, "Report"]:
             stops = finding.severity == "stops"
             screen.say(f"  {'STOPS ' if stops else ''}{finding.where}: {finding.what}")
             if stops and finding.remedy:
-                screen.say(f"    → {finding.remedy}")
+                screen.say(f"    -> {finding.remedy}")
     return reports
 
 

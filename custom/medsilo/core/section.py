@@ -152,14 +152,19 @@ def _sections_in(annotation: Any) -> Iterator[type[Section]]:
         yield from _sections_in(part)
 
 
-def _meant(given: str, known: Sequence[str], root: type[Section] | None = None) -> str:
-    """Return the nearest of the known words as a question; with `root`, also a key of its sections."""
+def near_key(given: str, known: Sequence[str], root: type[Section] | None = None) -> str | None:
+    """Return the nearest of the known words; with `root`, also a key of its sections."""
     names = [ALSO_CALLED.get(given.lower(), given), given.lower()]
     near = next((close[0] for name in names if (close := get_close_matches(name, known, 1))), None)
     for key, field in root.model_fields.items() if root and not near else ():
         kind = field.annotation
         inner = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
         near = near or next((f"{key}.{name}" for name in names if name in inner), None)
+    return near
+
+
+def _meant(given: str, known: Sequence[str], root: type[Section] | None = None) -> str:
+    near = near_key(given, known, root)
     return f" (did you mean {near}?)" if near else ""
 
 

@@ -31,6 +31,11 @@ def size_text(size: float) -> str:
     return f"{size:.2f} GB"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things: 1 round, 2 rounds."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def is_safe_name(name: str) -> bool:
     """Return whether a name of a site or a study may become the name of a folder."""
     return SAFE.fullmatch(name) is not None and ".." not in name

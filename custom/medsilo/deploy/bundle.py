@@ -124,11 +124,7 @@ def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
         "network": "$@network_def.to(@device)",
         "preprocessing": {
             "_target_": "Compose",
-            "transforms": [
-                _reader(words),
-                {"_target_": "EnsureChannelFirstd", "keys": "image"},
-                *words.transforms,
-            ],
+            "transforms": [_reader(words), {"_target_": "EnsureChannelFirstd", "keys": "image"}, *words.transforms],
         },
         "dataset": {"_target_": "Dataset", "data": "$@datalist", "transform": "@preprocessing"},
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},

@@ -66,10 +66,7 @@ def answered(source: Source, target: str, inputs: Tensor, device: torch.device) 
 
 
 def predict_rows(
-    asked: PredictionRequest,
-    files: Sequence[Path],
-    predicted: Callable[[Path], Iterator[Row]],
-    columns: Sequence[str],
+    asked: PredictionRequest, files: Sequence[Path], predicted: Callable[[Path], Iterator[Row]], columns: Sequence[str]
 ) -> list[Row]:
     """Write predictions.json and predictions.csv with the rows of all files, and return them.
 

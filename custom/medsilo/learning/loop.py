@@ -79,11 +79,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def batches(
-    dataset: Dataset,
-    batch_size: int,
-    compute: Compute,
-    shuffle: torch.Generator | None = None,
-    whole: bool = False,
+    dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None, whole: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The data set in batches on the site's device; shuffled when a generator is given, and shared out in a team.
 

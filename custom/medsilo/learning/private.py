@@ -44,12 +44,7 @@ class PoissonSample:
     """
 
     def __init__(
-        self,
-        units: Sequence[str] | None,
-        cases: int,
-        expected: float,
-        secret: NoiseSource,
-        size: int | None = None,
+        self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource, size: int | None = None
     ) -> None:
         """units: the unit of each case, None where each is its own. expected: in a batch, on average, of so many in
         all: `size`, by default the cases."""

@@ -150,10 +150,7 @@ def _at_threshold(row: DecisionRow) -> Row:
     if not row.told.decided:
         return row.name, [cell(None), cell(None), cell(None), cell(error)]
     no, false, missed, yes = row.told.decided
-    rates = [
-        cell(sensitivity, aside=f"{yes} of {missed + yes}"),
-        cell(specificity, aside=f"{no} of {no + false}"),
-    ]
+    rates = [cell(sensitivity, aside=f"{yes} of {missed + yes}"), cell(specificity, aside=f"{no} of {no + false}")]
     return row.name, [cell(row.told.threshold, "each its own" if row.several else None), *rates, cell(error)]
 
 

@@ -13,7 +13,6 @@ from medsilo.runs.schema import PairedDifference, Verdict
 class StoryRows:
     """The rows that the story is about, and how the study under NVFlare compares."""
 
-    alone: str
     running: str
     pictured: str  # the row whose first run has pictures of the hospitals' images
     tensors: int
@@ -23,11 +22,11 @@ class StoryRows:
 def write_demo(folder: Path, told: StoryRows) -> Path:
     """Write the demo's page and return where it is."""
     verdict = read_verdict(folder)
-    joined, running = _against(verdict, told.alone), _against(verdict, told.running)
+    joined, running = verdict.first, _against(verdict, told.running)
     story = {
         "pictures": _pictures(folder, verdict, told.pictured),
         "joined": joined and _gain(joined),
-        "running": running and _gain(running),
+        "running": running and _gain(_turned(running)),
         "seeds": len(verdict.seeds),
         "tensors": told.tensors,
         "different": told.different,
@@ -36,12 +35,12 @@ def write_demo(folder: Path, told: StoryRows) -> Path:
 
 
 def headline(joined: PairedDifference | None) -> str:
-    """Return the answer to the demo's one question, from training alone minus training together."""
+    """Return the answer to the demo's one question, from training together minus training alone."""
     if joined is None:
         return "The demo's question has no answer: its runs alone or together failed."
     if joined.low <= 0 <= joined.high:
         return f"It is open whether three small hospitals gain by training together: {_gain(joined)}."
-    word = "gain" if joined.mean < 0 else "lose"
+    word = "gain" if joined.mean > 0 else "lose"
     return f"Three small hospitals {word} by training together: {_gain(joined)}."
 
 
@@ -57,9 +56,13 @@ def _against(verdict: Verdict, title: str) -> PairedDifference | None:
     return next((row.difference.mean for row in verdict.rows if row.title == title), None)
 
 
+def _turned(one: PairedDifference) -> PairedDifference:
+    """Return the difference the other way round."""
+    return one.model_copy(update={"mean": -one.mean, "low": -one.high, "high": -one.low})
+
+
 def _gain(one: PairedDifference) -> str:
-    """Return by how many points the row that all are held against is above this one."""
-    return f"{_points(-one.mean)} points of accuracy ({_points(-one.high)} to {_points(-one.low)})"
+    return f"{_points(one.mean)} points of accuracy ({_points(one.low)} to {_points(one.high)})"
 
 
 def _points(value: float) -> str:

@@ -133,10 +133,7 @@ def _results(run: RunResult, site: str, told: SiteResult) -> Iterator[tuple[str,
     metric, summary = run.summary.metric, run.summary
     several = len(_telling(run, lambda one: _score(run, one))) >= LEAST
     own = cell(run.score(site), score_text(run, site), between(run.intervals.get(site)))
-    yield (
-        metric,
-        [own, cell(summary.mean_test if several else None), cell(summary.pooled_test if several else None)],
-    )
+    yield (metric, [own, cell(summary.mean_test if several else None), cell(summary.pooled_test if several else None)])
     for name in dict.fromkeys([*told.figures, *summary.pooled]):
         if name == metric:
             continue

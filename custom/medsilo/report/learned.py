@@ -9,8 +9,8 @@ from medsilo.report.panels import Subject
 from medsilo.report.read import RunResult, same
 
 GUESSES = {"dice": 0.0, "concordance": 0.5}  # an empty mask where there is something to find, and a coin
-BELOW = 0.01  # guessing: by so much at least
-LITTLE, LITTLE_OVERLAP = 0.1, 0.2  # of the way from guessing to perfect; of masks, which overlap by chance
+BELOW, LITTLE = 0.02, 0.1  # of the way from guessing to perfect
+LITTLE_OVERLAP = 0.2  # of masks, which overlap by chance
 ENOUGH = 6  # values of a curve, of which its last half tells a rise from noise
 STEEP = 0.02  # rise over that half
 
@@ -30,20 +30,19 @@ def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float |
     return [same(runs, partial(guessing, site=site)) if classified else None for site in sites]
 
 
-def has_hardly_learned(run: RunResult) -> bool:
-    """Return whether the mean test score is little above guessing."""
-    gain, room = _gain(run)
-    return -BELOW <= gain < little(run) * room
-
-
 def little(run: RunResult) -> float:
-    """Return the share of the way from guessing to perfect that shows nothing learned."""
+    """Return the share of the way from guessing to perfect below which nothing was learned."""
     return LITTLE_OVERLAP if run.summary.metric == "dice" else LITTLE
 
 
-def is_below_guessing(run: RunResult) -> bool:
-    """Return whether guessing has the better mean test score."""
-    return _gain(run)[0] < -BELOW
+def _better(run: RunResult) -> float:
+    """Return the share of the way from guessing to perfect that the mean test score is at; 1 where nobody knows."""
+    told = [(run.score(site), guessing(run, site)) for site in run.sites]
+    known = [(score, base) for score, base in told if score is not None and base is not None]
+    if not known:
+        return 1.0
+    score, base = (statistics.fmean(column) for column in zip(*known, strict=True))
+    return (score - base) / (1 - base) if base < 1 else 1.0
 
 
 def is_still_rising(run: RunResult) -> bool:
@@ -60,33 +59,23 @@ def is_still_rising(run: RunResult) -> bool:
     cuts = [len(half) * place // places for place in range(places + 1)]
     means = [statistics.fmean(half[start:end]) for start, end in pairwise(cuts)]
     falls = sum(later <= earlier for earlier, later in combinations(means, 2))
-    return falls <= (2 if len(means) == 6 else 0) and means[-1] - means[0] >= STEEP
-
-
-def _gain(run: RunResult) -> tuple[float, float]:
-    """Return how far the mean test score is above guessing, and how far a perfect one would be; 1, 1 if unknown."""
-    told = [(run.score(site), guessing(run, site)) for site in run.sites]
-    known = [(score, base) for score, base in told if score is not None and base is not None]
-    if run.failed or not known:
-        return 1.0, 1.0
-    score, base = (statistics.fmean(column) for column in zip(*known, strict=True))
-    return score - base, 1 - base
+    return falls <= (2 if places == 6 else 0) and means[-1] - means[0] >= STEEP
 
 
 SAID: dict[str, tuple[str, Callable[[RunResult], bool]]] = {
-    "is below guessing": ("Below guessing", is_below_guessing),
-    "has hardly learned": ("Hardly better than guessing", has_hardly_learned),
+    "is below guessing": ("Below guessing", lambda run: _better(run) < -BELOW),
+    "has hardly learned": ("Hardly better than guessing", lambda run: -BELOW <= _better(run) < little(run)),
     "is still rising": ("Still rising after the last round", is_still_rising),
 }
 
 
 def learned(subjects: Sequence[Subject]) -> str:
-    """Return what must be said of these methods' learning before their scores, in sentences, each with a space before;
-    of several runs of a method what holds for most."""
+    """Return what to know of these methods' learning before their scores, as sentences after a space; of several runs
+    of a method what holds for most."""
     words = []
     for one, (several, holds) in SAID.items():
-        known = [(subject, [holds(run) for run in subject.runs if not run.failed]) for subject in subjects]
-        named = [subject.label for subject, found in known if found and statistics.fmean(found) > 0.5]
+        found = {subject.label: [holds(run) for run in subject.runs if not run.failed] for subject in subjects}
+        named = [label for label, own in found.items() if own and statistics.fmean(own) > 0.5]
         if named:
             words.append(f" The model {one}." if len(subjects) == 1 else f" {several}: {', '.join(named)}.")
     return "".join(words)

@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from medsilo.core.errors import reading
+from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
@@ -76,7 +77,7 @@ def _context(runs: Sequence[RunResult]) -> str:
     count = len(all_sites(runs))
     parts = [
         same(runs, lambda run: run.summary.task_title or run.summary.task),
-        f"{count} site{'s' if count != 1 else ''}",
+        counted(count, "site"),
         runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
         same(runs, lambda run: f"{run.summary.rounds.planned} rounds"),
         same(runs, lambda run: run.summary.network),
@@ -100,17 +101,10 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
         }
         for run in runs
     ]
-    heads = [(site, _tested(runs, site)) for site in sites]
+    done = [run for run in runs if not run.failed] or runs
+    heads = [(site, same(done, partial(RunResult.tested_in_words, site=site)) or "") for site in sites]
     metric = same(runs, lambda run: run.summary.metric)
     return {"metric": metric, "heads": heads, "rows": rows, "intervals": any(run.intervals for run in runs)}
-
-
-def _tested(runs: Sequence[RunResult], site: str) -> str:
-    """Return the test cases of a site, where runs agree about them; patients are those of the runs that know them."""
-    if same(runs, partial(RunResult.test_cases, site=site)) is None:
-        return ""
-    telling = [run for run in runs if site in run.patients]
-    return same(telling or runs, partial(RunResult.tested_in_words, site=site)) or ""
 
 
 def _score(run: RunResult, site: str) -> dict[str, Any]:
@@ -270,7 +264,7 @@ def _agreed(run: RunResult) -> str:
     if agreed.minimum is None:
         return ""
     policy = f"; when one is missing: {agreed.when_missing}" if agreed.when_missing else ""
-    return f"Agreed: at least {agreed.minimum} site{'s' if agreed.minimum != 1 else ''}{policy}."
+    return f"Agreed: at least {counted(agreed.minimum, 'site')}{policy}."
 
 
 def _costs(runs: Sequence[RunResult]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.reading import read_cross, read_provenance, read_rounds, read_spent, read_summary, read_text
 from medsilo.runs.schema import Cross, Provenance, Round, SiteResult, Spent, Summary
@@ -100,9 +101,8 @@ class RunResult:
         cases, patients = self.test_cases(site), self.patients.get(site)
         if cases is None:
             return ""
-        what = "slice" if self.summary.sliced else "case"
-        of = f" of {patients} patient{'s' if patients != 1 else ''}" if patients else ""
-        return f"{cases} {what}{'s' if cases != 1 else ''}{of}"
+        of = f" of {counted(patients, 'patient')}" if patients else ""
+        return counted(cases, "slice" if self.summary.sliced else "case") + of
 
     @property
     def mean_curve(self) -> list[float | None]:

@@ -72,13 +72,8 @@ def _headline(started: StartFacts, run: RunResult | None) -> str:
     told = [f"{site} {number(run.score(site))}" for site in run.sites if run.score(site) is not None]
     if not told:
         return "Data, plan and machine fit together. No hospital has enough test cases for a score."
-    scores = f"After {rounds_alone(run)}: test {run.summary.metric} {', '.join(told)}."
+    scores = f"After {run.summary.rounds.planned} rounds alone: test {run.summary.metric} {', '.join(told)}."
     return f"Data, plan and machine fit together. {scores}{learned([Subject(run.label, [run])])}"
-
-
-def rounds_alone(run: RunResult) -> str:
-    """Return how long the trial was, in words."""
-    return f"{run.summary.rounds.planned} rounds alone"
 
 
 def _scores(run: RunResult) -> dict[str, object]:
@@ -95,13 +90,6 @@ def _scores(run: RunResult) -> dict[str, object]:
         )
         for site in run.sites
     ]
-    return {
-        "title": rounds_alone(run),
-        "heads": [
-            "test slices" if run.summary.sliced else "test cases",
-            "patients",
-            f"test {run.summary.metric}",
-            "95 % interval",
-        ],
-        "rows": rows,
-    }
+    cases, score = "test slices" if run.summary.sliced else "test cases", f"test {run.summary.metric}"
+    title = f"{run.summary.rounds.planned} rounds alone"
+    return {"title": title, "heads": [cases, "patients", score, "95 % interval"], "rows": rows}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from medsilo.core.text import counted
 from medsilo.report import deciding, findings, panels
 from medsilo.report.charts import WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
@@ -87,7 +88,7 @@ def _context(verdict: Verdict) -> str:
     seeds, sites = verdict.seeds, verdict.sites
     parts = [
         verdict.task_title,
-        f"{len(sites)} site{'s' if len(sites) != 1 else ''}",
+        counted(len(sites), "site"),
         f"{len(verdict.rows)} rows",
         f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}",
         *([f"{verdict.folds} folds"] if verdict.folds else []),

@@ -21,7 +21,7 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import read_bounded, write_text
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section, in_words
-from medsilo.core.text import plain
+from medsilo.core.text import counted, plain
 from medsilo.sealing.signing import Certified
 from medsilo.site.locked import LockedFolder
 
@@ -65,7 +65,7 @@ class ApprovalLimits(Section):
         """Return each limit in words."""
         return [
             *([f"until {moment(self.expires)}"] if self.expires is not None else []),
-            *([f"at most {self.rounds} rounds"] if self.rounds is not None else []),
+            *([f"at most {counted(self.rounds, 'round')}"] if self.rounds is not None else []),
             *([f"with no other sites than {', '.join(self.sites)}"] if self.sites else []),
             *([f"with the method {self.method} only"] if self.method else []),
         ]
@@ -96,7 +96,7 @@ class Decision(Section):
         if own.expires is not None and now >= own.expires:
             return f"approved {plan} until {moment(own.expires)}, and no longer"
         if own.rounds is not None and number > own.rounds:
-            return f"approved at most {own.rounds} rounds of {plan}"
+            return f"approved at most {counted(own.rounds, 'round')} of {plan}"
         if own.sites and not named:
             return f"approved {plan} for named sites only, and the plan names none"
         if own.sites and (others := sorted({*named, *sites} - set(own.sites))):

@@ -133,8 +133,7 @@ class SiteSettings(Section):
         f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_CASES}",
     )
     calibration: bool = Field(
-        True,
-        description="whether the calibration of test cases, and a threshold chosen on validation cases, may leave",
+        True, description="whether the calibration of test cases, and a threshold chosen on validation cases, may leave"
     )
     score_digits: int | None = Field(
         None, ge=1, le=15, description="decimals that leave of scores and losses besides; null: all"

@@ -343,12 +343,6 @@ def base_plan() -> dict[str, Any]:
     return {
         "algorithm": {"name": "fedavg"},
         "task": {"name": "synthetic-histology"},
-        "training": {
-            "rounds": 10,
-            "batch_size": 16,
-            "learning_rate": 0.02,
-            "momentum": 0.9,
-            "weight_decay": 0.0001,
-        },
+        "training": {"rounds": 10, "batch_size": 16, "learning_rate": 0.02, "momentum": 0.9, "weight_decay": 0.0001},
         "participation": {"sites": ["hospital-a", "hospital-b", "hospital-c"]},
     }

@@ -127,7 +127,7 @@ class Task(Section):
 
     @property
     def sliced(self) -> bool:
-        """Whether a case is a slice of a patient's volume."""
+        """Cases are slices of patients' volumes."""
         return False
 
     @property
