@@ -610,6 +610,8 @@ class DetectableGain(RecordPart):
     gain: Number = Field(description="the gain, in the score's unit")
     more_seeds: Count = Field(description="seeds with which half of that gain would be found, if there are as many")
     smaller_gain: Number = Field(description="the gain that these would find")
+    low: Number | None = Field(None, description="the least that `gain` may be, as the spread is an estimate")
+    high: Number | None = Field(None, description="the most, at the comparison's `level`")
     words: Text = Field(description="the same as a sentence")
 
 
