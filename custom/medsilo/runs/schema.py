@@ -638,7 +638,7 @@ class Verdict(RecordPart):
         None, description="the gain that would have been found, see below; `null` with one seed"
     )
     single: list[str] = Field(
-        [], description="sites whose test cases are all one patient's: their intervals are for other seeds alone"
+        [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
     )
     headline: str = Field(description="the answer in words")
     winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
@@ -663,5 +663,6 @@ class Verdict(RecordPart):
         if not self.single:
             return "other patients and other seeds (whole patients count)"
         if self.single == self.sites:
-            return "other seeds alone, as every site's test cases are one patient's"
+            told = "other people and other seeds (each site is one person), at a single site"
+            return f"{told} for other seeds alone, which makes nothing sure"
         return f"other patients and other seeds, at {', '.join(self.single)} for other seeds alone (one patient each)"

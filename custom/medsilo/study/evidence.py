@@ -76,9 +76,10 @@ class Difference:
     def decides(self) -> bool:
         """Return whether the interval leaves zero on one side.
 
-        One seed, or seeds that are all alike, say nothing about the luck of training.
+        One seed, or seeds that are all alike, say nothing about the luck of training, and seeds alone nothing about
+        other people.
         """
-        return self.seeds > 1 and not self.alike and (self.low > 0 or self.high < 0)
+        return self.seeds > 1 and not self.alike and self.patients.degrees > 0 and (self.low > 0 or self.high < 0)
 
 
 def joined(folds: Sequence[Scores]) -> Scores:
@@ -119,14 +120,16 @@ def compare(
     names = sorted(sites or method[0])
     shares = [_shares(study, names, endpoint) for study in (method, baseline)]
     by_seed = np.zeros(len(method))
-    of_sites, rounding = [], 0.0
+    of_sites, ways, used, rounding = [], [], [], 0.0
     for column, name in enumerate(names):
         mine, theirs = ([study[name] for study in each] for each in (method, baseline))
         a, b = (share[:, column] for share in shares)
         if not (a.any() or b.any()):
             continue
         pairs = [_paired(*pair) for pair in zip(mine, theirs, strict=True)]
-        by_seed += [w * x.values.mean() - v * y.values.mean() for w, v, (x, y) in zip(a, b, pairs, strict=True)]
+        ways.append([w * x.values.mean() - v * y.values.mean() for w, v, (x, y) in zip(a, b, pairs, strict=True)])
+        by_seed += ways[-1]
+        used.append(column)
         of_sites.append(_of_site(pairs, a, b))
         rounding += _rounding([*mine, *theirs]) * float(np.maximum(a, b).mean()) ** 2
     mean, seeds = float(by_seed.mean()), len(by_seed)
@@ -136,7 +139,8 @@ def compare(
     if seeds > 1:
         least = max(luck.variance if luck else 0.0, rounding if mean else 0.0)
         own = Variance(max(between.variance, least), luck.degrees if luck else between.degrees)
-    patients = _of_patients(of_sites)
+    single = all(site.patients == 1 for site in of_sites)
+    patients = _of_people(ways, (shares[0] + shares[1])[:, used].mean(0) / 2) if single else _of_patients(of_sites)
     low, high, p = _interval(mean, [patients, Variance(own.variance / seeds, own.degrees)])
     return Difference(mean, low, high, p, seeds, patients, own, alike)
 
@@ -214,6 +218,19 @@ def _of_patients(sites: Sequence[_OfSite]) -> Variance:
         if site.patients
     ]
     return _together(parts) if any(part.variance for part in parts) else Variance(0.0, degrees)
+
+
+def _of_people(ways: Sequence[Sequence[float]]) -> Variance:
+    """The same where each site is one person: each is one number, its mean over seeds."""
+    people = np.mean(ways, axis=1)
+    return Variance(len(people) * float(people.var(ddof=1)), len(people) - 1) if len(people) > 1 else NOTHING
+
+
+def _of_people(ways: Sequence[Sequence[float]], shares: np.ndarray) -> Variance:
+    """The same where each site is one person: each is one number, its mean over seeds."""
+    people = np.mean(ways, axis=1)
+    moves, number = people - shares * people.sum(), len(people)
+    return Variance(number / (number - 1) * float((moves**2).sum()), number - 1) if number > 1 else NOTHING
 
 
 def _together(parts: Sequence[Variance]) -> Variance:
