@@ -15,18 +15,21 @@ import numpy as np
 from scipy import stats
 from timing import run
 
-from medsilo.study.evidence import pooled_luck
+from medsilo.study.evidence import luck_beside
 
 ROWS, SEEDS, SPREAD, LEVEL = 6, 3, 0.0225, 0.05
 TIMES = 4000
 UNSTEADY = (1, 2, 3, 5, 10)
+BASELINE = (2, 3, 4)
 Judge = Callable[[np.ndarray], np.ndarray]  # [times, rows, seeds] -> p of each row but the first
 
 
-def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = TIMES) -> np.ndarray:
-    """Draw studies [times, rows, seeds]: row 1 is so many times as unsteady as the rest, row 2 gains."""
+def studies(
+    random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = TIMES, row: int = 1
+) -> np.ndarray:
+    """Draw studies [times, rows, seeds]: a row is so many times as unsteady as the rest, row 2 gains."""
     drawn = random.normal(0, SPREAD, (times, ROWS, SEEDS))
-    drawn[:, 1] *= unsteady
+    drawn[:, row] *= unsteady
     drawn[:, 2] += gain
     return drawn + random.normal(0, 0.05, (times, 1, SEEDS))
 
@@ -65,10 +68,9 @@ def residual(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def checked(scores: np.ndarray) -> np.ndarray:
     """Judge as `compare` does."""
     own = of_its_own(scores)
-    common, known, steady = pooled_luck(scores)
-    use = steady[:, 1:] & steady[:, :1]
-    variance = np.where(use, np.maximum(common[:, None], own), own)
-    return p_values(scores, variance, np.where(use, known[:, None], SEEDS - 1.0))
+    common, known, steady = luck_beside(scores, 0)
+    variance = np.where(steady, np.maximum(common[:, None], own), own)
+    return p_values(scores, variance, np.where(steady, known[:, None], SEEDS - 1.0))
 
 
 def moderated(scores: np.ndarray, prior: float = 4.0) -> np.ndarray:
@@ -93,6 +95,11 @@ def sure(p: np.ndarray) -> np.ndarray:
     return np.take_along_axis(adjusted, p.argsort(1).argsort(1), 1) < LEVEL
 
 
+def covered(judge: Judge, unsteady: float, times: int = TIMES) -> float:
+    """Return how often a 95 % interval covers the truth where the first row is the unsteady one."""
+    return float((judge(studies(np.random.default_rng(2), 0.0, unsteady, times, row=0)) >= LEVEL).mean())
+
+
 def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]]:
     """Return how often gains of 6 and 10 points are found, and the false alarms by unsteadiness."""
     random = np.random.default_rng(1)
@@ -102,13 +109,14 @@ def measured(judge: Judge, times: int = TIMES) -> tuple[list[float], list[float]
 
 def main() -> None:
     """Print the table of docs/reproduce.md."""
-    heads = ["", "6 points", "10 points", *(f"false, {by}x" if by > 1 else "false, all alike" for by in UNSTEADY)]
+    alarm_heads = [f"false, {by}x" if by > 1 else "false, all alike" for by in UNSTEADY]
+    heads = ["", "6 points", "10 points", *alarm_heads, *(f"covered, baseline {by}x" for by in BASELINE)]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for name, judge in JUDGES.items():
         power, alarms = measured(judge, TIMES)
-        print(
-            f"| {name} | {' | '.join(f'{share:.0%}' for share in power)} | {' | '.join(f'{a:.1%}' for a in alarms)} |"
-        )
+        shares = [f"{share:.0%}" for share in power] + [f"{alarm:.1%}" for alarm in alarms]
+        shares += [f"{covered(judge, by, TIMES):.1%}" for by in BASELINE]
+        print(f"| {name} | {' | '.join(shares)} |")
 
 
 if __name__ == "__main__":

@@ -88,11 +88,11 @@ class Vectors:
         self.mask = {site: public(secret_of(site, "mask")) for site in SITES}
         self.commitment = {site: derive(secret_of(site, "seed"), "commitment") for site in SITES}
         self.block = digest(
-            "block", NAME, "@server", bits, repr(BOUND), len(SITES), len(LAYOUT), *LAYOUT, *[1] * len(SITES)
+            "block", NAME, "@server", bits, repr(BOUND), len(SITES), 1, len(LAYOUT), *LAYOUT, *[1] * len(SITES)
         )
         offers = [part for site in SITES for part in (site, self.mask[site], self.commitment[site])]
         self.context = digest("round", self.assembly, ROUND, len(SITES), *offers, GIVEN, self.block)
-        most = ((1 << bits - 1) - 1) / len(SITES) - 1.0
+        most = 0.999 * 2.0 ** (bits - 1) / len(SITES)
         self.scale = 2.0 ** math.floor(math.log2(most / BOUND))
 
     def offer_signature(self, site: str) -> bytes:

@@ -92,6 +92,11 @@ class PublishedCell:
         return math.sqrt(sum(spread(own) ** 2 / len(own) for own in (self.ours, self.theirs)))
 
     @property
+    def judged(self) -> bool:
+        """Return whether both spreads are known: one seed has none."""
+        return min(len(self.ours), len(self.theirs)) > 1
+
+    @property
     def agrees(self) -> bool:
         """Return whether the means are within two standard errors."""
         return abs(fmean(self.ours) - fmean(self.theirs)) <= ERRORS * self.error
@@ -99,6 +104,8 @@ class PublishedCell:
     def row(self) -> list[str]:
         """Return the cell as it is printed."""
         away = fmean(self.ours) - fmean(self.theirs)
+        if not self.judged:
+            return [self.set, self.method, self.test, shown(self.theirs), shown(self.ours), "–", "not judged"]
         told = f"{away / self.error:+.1f}" if self.error else f"{away:+.3f}"
         verdict = "agrees" if self.agrees else "DIFFERS"
         return [self.set, self.method, self.test, shown(self.theirs), shown(self.ours), told, verdict]
@@ -113,8 +120,8 @@ def spread(values: Sequence[float]) -> float:
 
 
 def shown(values: Sequence[float]) -> str:
-    """Return mean and standard deviation."""
-    return f"{fmean(values):.3f} ± {spread(values):.3f}"
+    """Return mean and standard deviation, where there is one."""
+    return f"{values[0]:.3f}" if len(values) == 1 else f"{fmean(values):.3f} ± {spread(values):.3f}"
 
 
 # ------------------------------------------------------------------------------------------------------ the data

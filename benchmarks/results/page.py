@@ -75,12 +75,12 @@ def _section(comparison: Comparison) -> list[str]:
     verdict = comparison.verdict(part.against)
     found = {row: results_of(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
     lines += [f"**{verdict.headline}**", "", *table(cells[0].plan, found), ""]
-    lines += [f"#{line}" if part.title and line.startswith("## ") else line for line in sure(verdict)]
-    if len(verdict.sites) > MOST_SITES and any(verdict.joining.values()):
-        lines += [_joining(verdict), ""]
     mark = "###" if part.title else "##"
     if part.people:
         lines += [f"{mark} For other people", "", *_other_people(verdict), ""]
+    lines += [f"#{line}" if part.title and line.startswith("## ") else line for line in sure(verdict)]
+    if len(verdict.sites) > MOST_SITES and any(verdict.joining.values()):
+        lines += [_joining(verdict), ""]
     for other in part.beside:
         held = comparison.verdict(other)
         lines += [f"{mark} Against {held.against}, to explore", "", *_differences(held), ""]
@@ -113,10 +113,9 @@ def _other_people(verdict: Verdict) -> Iterator[str]:
     tested = {title: stats.ttest_1samp(own, 0.0) for title, own in moves.items()}
     adjusted = holm({title: float(test.pvalue) for title, test in tested.items()})
     yield (
-        f"Every site is one person, so the intervals above are for other seeds alone. Here each person is one number, "
-        f"the difference from {verdict.against} averaged over seeds; mean over {len(verdict.sites)} people with its "
-        "95 % interval by Student's t, p after Holm's correction. To explore; people learn together, which t does not "
-        "know."
+        f"Every site is one person. Here each is one number, the difference from {verdict.against} averaged over "
+        f"seeds; mean over {len(verdict.sites)} people with its 95 % interval by Student's t, p after Holm's "
+        "correction. To explore; people learn together, which t does not know."
     )
     yield ""
     yield from ("| row | mean over people | p | people above, below |", "|---|---|---|---|")

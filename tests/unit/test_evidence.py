@@ -13,6 +13,7 @@ from medsilo.study.evidence import (
     in_words,
     interval,
     interval_of_concordance,
+    luck_beside,
     luck_of,
     pooled_luck,
     seeds_of,
@@ -163,6 +164,22 @@ def test_one_patient_leaves_the_seeds() -> None:
     assert found.p == pytest.approx(stats.ttest_1samp([0.1, 0.2, 0.3], 0).pvalue)
 
 
+def test_sites_that_are_one_person_each_are_compared_as_people() -> None:
+    """With seeds that are nearly alike the interval is that of a t test over people; one person makes nothing sure."""
+    random = np.random.default_rng(30)
+    moves, person = random.normal(0.05, 0.1, 12), [0] * 5
+    mine = [
+        {f"{k}": scores(np.full(5, 0.5 + move + 1e-6 * random.normal()), person) for k, move in enumerate(moves)}
+        for _ in range(3)
+    ]
+    theirs = [{f"{k}": scores(np.full(5, 0.5), person) for k in range(12)}] * 3
+    expected = stats.ttest_1samp(moves, 0).confidence_interval(0.95)
+    found = compare(mine, theirs)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-4)
+    best = f"{int(moves.argmax())}"
+    assert compare(mine, theirs, [best]).low > 0 and not compare(mine, theirs, [best]).decides
+
+
 def test_what_is_not_paired_is_refused() -> None:
     one = [{"a": scores([0.1, 0.2])}]
     with pytest.raises(ValueError, match="same ones"):
@@ -246,8 +263,7 @@ def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
     ways = studies[:, 1:] - studies[:, :1]
     variance, degrees = ways.var(-1, ddof=1), np.full(ways.shape[:2], 2.0)
     if pooled:
-        common, known, steady = pooled_luck(studies)
-        use = steady[:, 1:] & steady[:, :1]
+        common, known, use = luck_beside(studies, 0)
         variance = np.where(use, np.maximum(common[:, None], variance), variance)
         degrees = np.where(use, known[:, None], degrees)
     p = 2 * stats.t.sf(np.abs(ways.mean(-1)) / np.sqrt(variance / 3), degrees)
@@ -255,13 +271,13 @@ def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
 
 
 def test_the_luck_of_all_rows_together_finds_gains_that_one_row_does_not() -> None:
-    """The power table: 11 % and 27 % of gains of 6 and 10 points by the row alone, above 43 % and 85 % together."""
+    """The power table: 11 % and 27 % of gains of 6 and 10 points by the row alone, above 30 % and 60 % together."""
     random = np.random.default_rng(23)
     power = {
         gain: [sure(studies(random, gain), pooled)[:, 1].mean() for pooled in (False, True)] for gain in (0.06, 0.1)
     }
-    assert power[0.06][0] < 0.15 and power[0.06][1] > 0.43
-    assert power[0.1][0] < 0.33 and power[0.1][1] > 0.85
+    assert power[0.06][0] < 0.15 and power[0.06][1] > 0.3
+    assert power[0.1][0] < 0.33 and power[0.1][1] > 0.6
 
 
 @pytest.mark.parametrize(("unsteady", "most"), [(1.0, 0.05), (2.0, 0.06), (3.0, 0.08)])
@@ -269,6 +285,22 @@ def test_a_row_that_is_far_unsteadier_than_the_rest_raises_few_false_alarms(unst
     """Without the check, a row that is three times as unsteady would be falsely sure in more than 15 % of studies."""
     alarms = sure(studies(np.random.default_rng(24), 0.0, unsteady), True).any(-1).mean()
     assert alarms <= most
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("rows", [4, 6, 10])
+def test_intervals_cover_where_the_baseline_is_the_unsteady_row(rows: int, seeds: int) -> None:
+    """With one spread of all rows it was .89 to .93 where the baseline varies two to four times as much."""
+    random, times = np.random.default_rng(27), 3000
+    for unsteady in (1, 2, 3, 4, 10):
+        drawn = random.normal(0, 0.02, (times, rows, seeds))
+        drawn[:, 0] *= unsteady
+        ways = drawn[:, 1:] - drawn[:, :1]
+        common, degrees, use = luck_beside(drawn, 0)
+        own = ways.var(-1, ddof=1)
+        variance = np.where(use, np.maximum(common[:, None], own), own)
+        reach = stats.t.isf(0.025, np.where(use, degrees[:, None], seeds - 1.0)) * np.sqrt(variance / seeds)
+        assert (np.abs(ways.mean(-1)) <= reach).mean() >= 0.93, unsteady
 
 
 def test_one_seeds_variance_by_hand() -> None:
@@ -286,14 +318,18 @@ def test_one_seeds_variance_by_hand() -> None:
 
 
 def test_a_study_says_what_it_could_have_seen() -> None:
-    """The gain that it names is found in about 80 % of such studies."""
+    """The gain that it names is found in about 80 % of such studies, on average over what they know of their spread."""
     random = np.random.default_rng(26)
-    gains = []
+    found = []
     for rows in studies(random, 0.0, times=40):
         ways = [[{"a": scores([value])} for value in row] for row in rows]
-        found = [compare(way, ways[0], luck=luck) for way, luck in zip(ways[1:], luck_of(rows, 0)[1:], strict=True)]
-        gains.append(sensitivity(found).gain)  # type: ignore[union-attr]
-    assert 0.7 < sure(studies(random, float(np.median(gains))), True)[:, 1].mean() < 0.9
+        each = [compare(way, ways[0], luck=luck) for way, luck in zip(ways[1:], luck_of(rows, 0)[1:], strict=True)]
+        found.append(sensitivity(each))
+    gains = [own.gain for own in found if own]
+    power = [sure(studies(random, gain, times=300), True)[:, 1].mean() for gain in gains]
+    assert len(gains) == 40 and 0.68 < np.mean(power) < 0.9 and 0.7 < np.median(power) < 0.95
+    true = next(gain for gain in np.arange(0, 1, 0.005) if sure(studies(random, gain, times=1000), True)[:, 1].mean() > 0.8)
+    assert np.mean([own is not None and own.low <= true <= own.high for own in found]) > 0.75
     luck = Variance(2 * 0.0225**2, 10)
     told = sensitivity([Difference(0, 0, 0, 1, 3, luck=luck)] * 5)
     assert told is not None and told.seeds == 3 < told.more_seeds and told.smaller_gain <= told.gain / 2

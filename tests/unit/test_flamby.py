@@ -59,6 +59,8 @@ def test_a_cell_agrees_within_two_standard_errors() -> None:
     assert PublishedCell("set", "fedavg", "all", near, theirs).error == pytest.approx(0.0707, abs=1e-4)
     assert PublishedCell("set", "fedavg", "all", near, theirs).agrees
     assert PublishedCell("set", "fedavg", "all", far, theirs).row()[-1] == "DIFFERS"
+    alone = PublishedCell("set", "fedavg", "all", far[:1], theirs)
+    assert not alone.judged and alone.row()[-2:] == ["–", "not judged"]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Methods with a network of the site's own: every step against float64 numpy, and what each is at its extremes."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,8 @@ from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.loop import Compute, Lesson, lesson, objective_of, passed_through, train_epoch
-from medsilo.learning.personal import MetaGradient, adapt, moreau
+from medsilo.learning.personal import DELTA, MetaGradient, adapt, moreau
+from medsilo.learning.steps import correcting
 from medsilo.learning.training import Training
 from medsilo.registry import METHODS
 from medsilo.site.settings import SiteSettings
@@ -544,23 +546,65 @@ def test_numbers_that_make_no_sense_are_refused(method: str, change: str, words:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_the_hessian_free_product_comes_near_the_exact_one_with_a_small_delta() -> None:
-    """In double precision and batches of four, 1e-3 is far off and 1e-5 agrees to better than 1e-9."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    batch = torch.randn(4, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 2])
-    parameters = list(model.parameters())
-    direction = [torch.randn_like(parameter) for parameter in parameters]
-    gradients = torch.autograd.grad(functional.cross_entropy(model(batch[0]), batch[1]), parameters, create_graph=True)
-    exact = torch.autograd.grad(gradients, parameters, direction)
-    found = {}
-    for delta in (1e-3, 1e-5):
-        meta = MetaGradient(model, functional.cross_entropy, 1.0, CPU, delta)
-        meta.batches = [batch]
-        for parameter, way in zip(parameters, direction, strict=True):
-            parameter.grad = way.clone()
-        meta.subtract_curvature()
-        product = [way - parameter.grad for parameter, way in zip(parameters, direction, strict=True)]  # type: ignore[operator]
-        found[delta] = max(float((one - other).abs().max()) for one, other in zip(product, exact, strict=True))
-    assert found[1e-5] < 1e-9 < found[1e-3]
+def exact_product(model: nn.Module, batch: tuple[Tensor, Tensor], direction: list[Tensor]) -> tuple[Tensor, ...]:
+    """∇²f g by a second backward pass, in double precision."""
+    precise = copy.deepcopy(model).double()
+    parameters = list(precise.parameters())
+    loss = functional.cross_entropy(precise(batch[0].double()), batch[1])
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+    return torch.autograd.grad(gradients, parameters, [way.double() for way in direction])
+
+
+def relu_network() -> nn.Module:
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 36, 3))
+
+
+def test_the_hessian_free_product_is_the_exact_one_beside_the_kinks_of_relu() -> None:
+    """A single-precision network; δ of 0.001 is off by more than a tenth in some of these."""
+    coarse = 0.0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = relu_network()
+        batch = torch.randn(16, 3, 16, 16), torch.randint(3, (16,))
+        direction = [torch.randn_like(parameter) for parameter in model.parameters()]
+        exact = torch.cat([own.flatten() for own in exact_product(model, batch, direction)])
+        for delta in (DELTA, 1e-3):
+            meta = MetaGradient(model, functional.cross_entropy, 1.0, CPU, delta)
+            meta.batches = [batch]
+            for parameter, way in zip(model.parameters(), direction, strict=True):
+                parameter.grad = way.clone()
+            meta.subtract_curvature()
+            found = torch.cat([(w - p.grad).flatten() for p, w in zip(model.parameters(), direction, strict=True)])
+            error = float((found - exact).norm() / exact.norm())
+            assert delta != DELTA or error < 1e-5
+            coarse = max(coarse, error)
+    assert coarse > 0.1
     assert make_plan("per-fedavg", "algorithm.delta=0.00001").hash != make_plan("per-fedavg").hash
+
+
+def test_running_statistics_after_hessian_free_steps_are_those_of_exact_ones() -> None:
+    torch.manual_seed(1)
+    start, seen = relu_network(), []
+    batches = [(torch.randn(8, 3, 16, 16), torch.randint(3, (8,))) for _ in range(12)]
+    for exact in (False, True):
+        model = copy.deepcopy(start)
+        meta = MetaGradient(model, functional.cross_entropy, 0.2, CPU)
+
+        def correct(model: nn.Module = model, meta: MetaGradient = meta, exact: bool = exact) -> None:
+            if not exact:
+                return meta.subtract_curvature()
+            parameters = list(model.parameters())
+            product = exact_product(model, meta.batches[0], [p.grad for p in parameters])
+            for p, own in zip(parameters, product, strict=True):
+                p.grad.sub_(0.2 * own)
+            return None
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with correcting(optimizer, correct):
+            learn = meta.lesson(lesson(model, meta.objective, optimizer, CPU))
+            for batch in batches:
+                learn(*batch)
+        seen.append(dict(model.named_buffers()))
+    for name, buffer in seen[0].items():
+        torch.testing.assert_close(buffer, seen[1][name], rtol=1e-4, atol=1e-4)

@@ -1,10 +1,11 @@
 """SiloBN: whose statistics a hospital has, above all one that did not train. Rounds by hand: test_algorithms.py."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Subset
 
 from medsilo.core.errors import PlanError
@@ -24,29 +25,25 @@ SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_si
 PLAN = make_plan("silobn", *SMALL, f"participation.unseen=[{NEW}]", sites=SITES)
 
 
-def normalised(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a batch norm makes of a batch [cases, channels, steps] in training, and what it took off."""
-    mean, variance = values.mean((0, 2)), values.var((0, 2), unbiased=False)
-    out = (values - mean[:, None]) / (variance[:, None] + 1e-5).sqrt()
-    return out, mean, variance * values.numel() / values.shape[1] / (values.numel() / values.shape[1] - 1)
-
-
-def test_statistics_are_the_mean_of_the_batches_own_by_hand() -> None:
+@pytest.mark.parametrize("batch", [1, 8, 32, 66])
+def test_every_case_counts_the_same_whatever_the_batch_size(batch: int) -> None:
+    """As float64 has it that normalises all cases as one batch. Of 66 the last two are a batch of their own, and other
+    than the rest: with the same weight for every batch the error is a third of a standard deviation."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Conv1d(3, 2, 1), nn.BatchNorm1d(2))
-    model = model.double()
-    batches = [torch.randn(cases, 2, 5, dtype=torch.float64) * 3 + 1 for cases in (4, 4, 3, 1)]
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    adapt_batch_norm(model, batches)
-    found: list[list[Tensor]] = [[], [], [], []]
-    for batch in batches[:3]:  # one case alone has no statistics
-        out, *first = normalised(model[0](batch).detach())
-        second = normalised(model[3](out).detach())[1:]
-        for kept, own in zip(found, [*first, *second], strict=True):
-            kept.append(own)
-    ours = [model[1].running_mean, model[1].running_var, model[4].running_mean, model[4].running_var]
-    for own, kept in zip(ours, found, strict=True):
-        torch.testing.assert_close(own, torch.stack(kept).mean(0), rtol=1e-9, atol=1e-12)
+    layers = [nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Dropout(0.5), nn.Conv1d(3, 2, 3), nn.BatchNorm1d(2)]
+    model = nn.Sequential(*layers)
+    cases = torch.randn(66, 2, 9) * 3 + 10
+    cases[-2:] += 20
+    exact = copy.deepcopy(model).double().train()
+    exact[1].momentum = exact[5].momentum = None
+    exact[3].eval()
+    exact(cases.double())
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    adapt_batch_norm(model, cases.split(batch))
+    for place, numbers in ((1, 66 * 7), (5, 66 * 5)):  # torch's own variance is that of n - 1
+        population = exact[place].running_var * (numbers - 1) / numbers
+        torch.testing.assert_close(model[place].running_mean.double(), exact[place].running_mean, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model[place].running_var.double(), population, rtol=1e-5, atol=1e-5)
     assert all(torch.equal(before[name], own.data) for name, own in model.named_parameters())
     assert (model[1].momentum, model.training) == (0.1, False)
 

@@ -87,7 +87,8 @@ class Algorithm(Section):
     def measure_unseen(self, modules: Modules, inputs: Iterable[Tensor]) -> None:
         """Measure, at a hospital that did not train, what all others know of their own images; no label is used.
 
-        inputs: of its training cases, in batches; of its test cases where it has no others.
+        inputs: of its training cases, in batches, anew as often as they are gone through; of its test cases where it
+            has no others.
         """
 
     def private(self) -> Private:

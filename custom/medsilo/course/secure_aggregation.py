@@ -15,6 +15,7 @@ from medsilo.course.sealable import forms_of
 from medsilo.mixing.forms import Exchanged, Form, Unsealable
 
 LEAST_SEALED = 3  # hospitals in a sealed round
+COARSEST = 1e-5  # that sealed numbers may be apart: coarser ones cost what a round has learned
 Sealing = Literal["none", "pairwise"]
 
 SEALING: dict[Sealing, str] = {
@@ -77,7 +78,8 @@ class TransportSettings(Feature):
     )
     sealing_bits: Literal[32, 64] = Field(
         64,
-        description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits",
+        description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits; refused where numbers "
+        "would be more than 0.00001 apart",
     )
     sealing_bound: float | None = Field(
         None,
@@ -185,6 +187,16 @@ class TransportSettings(Feature):
             yield (
                 "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32, and "
                 "transport.sealing_bits=32 for half of the bytes"
+            )
+        if self.bound * named > COARSEST * 2 ** (self.sealing_bits - 2):
+            yield (
+                f"transport.sealing_bound: with {self.sealing_bits} bits, sums of {named} hospitals' numbers up to "
+                f"{self.bound:g} would be rounded by more than {COARSEST:g}; set sealing_bits=64 or a smaller bound"
+            )
+        if self.sealing_counts and self.sealing_bits == 32:
+            yield (
+                "transport.sealing_bits: 32 bits are too few where the weights are sealed, too "
+                "(transport.sealing_counts): hospitals may have far fewer cases than the plan allows; set 64"
             )
         if self.sealing_counts and self.sealing_clear:
             yield (

@@ -34,7 +34,8 @@ def passed_on(server: ServerSide) -> Mixer:
 class Cyclic(Algorithm):
     """w goes from hospital to hospital: in each round one trains it, and a cycle has a round for each.
 
-    All validate it in every round, so that the best round is chosen as in other methods.
+    All validate it in every round, so that the best round is chosen as in other methods. A hospital's momentum waits
+    while others train and goes on in its next turn, a whole cycle old; `training.on_new_weights: reset` begins afresh.
     """
 
     title = "Cyclic weight transfer"

@@ -66,7 +66,10 @@ class FedYogi(FedAdam):
 
 
 class FedAdagrad(ServerStep):
-    """m ← β m + (1 - β) D; v ← v + D²; w ← w + η m / (√v + τ)."""
+    """m ← β m + (1 - β) D; v ← v + D²; w ← w + η m / (√v + τ).
+
+    D is weighted by cases, as FedAvg's mean; the paper's hospitals count alike (`weighting: uniform`).
+    """
 
     title = "FedAdagrad"
     paper = "Reddi et al. 2021"

@@ -20,7 +20,8 @@ class SiloBN(Averaging):
     """FedAvg of all weights, batch norm's scale and shift among them; batch norm's statistics stay at the site.
 
     A hospital that did not train takes the shared weights, and measures the statistics on its own images without a
-    label and without a step (AdaBN, Li et al. 2017).
+    label and without a step (AdaBN, Li et al. 2017): each case counts the same, and a layer is measured behind those
+    before it, so its images are gone through once for each batch norm.
     """
 
     title = "SiloBN"

@@ -612,6 +612,8 @@ class DetectableGain(RecordPart):
     gain: Number = Field(description="the gain, in the score's unit")
     more_seeds: Count = Field(description="seeds with which half of that gain would be found, if there are as many")
     smaller_gain: Number = Field(description="the gain that these would find")
+    low: Number | None = Field(None, description="the least that `gain` may be, as the spread is an estimate")
+    high: Number | None = Field(None, description="the most, at the comparison's `level`")
     words: Text = Field(description="the same as a sentence")
 
 
@@ -638,7 +640,7 @@ class Verdict(RecordPart):
         None, description="the gain that would have been found, see below; `null` with one seed"
     )
     single: list[str] = Field(
-        [], description="sites whose test cases are all one patient's: their intervals are for other seeds alone"
+        [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
     )
     headline: str = Field(description="the answer in words")
     winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
@@ -663,5 +665,6 @@ class Verdict(RecordPart):
         if not self.single:
             return "other patients and other seeds (whole patients count)"
         if self.single == self.sites:
-            return "other seeds alone, as every site's test cases are one patient's"
+            told = "other people and other seeds (each site is one person), at a single site"
+            return f"{told} for other seeds alone, which makes nothing sure"
         return f"other patients and other seeds, at {', '.join(self.single)} for other seeds alone (one patient each)"

@@ -18,6 +18,8 @@ CHECK = 4  # words behind the numbers that are zero: a mask that was not taken o
 COARSEST = 10  # bits that a number must have at least
 CHUNK = 1 << 15  # numbers that are converted at once
 WEIGHT_BITS = 16  # of a row of a mixing matrix
+MOST_ROUNDED = 128.0  # units by which the numbers of 256 sites are rounded together, at most
+USED = 0.999  # share of the integers' range; the rest is room for rounding
 
 WORD: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 SIGNED: dict[int, np.dtype[Any]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
@@ -31,11 +33,14 @@ class FixedPoint:
     bits: of the integers.
     bound: no number that a site sends may be larger, whatever its sign.
     weights: the largest sum of weights that numbers may be added with; the number of sites for a plain sum.
+    one: the largest weight. Numbers are multiplied by their share of it and then rounded, so that weights of 300,000
+        cases leave as many digits as those of three.
     """
 
     bits: Literal[32, 64]
     bound: float
     weights: int
+    one: int = 1
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bound) and self.bound > 0) or not 1 <= self.weights < 1 << 52:
@@ -50,9 +55,10 @@ class FixedPoint:
 
     @cached_property
     def scale(self) -> float:
-        """Integers per 1: the largest power of two with which no sum leaves the range of the integers."""
-        most = ((1 << self.bits - 1) - 1) / self.weights - 1.0
-        return 2.0 ** math.floor(math.log2(most / self.bound)) if most > 0 else 0.0
+        """Integers per 1 that has the largest weight: the largest power of two with which no sum leaves the range of
+        the integers."""
+        most = USED * 2.0 ** (self.bits - 1) / self.weights * self.one
+        return 2.0 ** math.floor(math.log2(most / self.bound))
 
     @property
     def resolution(self) -> float:
@@ -72,21 +78,21 @@ class FixedPoint:
                 "plan seals numbers; nothing of it was sealed: raise the bound, or look why training grew so large"
             )
 
-    def encode(self, values: Tensor, words: Words) -> None:
-        """Write checked values into words."""
+    def encode(self, values: Tensor, words: Words, weight: int) -> None:
+        """Write checked values, times their weight, into words."""
         flat = values.detach().reshape(-1)
         given = (flat if flat.dtype == torch.float64 else flat.float()).cpu().numpy()
         room = np.empty(min(CHUNK, len(given)), np.float64)
-        signed = words.view(SIGNED[self.bits])
+        signed, unit = words.view(SIGNED[self.bits]), self.scale * weight / self.one
         for start in range(0, len(given), CHUNK):
             part = given[start : start + CHUNK]
-            scaled = np.multiply(part, self.scale, out=room[: len(part)])
+            scaled = np.multiply(part, unit, out=room[: len(part)], dtype=np.float64)
             signed[start : start + len(part)] = np.rint(scaled, out=scaled)
 
     def decode(self, words: Words, divisor: int, values: Tensor) -> None:
         """Write the sum in the words, divided, into a tensor of floats."""
         flat = values.reshape(-1).numpy()
-        signed, unit = words.view(SIGNED[self.bits]), self.scale * divisor
+        signed, unit = words.view(SIGNED[self.bits]), self.scale * divisor / self.one
         for start in range(0, len(flat), CHUNK):
             part = signed[start : start + CHUNK]
             flat[start : start + CHUNK] = np.divide(part, unit, dtype=np.float64)
@@ -94,7 +100,7 @@ class FixedPoint:
     def within(self, words: Words, weight: int) -> bool:
         """Return whether the words may be a sum of numbers within the bound whose weights add up to so much."""
         signed = words.view(SIGNED[self.bits])
-        most = weight * (self.bound * self.scale + 0.5)
+        most = weight / self.one * self.bound * self.scale + MOST_ROUNDED
         return not len(signed) or bool(-most <= signed.min() and signed.max() <= most)
 
 
@@ -152,10 +158,8 @@ class Flat:
         words = np.zeros(self.words, WORD[fixed.bits])
         start = 0
         for name, size in zip(self.names, self.sizes, strict=True):
-            fixed.encode(tensors[name], words[start : start + size])
+            fixed.encode(tensors[name], words[start : start + size], weight)
             start += size
-        if weight != 1:
-            np.multiply(words, words.dtype.type(weight), out=words)
         return words
 
     def decode(self, words: Words, fixed: FixedPoint, weight: int, divisor: int) -> Tensors:

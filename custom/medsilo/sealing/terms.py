@@ -103,7 +103,7 @@ class SealedBlock:
         """Bytes that stand for what is added, and how."""
         flat, fixed = self.flat, self.fixed
         layout = [f"{n} {list(s)} {d}" for n, s, d in zip(flat.names, flat.shapes, flat.dtypes, strict=True)]
-        numbers = (fixed.bits, repr(float(fixed.bound)), fixed.weights)
+        numbers = (fixed.bits, repr(float(fixed.bound)), fixed.weights, fixed.one)
         weights = ("private",) if self.weights is None else tuple(map(int, self.weights))
         return digest("block", self.name, self.reader, *numbers, len(layout), *layout, *weights)
 

@@ -27,7 +27,7 @@ from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 COUNT = "@cases"  # the number 1 among a group's, whose sum is what the weights add up to
 WORDS = "@sealed"  # under which a group's sealed numbers travel, beside its whole numbers
 ALIKE = 1e-9  # weights that two machines compute differ by less
-ROW_TOTAL = {64: 1 << 24, 32: 1 << 10}  # what the integer weights of a row add up to
+ROW_TOTAL = 1 << 24  # what the integer weights of a row add up to
 
 Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=256, strict=False)]
 Matrix = Mapping[str, Sequence[float]]  # site → its row of weights, in the order of the sites
@@ -188,7 +188,7 @@ class Blocks:
         if hides and isinstance(form, Summed) and form.weighted:
             floats[COUNT] = torch.ones((), dtype=torch.float64)
         flat = Flat.of(floats)
-        fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), self._weights(form))
+        fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), *self._weights(form))
         blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}
         if isinstance(form, Rows):
             blocks = {
@@ -204,11 +204,12 @@ class Blocks:
         whole = dict(zip(self.named, integer_weights(row, total), strict=True))
         return tuple(whole[site] for site in self.terms.sites)
 
-    def _weights(self, form: Form) -> int:
+    def _weights(self, form: Form) -> tuple[int, int]:
+        """Return what all weights add up to, at most, and the largest."""
         if isinstance(form, Rows):
-            return ROW_TOTAL[self.plan.transport.sealing_bits]
-        weighted = isinstance(form, Summed) and form.weighted
-        return len(self.terms.sites) * (self.heaviest if weighted else 1)
+            return ROW_TOTAL, ROW_TOTAL
+        one = self.heaviest if isinstance(form, Summed) and form.weighted else 1
+        return len(self.terms.sites) * one, one
 
     def _bound(self, group: Group, layout: Modules) -> float:
         """Return the plan's bound, or the range of a wide group where that is more."""
