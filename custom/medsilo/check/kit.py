@@ -1,6 +1,7 @@
 """A kit: certificates and their dates, the key, the server at the other end. Reads files; needs no NVFlare."""
 
 import json
+import os
 import socket
 import ssl
 import stat
@@ -17,6 +18,7 @@ from medsilo.core.errors import MedsiloError
 SEAL = "signature.json"
 SOON = timedelta(days=30)
 PATIENCE = 5.0  # seconds for the server to answer
+LOG = 1 << 20  # bytes of a log's end that are read
 STARTS = ("fed_client.json", "fed_server.json", "fed_admin.json", "fed_relay.json")
 RELAY = Path("local/relay__resources.json")  # in the kit of a hospital that is behind a relay
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
@@ -118,6 +120,19 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
     if (kit.folder / kit.key).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         told = "other accounts of this machine may read the private key"
         yield Finding(where, "note", told, "chmod 600 for the key, 700 for the kit")
+
+
+def check_expelled(kit: Kit) -> Iterator[Finding]:
+    """What the server said when this site connected last, which its own log has."""
+    log = kit.folder.parent / "log.txt"
+    if kit.serves or not log.is_file():
+        return
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG))
+        text = file.read(LOG).decode("utf-8", "replace")
+    if text.rfind(f"Client '{kit.name}' is disabled") > text.rfind("Successfully registered client"):
+        told = "the server refused this site when it connected last: the consortium has expelled it"
+        yield Finding("network", "stops", told, "ask the consortium's lead; a project_admin can let it in again")
 
 
 def check_seal(kit: Kit) -> Iterator[Finding]:

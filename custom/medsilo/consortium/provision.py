@@ -110,7 +110,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
         return
     try:
         old = load_yaml(path.read_text(encoding="utf-8"))
-        was, now_is = ((kept["name"], kept["builders"], kept["participants"][0]) for kept in (old, project))
+        was, now_is = ((kept["name"], kept["builders"], _lasting(kept["participants"][0])) for kept in (old, project))
+        names, new_names = (kept["participants"][0].get("host_names") for kept in (old, project))
         known = {before["name"]: before for before in old["participants"]}
     except (OSError, UnicodeDecodeError, YamlError, LookupError, TypeError) as error:
         message = f"{path.name} of the kits that are there is damaged; put it back from a copy"
@@ -120,6 +121,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
             "the consortium's name, root_valid_days or server differ from those of the kits that are there; put them "
             "back, or make new kits for everybody in another folder"
         )
+    if names != new_names and (server := now_is[2]["name"]) not in renew:
+        raise MedsiloError(f"the server's certificate has other names; give --renew {server}, and replace its startup/")
     now = {participant["name"]: participant for participant in project["participants"]}
     for name, before in known.items():
         after = now.get(name, before)
@@ -134,6 +137,10 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
                 f"the kit of {name} that is out connects in another way; give --renew {name}, and its owner replaces "
                 f"startup/, and {' and '.join(CONNECTIONS)} in local/"
             )
+
+
+def _lasting(server: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in server.items() if key != "host_names"}
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:

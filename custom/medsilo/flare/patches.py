@@ -6,11 +6,13 @@ NVFlare's own behaviour without it, and fails when it is no longer needed (tests
 """
 
 import gc
+import logging
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFuture
+from nvflare.fuel.sec.audit import AuditService
 
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session
@@ -36,6 +39,7 @@ BUFFER = 1 << 18  # bytes of a message's buffer, in addition to its own; larger 
 MOST_LEFT = 64 << 20  # bytes that may be left behind
 MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends a piece at a time, and again what was cut
 MOST_KEPT = 256  # finished ones, kept for a while for pieces that come twice
+AUDIT, AUDITS = 16 << 20, 10  # bytes of audit.log until it is set aside, and how many of these are kept
 LOOK = 1.0  # seconds between two looks at what was kept for long enough
 NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
 Send = Callable[..., Message]
@@ -331,6 +335,35 @@ def end_forgotten_jobs(fl_ctx: FLContext) -> None:
     downloaded. Please call it when the server starts.
     """
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
+
+
+class RollingFile:
+    """A log that is set aside when it is full, as <name>.1 and so on, of which the oldest goes.
+
+    Issue (2.9.0): audit.log grows for ever. `Auditor` opens it once and appends a line for each command and refusal,
+    while log.txt beside it is set aside when it has 20 MB. Please let it roll, too.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.handler = RotatingFileHandler(path, maxBytes=AUDIT, backupCount=AUDITS, encoding="utf-8")
+
+    def write(self, line: str) -> None:
+        self.handler.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
+
+    def flush(self) -> None:
+        self.handler.flush()
+
+    def close(self) -> None:
+        self.handler.close()
+
+
+def bound_audit() -> None:
+    """Let the audit log of this process roll."""
+    if auditor := AuditService.get_auditor():
+        with auditor._lock:
+            if auditor.audit_file and not isinstance(auditor.audit_file, RollingFile):
+                auditor.audit_file.close()
+                auditor.audit_file = RollingFile(auditor.audit_file.name)
 
 
 # ---------------------------------------------------------------------------------------------------- a hospital
