@@ -61,7 +61,7 @@ def test_a_machine_that_differs_is_told_or_refused_as_the_plan_says(same: str, t
         assert "torch 2.12.0" in other.missed_ends["join"] and other.machine == {}
     else:
         assert other.machine == one.machine | {"torch": "2.12.0"} and "torch 2.12.0" in other.warnings["join"][0]
-        write([tmp_path / "run"], tmp_path / "page.html")
+        write([tmp_path / "run"], tmp_path / "page.html", "a study")
         assert "different versions or processors" in (tmp_path / "page.html").read_text()
 
 

@@ -1,10 +1,14 @@
-"""A kit: certificates and their dates, the key, the server at the other end. Reads files; needs no NVFlare."""
+"""A kit: certificates and their dates, the key, the server at the other end. Reads files; needs no NVFlare.
+
+As a probe: python -m medsilo.check.kit KIT ends with 0, or with 1 and a line where its party is not up.
+"""
 
 import json
 import os
 import socket
 import ssl
 import stat
+import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,9 +134,13 @@ def check_expelled(kit: Kit) -> Iterator[Finding]:
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LOG))
         text = file.read(LOG).decode("utf-8", "replace")
-    if text.rfind(f"Client '{kit.name}' is disabled") > text.rfind("Successfully registered client"):
+    since = text[max(0, text.rfind("Successfully registered client")) :]
+    if f"Client '{kit.name}' is disabled" in since:
         told = "the server refused this site when it connected last: the consortium has expelled it"
         yield Finding("network", "stops", told, "ask the consortium's lead; a project_admin can let it in again")
+    elif "error:client_quit" in since:
+        told = "the server has ended this site's registration: the consortium may have expelled it"
+        yield Finding("network", "stops", told, "start the site again, and check again")
 
 
 def check_seal(kit: Kit) -> Iterator[Finding]:
@@ -214,3 +222,31 @@ def _free(port: int) -> Finding:
             told = f"port {port} of this machine is in use"
             return Finding("network", "stops", told, "stop what listens there, or the server if it runs already")
     return Finding("network", "ok", f"port {port} of this machine is free")
+
+
+def trouble(kit: Kit) -> str | None:
+    """Return why a party is not up; None where a server takes connections, and anybody else has one to it."""
+    import psutil
+
+    if kit.serves:
+        try:
+            socket.create_connection(("127.0.0.1", kit.port), PATIENCE).close()
+        except OSError as error:
+            return f"nothing listens on port {kit.port} ({type(error).__name__})"
+        return None
+    for process in psutil.process_iter():
+        try:
+            lines = process.net_connections("tcp")
+        except psutil.Error:  # of another account, or gone
+            continue
+        if any(line.raddr and line.raddr.port == kit.port and line.status == "ESTABLISHED" for line in lines):
+            return None
+    return f"no connection to {kit.meets} at {kit.host}:{kit.port}"
+
+
+if __name__ == "__main__":
+    try:
+        told = trouble(read_kit(Path(sys.argv[1])))
+    except (MedsiloError, IndexError) as error:
+        told = str(error)
+    sys.exit(told and f"medsilo: {told}")

@@ -49,8 +49,8 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (leading.status, "--kit KIT"),
         (leading.abort, "ID --kit KIT"),
         (leading.fetch, "ID --kit KIT"),
-        (keeping.backup, "kits/fl.example.org -o server.tar"),
-        (keeping.restore, "server.tar --kit /srv/fl.example.org --expelled st-anna"),
+        (keeping.backup, "kits/fl.example.org -o server.zip"),
+        (keeping.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),

@@ -61,7 +61,7 @@ def backup(
     kit: Annotated[Path, typer.Argument(help="the server's kit")],
     *,
     out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="a new file, .tar")
+        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="a new file, .zip")
     ],
 ) -> int:
     """Write all that a server needs to stand up again into one file, also while it runs.
@@ -73,8 +73,8 @@ def backup(
 
     screen.note(f"reading {kit}")
     kept = back_up(kit, out)
-    screen.say(f"backup: {out}, {len(kept.files)} files; expelled: {', '.join(kept.expelled) or 'nobody'}")
-    screen.answer(backup=out, files=len(kept.files), expelled=kept.expelled)
+    screen.say(f"backup: {out}, {kept.files} files; expelled: {', '.join(kept.expelled) or 'nobody'}")
+    screen.answer(backup=out, files=kept.files, expelled=kept.expelled)
     return 0
 
 
@@ -90,7 +90,7 @@ def restore(
         ),
     ],
 ) -> int:
-    """Put a server's kit and its jobs back from a backup. Every file is compared with its digest first."""
+    """Put a server's kit and its jobs back from a backup. Nothing is written over."""
     from medsilo.consortium.backup import put_back
 
     screen.note(f"reading {file}")

@@ -18,6 +18,7 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.consortium.description import PRIVATE, Consortium
+from medsilo.consortium.supervision import guard, supervise
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, write_json, write_text
 from medsilo.site.policy import CONTROLLERS
@@ -188,6 +189,11 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     for hospital in consortium.hospitals:
         shutil.copytree(policies / hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
         read_settings(fresh / hospital.name / "local")
+        guard(fresh / hospital.name)
+        supervise(fresh / hospital.name, "hospital")
+    for relay in consortium.relays:
+        supervise(fresh / relay.name, "relay")
+    supervise(fresh / consortium.server.host, "server", consortium.server.storage)
     local = fresh / consortium.server.host / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     resources["class_allow_list"] += CONTROLLERS

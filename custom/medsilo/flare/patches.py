@@ -337,24 +337,15 @@ def end_forgotten_jobs(fl_ctx: FLContext) -> None:
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
 
 
-class RollingFile:
+class RollingFile(RotatingFileHandler):
     """A log that is set aside when it is full, as <name>.1 and so on, of which the oldest goes.
 
     Issue (2.9.0): audit.log grows for ever. `Auditor` opens it once and appends a line for each command and refusal,
     while log.txt beside it is set aside when it has 20 MB. Please let it roll, too.
     """
 
-    def __init__(self, path: str) -> None:
-        self.handler = RotatingFileHandler(path, maxBytes=AUDIT, backupCount=AUDITS, encoding="utf-8")
-
     def write(self, line: str) -> None:
-        self.handler.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
-
-    def flush(self) -> None:
-        self.handler.flush()
-
-    def close(self) -> None:
-        self.handler.close()
+        self.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
 
 
 def bound_audit() -> None:
@@ -363,7 +354,7 @@ def bound_audit() -> None:
         with auditor._lock:
             if auditor.audit_file and not isinstance(auditor.audit_file, RollingFile):
                 auditor.audit_file.close()
-                auditor.audit_file = RollingFile(auditor.audit_file.name)
+                auditor.audit_file = RollingFile(auditor.audit_file.name, "a", AUDIT, AUDITS, "utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------- a hospital
