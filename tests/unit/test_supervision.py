@@ -89,7 +89,7 @@ def test_a_site_without_medsilo_says_why_it_takes_no_job(kits: Path, tmp_path: P
     assert run(sys.executable, "-c", ASKS, guard).stdout.strip() == "None"
     (tmp_path / "medsilo.py").write_text("")  # no package
     told = run(sys.executable, "-c", ASKS, guard, PYTHONPATH=tmp_path).stdout
-    assert "medsilo can't be imported here (ModuleNotFoundError" in told and "install it" in told
+    assert "medsilo can't be imported here (ModuleNotFoundError)" in told and str(tmp_path) not in told
 
 
 def test_a_probe_tells_who_is_up(kits: Path, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_probe_tells_who_is_up(kits: Path, tmp_path: Path) -> None:
         kits_of(tmp_path, put("server", "port", port), put("server", "host", "localhost"))
         assert probe(file / "localhost") == (0, "")
         code, said = probe(file / "st-anna")
-        assert code == 1 and f"no connection to the server at localhost:{port}" in said
+        assert code == 1 and f"no connection to the server on port {port}" in said
         with socket.create_connection(("127.0.0.1", port)):
             assert probe(file / "st-anna") == (0, "")
     assert probe(file / "localhost")[0] == 1 and "is no kit" in probe(tmp_path)[1]

@@ -11,6 +11,7 @@ import stat
 import sys
 from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -225,23 +226,16 @@ def _free(port: int) -> Finding:
 
 
 def trouble(kit: Kit) -> str | None:
-    """Return why a party is not up; None where a server takes connections, and anybody else has one to it."""
+    """Return why a party is not up; None where this account listens as the server, or has a connection to it."""
     import psutil
 
-    if kit.serves:
-        try:
-            socket.create_connection(("127.0.0.1", kit.port), PATIENCE).close()
-        except OSError as error:
-            return f"nothing listens on port {kit.port} ({type(error).__name__})"
-        return None
+    status, end = ("LISTEN", "laddr") if kit.serves else ("ESTABLISHED", "raddr")
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):  # of another account, or gone
             lines = process.net_connections("tcp")
-        except psutil.Error:  # of another account, or gone
-            continue
-        if any(line.raddr and line.raddr.port == kit.port and line.status == "ESTABLISHED" for line in lines):
-            return None
-    return f"no connection to {kit.meets} at {kit.host}:{kit.port}"
+            if any(line.status == status and getattr(line, end).port == kit.port for line in lines):
+                return None
+    return f"nothing listens on port {kit.port}" if kit.serves else f"no connection to {kit.meets} on port {kit.port}"
 
 
 if __name__ == "__main__":

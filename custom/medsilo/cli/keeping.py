@@ -97,6 +97,5 @@ def restore(
     kept = put_back(file, kit, expelled)
     screen.say(f"kit: {kit}, as it was on {kept.made}; jobs: {kept.storage}")
     screen.say(f"expelled: {', '.join(kept.expelled) or 'nobody'}. Who was expelled since then: --expelled NAME")
-    screen.say(f"start it with {kit / 'startup/start.sh'}")
     screen.answer(kit=kit, made=kept.made, expelled=kept.expelled)
     return 0

@@ -59,8 +59,7 @@ def storage_of(kit: Path) -> Path | None:
 
 def _running() -> str:
     """Return the command lines of all processes; that of a job's process names the job."""
-    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
-    return "\n".join(word for line in lines for word in line)
+    return "\n".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or ())
 
 
 def _needed(studies: Path, unfinished: float) -> set[str]:

@@ -11,7 +11,7 @@ from nvflare.apis.fl_context import FLContext
 try:
     from medsilo.flare.janitor import LostConnections as Guard
 except Exception as error:
-    REASON = f"medsilo can't be imported here ({type(error).__name__}: {error}); install it for this site's Python"
+    REASON = f"medsilo can't be imported here ({type(error).__name__}); install it for this site's Python"
 
     class Guard(FLComponent):  # type: ignore[no-redef]
         """Refuses jobs."""

@@ -5,10 +5,6 @@ from pathlib import Path
 
 from medsilo.core.files import write_text
 
-PLACE, PROGRAMS = (
-    "/srv/medsilo",
-    "/opt/medsilo/bin",
-)  # where units expect kits and the environment; a drop-in changes it
 HERE = Path(__file__).parent
 RUN, SERVICE, GUARD = "keep-running.sh", "medsilo.service", "medsilo_guard.py"  # files beside this one
 
@@ -17,9 +13,8 @@ def supervise(kit: Path, role: str, *writes: Path) -> None:
     """Write loop and unit into the kit of a server, relay or hospital. writes: what it writes beside the kit."""
     shutil.copyfile(HERE / RUN, kit / RUN)
     (kit / RUN).chmod(0o700)
-    paths = " ".join([f"{PLACE}/{kit.name}", *map(str, writes)])
     unit = (HERE / SERVICE).read_text("utf-8")
-    write_text(kit / SERVICE, unit.format(place=PLACE, programs=PROGRAMS, name=kit.name, role=role, writes=paths))
+    write_text(kit / SERVICE, unit.format(name=kit.name, role=role, writes=" ".join(map(str, writes))))
 
 
 def guard(kit: Path) -> None:
