@@ -8,7 +8,7 @@ quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 quick test test-of test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs quick test test-of test-slow test-long soak bench bench-history upgrade wheel release verify-release image image-docker image-buildah audit docs screenshots docs-tables clean
+.PHONY: demo jobs quick test test-of test-slow test-long soak bench bench-history upgrade wheel wheelhouse release verify-release image image-docker image-buildah audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -68,6 +68,10 @@ wheel: $(VENV)/.test-ready
 # The wheel, the hashes of all that it needs, and a signature over both by an SSH key: make release KEY=~/.ssh/id_ed25519
 release: wheel
 	$(BIN)/python provisioning/release.py write dist requirements.txt $(or $(KEY),$(error say KEY=, the private key that signs))
+
+# The wheel and all that it needs in dist/wheelhouse, with hashes, for machines without a network.
+wheelhouse: wheel
+	$(BIN)/python provisioning/release.py wheelhouse dist requirements.txt
 
 # SIGNERS has lines "maintainer ssh-ed25519 ...", from elsewhere than the release: make verify-release SIGNERS=signers
 verify-release:

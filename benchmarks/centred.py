@@ -34,12 +34,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--quick", action="store_true", help="one round, three folds, pictures of 32: to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, three folds, pictures of 32: to see that it runs"
+    )
     given = parser.parse_args(arguments)
     size, rounds, folds = (32, 1, 3) if given.quick else (64, 12, 5)
     rows = [part for row in ROWS[1:] for part in ("--row", row)]
-    command = ["compare", "--plan", "jobs/harmofl/plans/nuclei-small.yaml", "--seeds", given.seeds, "--folds", str(folds)]
-    command += ["--engine", "inprocess", "--at-once", "1", "--device", "cpu", "--against", "FedAvg", "--primary", "mean"]
+    command = [
+        "compare",
+        "--plan",
+        "jobs/harmofl/plans/nuclei-small.yaml",
+        "--seeds",
+        given.seeds,
+        "--folds",
+        str(folds),
+    ]
+    command += [
+        "--engine",
+        "inprocess",
+        "--at-once",
+        "1",
+        "--device",
+        "cpu",
+        "--against",
+        "FedAvg",
+        "--primary",
+        "mean",
+    ]
     command += ["--set", f"task.size={size}", "--set", f"training.rounds={rounds}", "--methods", ROWS[0], *rows]
     with patch.object(PictureTask, "inputs_of", centred):
         return medsilo([*command, "--data", f"{given.data}/nuclei_he", "--out", given.out])

@@ -2,6 +2,10 @@
 
     python provisioning/release.py write dist requirements.txt KEY     # make release KEY=...
     python provisioning/release.py verify dist SIGNERS                 # make verify-release SIGNERS=...
+    python provisioning/release.py wheelhouse dist requirements.txt    # make wheelhouse
+
+The last collects the wheel and all that it needs in one folder, for machines without a network that have the same
+Python, system and processor as this one.
 
 KEY is a private key of ssh-keygen's; SIGNERS a file of lines "maintainer ssh-ed25519 ...", which whoever verifies has
 from elsewhere. Nothing is installed.
@@ -9,6 +13,7 @@ from elsewhere. Nothing is installed.
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +52,24 @@ def write(dist: Path, requirements: Path, key: Path) -> None:
         sys.exit(f"{SUMS} could not be signed with {key.name}; give a private key of ssh-keygen's")
 
 
+def wheelhouse(dist: Path, requirements: Path) -> None:
+    """Write a folder with the wheel, every package that it needs, built, and the hashes of them all."""
+    house = dist / "wheelhouse"
+    shutil.rmtree(house, ignore_errors=True)
+    house.mkdir()
+    collect = ["wheel", "--quiet", "--wheel-dir", str(house), "--requirement", str(requirements)]
+    subprocess.run([sys.executable, "-m", "pip", *collect], check=True)
+    for own in dist.glob("*.whl"):
+        shutil.copy(own, house)
+    wheels = sorted(house.glob("*.whl"), key=lambda file: file.name.lower())
+    named = ["{}=={}".format(*wheel.name.split("-")[:2]) for wheel in wheels]
+    lines = [f"{name} --hash=sha256:{digest(wheel)}\n" for name, wheel in zip(named, wheels, strict=True)]
+    (house / LOCK).write_text("".join(lines), "utf-8")
+    size = sum(wheel.stat().st_size for wheel in wheels)
+    print(f"{house}: {len(wheels)} packages, {size:,} bytes. Copy it to the machine without a network, and there")
+    print(f"pip install --no-index --find-links wheelhouse --require-hashes -r wheelhouse/{LOCK}")
+
+
 def verify(dist: Path, signers: Path) -> None:
     """End with a line of what is wrong, unless the maintainer signed these very files, and no other wheel is there."""
     if missing := [path.name for path in (dist / SUMS, dist / f"{SUMS}.sig", signers) if not path.is_file()]:
@@ -71,5 +94,6 @@ def digest(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    what = {("write", 3): write, ("verify", 2): verify}.get((" ".join(sys.argv[1:2]), len(sys.argv) - 2))
+    acts = {("write", 3): write, ("verify", 2): verify, ("wheelhouse", 2): wheelhouse}
+    what = acts.get((" ".join(sys.argv[1:2]), len(sys.argv) - 2))
     sys.exit(what(*map(Path, sys.argv[2:])) if what else __doc__)

@@ -31,6 +31,7 @@ from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.download_service import Consumer, download_object
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamFuture
+from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
 
@@ -69,6 +70,27 @@ def test_every_patch_has_an_issue_and_a_test(root: Path) -> None:
         assert f"def {test}(" in (root / "tests" / file).read_text("utf-8")
     told = issues()
     assert all(told.count(f"here `{name}`. ") == 1 for name in listed()) and told.count("lease ") >= len(listed())
+
+
+def test_need_of_RollingFile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "AUDIT", 2000)
+    monkeypatch.setattr(patches, "AUDITS", 3)
+    AuditService.initialize(str(tmp_path / "audit.log"))
+    try:
+        for number in range(30):
+            AuditService.add_event("somebody", f"command-{number}", msg="100 % of it")
+        assert (tmp_path / "audit.log").stat().st_size > 2000 and len([*tmp_path.iterdir()]) == 1
+        patches.bound_audit()
+        patches.bound_audit()
+        for number in range(30, 100):
+            AuditService.add_event("somebody", f"command-{number}")
+    finally:
+        AuditService.close()
+    logs = [tmp_path / name for name in ("audit.log.3", "audit.log.2", "audit.log.1", "audit.log")]
+    assert sorted(tmp_path.iterdir()) == sorted(logs) and all(log.stat().st_size <= 2000 for log in logs)
+    lines = "".join(log.read_text() for log in logs).splitlines()
+    said = [int(line.partition("[A:command-")[2].partition("]")[0]) for line in lines]
+    assert said == list(range(said[0], 100)) and len(said) > 50
 
 
 @pytest.fixture

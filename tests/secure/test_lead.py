@@ -12,12 +12,14 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from medsilo import cli
 from medsilo.consortium import lead
+from medsilo.consortium.disk import find_in_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy import SuperModel
 from medsilo.federation import inprocess
 from medsilo.flare.janitor import MOST
 from medsilo.flare.jobs import write_job
+from medsilo.runs.clean import remove
 from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
@@ -47,6 +49,8 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
     assert code == 1 and len(err) == 1 and "--watch" in err[0]
 
+    running = [one.path for party in (SERVER, *SITES) for one in find_in_kit(consortium.kit(party), 1e-9)]
+    assert not any(job in path.name for path in running)
     code, out, err = medsilo(capsys, "status", job, "--watch", "--kit", kit)
     assert (code, err) == (0, [])
     rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/15 " in line]  # no word of waiting
@@ -65,10 +69,17 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
 
     code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
     assert code == 1 and "exists" in err[0]
+
+    gave_back = [
+        [one for one in find_in_kit(consortium.kit(party), 1e-9) if job in one.path.name] for party in (SERVER, *SITES)
+    ]  # what NVFlare left of the job: at the server what leads download, at hospitals the job's folder
+    assert [len(old) for old in gave_back] == [1, 1, 1, 0] and all(remove(old) > 0 for old in gave_back[:3])
+    code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "again")
+    assert code == 1 and len(err) == 1 and job in err[0]
     code, out, _ = medsilo(capsys, "status", "--kit", consortium.kit(MEMBER))
     assert code == 0 and out[1] == f"connected: {', '.join(SITES)}"
     assert [line.split("; ")[0] for line in out[2:5]] == [f"{site}: connected" for site in SITES]
-    assert any(job in line and "FINISHED:COMPLETED" in line for line in out)
+    assert not any(job in line for line in out)
 
 
 def test_fetch_brings_the_super_model_without_those_who_did_not_agree(

@@ -4,17 +4,21 @@ needed."""
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from medsilo.cli import main
-from medsilo.core.files import load_tensors, make_folder, save_tensors, write_text
+from medsilo.consortium.disk import find_in_kit
+from medsilo.core.files import load_tensors, make_folder, save_tensors, write_json, write_text
 from medsilo.federation import inprocess
-from medsilo.runs.clean import find_old
+from medsilo.runs.clean import find_old, remove
 from medsilo.site.settings import SiteSettings
-from tests.conftest import make_plan
+from tests.conftest import SITES, make_plan
 
 CPU = SiteSettings(device="cpu")
 
@@ -68,10 +72,10 @@ def test_what_a_finished_run_no_longer_needs_is_listed_and_then_goes(
     old = find_old(tmp_path / "runs", 7)
     total = sum(one.bytes for one in old)
     assert main(["clean", str(tmp_path / "runs")]) == 0
-    assert f"may go: {len(old)} files, {total:,} bytes" in capsys.readouterr().out
+    assert f"may go: {len(old)} files and folders, {total:,} bytes" in capsys.readouterr().out
     assert all(one.path.exists() for one in old) and len(old) >= 3 + 1 + 1
     assert main(["clean", str(tmp_path / "runs"), "--yes"]) == 0
-    assert f"removed: {len(old)} files, {total:,} bytes" in capsys.readouterr().out
+    assert f"removed: {len(old)} files and folders, {total:,} bytes" in capsys.readouterr().out
     left = {path for path in (tmp_path / "runs").rglob("*") if path.is_file() and not path.is_symlink()}
     assert left == kept
     assert main(["report", str(tmp_path / "runs/one")]) == 0
@@ -94,6 +98,47 @@ def test_a_hospitals_own_part_goes_by_its_test(run: Path, tmp_path: Path) -> Non
     old = find_old(aged(tmp_path), 7)
     assert {one.path.parent.name for one in old} == {"hospital-a"}
     assert {one.path.name.partition("-")[0] for one in old} == {"state"}
+
+
+def test_what_a_run_that_was_left_would_go_on_from_goes_when_asked(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "one")
+    (tmp_path / "one/summary.json").unlink()
+    assert find_old(aged(tmp_path), 7, 30) == []
+    places = {one.path.parent.name for one in find_old(tmp_path, 7, 9)}
+    assert places == {"checkpoints", *SITES}
+    (tmp_path / "one/sites/hospital-a/metrics.csv").touch()  # somebody went on with it
+    assert find_old(tmp_path, 7, 9) == []
+
+
+def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> None:
+    """What ended goes; what waits, what runs, and what a study could go on with, stays."""
+    kit, names = tmp_path / "kit", ("done", "open", "left", "waits", "runs")
+    ids = {name: str(uuid.uuid4()) for name in names}
+    write_json(kit / "startup/fed_server.json", {})
+    manager = {"id": "job_manager", "args": {"uri_root": str(tmp_path / "storage/jobs")}}
+    write_json(kit / "local/resources.json", {"components": [manager]})
+    states = ("FINISHED:COMPLETED", "FINISHED:ABORTED", "RUNNING", "SUBMITTED", "RUNNING")
+    for (name, job), status in zip(ids.items(), states, strict=True):
+        write_json(tmp_path / "storage/jobs" / job / "meta", {"status": status})
+        write_text(kit / job / "meta.json", "{}")
+        write_text(kit / job / "app/log.txt", "x" * 100)
+        if name in ("done", "open"):
+            shutil.copytree(run, kit / "medsilo" / name)
+            write_text(kit / "medsilo" / name / "jobs.txt", job + "\n")
+    (kit / "medsilo/open/summary.json").unlink()
+    assert find_in_kit(kit, 7) == []
+    aged(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()", ids["runs"]], stdin=subprocess.PIPE) as process:
+        old = find_in_kit(kit, 7)
+        process.communicate(b"\n")
+    own = {one.path.name: one.bytes for one in old if one.path.parent == kit}
+    assert own == {ids[name]: 102 for name in ("done", "open", "left", "waits")}
+    assert {one.path.name for one in old if one.path.parent.name == "jobs"} == {ids["done"], ids["left"]}
+    assert all(9.9 < one.days < 10.1 for one in old)
+    assert "open" not in {path.name for one in old for path in one.path.parents}
+    assert ids["open"] in {one.path.name for one in find_in_kit(kit, 7, 9) if one.path.parent.name == "jobs"}
+    remove(old)
+    assert not (kit / ids["done"]).exists() and (kit / ids["runs"]).exists() and (kit / "medsilo/done/global").exists()
 
 
 def test_no_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -328,7 +328,9 @@ def test_a_study_says_what_it_could_have_seen() -> None:
     gains = [own.gain for own in found if own]
     power = [sure(studies(random, gain, times=300), True)[:, 1].mean() for gain in gains]
     assert len(gains) == 40 and 0.68 < np.mean(power) < 0.9 and 0.7 < np.median(power) < 0.95
-    true = next(gain for gain in np.arange(0, 1, 0.005) if sure(studies(random, gain, times=1000), True)[:, 1].mean() > 0.8)
+    true = next(
+        gain for gain in np.arange(0, 1, 0.005) if sure(studies(random, gain, times=1000), True)[:, 1].mean() > 0.8
+    )
     assert np.mean([own is not None and own.low <= true <= own.high for own in found]) > 0.75
     luck = Variance(2 * 0.0225**2, 10)
     told = sensitivity([Difference(0, 0, 0, 1, 3, luck=luck)] * 5)

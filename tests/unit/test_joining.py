@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import ParticipationError
+from medsilo.core.package import machine_facts
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.report.page import write
+from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
@@ -32,6 +35,34 @@ class LossyLoop(Loop):
         there = [site for site in sites if site not in self.gone]
         self.gone = []
         return missing | super().ask(there, outgoing, receive, timeout)
+
+
+class OtherMachine(Loop):
+    """Its last site says that it runs another torch."""
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        def changed(site: str, reply: Parcel) -> str | None:
+            machine = reply.facts.get("machine")
+            if site == SITES[-1] and machine:
+                reply.facts["machine"] = machine | {"torch": "2.12.0"}
+            return receive(site, reply)
+
+        return super().ask(sites, outgoing, changed, timeout)
+
+
+@pytest.mark.parametrize("same", ["", "[nvflare, processor]", "[torch]"])
+def test_a_machine_that_differs_is_told_or_refused_as_the_plan_says(same: str, tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *SMALL, *GO_ON, *([f"participation.same={same}"] if same else []))
+    sites = {site: site_of(plan, site, SITES, CPU, tmp_path / "sites" / site) for site in SITES}
+    summary = Coordinator(plan, SITES, OtherMachine(sites), Record(tmp_path / "run"), "inprocess").run()
+    one, other = summary.sites[SITES[0]], summary.sites[SITES[-1]]
+    assert one.machine == machine_facts() and one.warnings == {}
+    if "torch" in same:
+        assert "torch 2.12.0" in other.missed_ends["join"] and other.machine == {}
+    else:
+        assert other.machine == one.machine | {"torch": "2.12.0"} and "torch 2.12.0" in other.warnings["join"][0]
+        write([tmp_path / "run"], tmp_path / "page.html", "a study")
+        assert "different versions or processors" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("gone", [SITES[1:2], SITES])

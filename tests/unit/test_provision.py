@@ -90,6 +90,19 @@ def test_keys_are_private_and_the_root_stays_with_the_lead(tmp_path: Path) -> No
     assert not any(root_key.encode() in path.read_bytes() for path in elsewhere)
 
 
+def test_the_server_gets_further_names_with_a_renewed_certificate(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    others, named = contents(tmp_path / "kits/st-anna"), put("server", "other_names", ["fl2.example.org"])
+    with pytest.raises(MedsiloError, match="give --renew localhost"):
+        kits_of(tmp_path, named)
+    assert kits_of(tmp_path, named, renew=("localhost",)) == ["localhost"]
+    own = certificate(tmp_path / "kits/localhost")
+    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"localhost", "fl2.example.org"}
+    own.verify_directly_issued_by(root_of(tmp_path / "kits/st-anna"))
+    assert contents(tmp_path / "kits/st-anna") == others and kits_of(tmp_path, named) == []
+
+
 def test_a_changed_kit_of_a_person_does_not_connect(tmp_path: Path) -> None:
     """NVFlare's own check; that of servers and hospitals is in tests/secure/test_not_let_in.py."""
     kits_of(tmp_path)

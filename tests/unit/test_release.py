@@ -40,6 +40,68 @@ def release(root: Path, *given: Path | str, place: Path | None = None) -> subpro
     return subprocess.run(command, cwd=root, env=offline, capture_output=True, text=True)
 
 
+OFFLINE = ["unshare", "--map-root-user", "--net"]  # a network of no machine
+needs_a_namespace = pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*OFFLINE, "true"], capture_output=True).returncode != 0,
+    reason="this account may make no network namespace",
+)
+
+
+def installed_offline(folder: Path, house: Path) -> Path:
+    """Make an environment and install a wheelhouse in it, where there is no network; returns its programs' folder."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+    install = ["pip", "install", "--quiet", "--no-index", "--find-links", house, "--require-hashes", "-r"]
+    for command in (
+        [sys.executable, "-m", "venv", folder],
+        [folder / "bin/python", "-m", *install, house / "requirements.lock"],
+    ):
+        done = subprocess.run([*OFFLINE, *map(str, command)], env=bare, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+@needs_a_namespace
+def test_a_wheelhouse_is_installed_without_a_network_and_only_as_it_was_made(root: Path, tmp_path: Path) -> None:
+    place, dist = tmp_path / "packages", tmp_path / "dist"
+    small_wheel(place, "below")
+    small_wheel(place, "above", "below")
+    small_wheel(dist, "own", "above")
+    (tmp_path / "needs.txt").write_text("above==1.0\n")
+    made = release(root, "wheelhouse", dist, tmp_path / "needs.txt", place=place)
+    assert made.returncode == 0, made.stderr
+    shutil.rmtree(place)
+    programs = installed_offline(tmp_path / "venv", dist / "wheelhouse")
+    subprocess.run([programs / "python", "-c", "import own, above, below"], check=True)
+    small_wheel(dist / "wheelhouse", "below", "evil")  # changed on its way
+    with pytest.raises(AssertionError, match="hash"):
+        installed_offline(tmp_path / "other", dist / "wheelhouse")
+
+
+@pytest.mark.slow
+@needs_a_namespace
+def test_medsilo_runs_without_a_network_from_its_wheelhouse(root: Path, tmp_path: Path) -> None:
+    """With what those commands need that load no torch: all of it has gigabytes."""
+    light = ("typer", "rich", "pydantic", "PyYAML", "Jinja2", "psutil", "filelock", "cryptography", "numpy")
+    pins = [line for line in (root / "requirements.txt").read_text().splitlines() if line.startswith(light)]
+    (tmp_path / "light.txt").write_text("\n".join(pins))
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    for part in ("custom", "pyproject.toml", "README.md", "LICENSE"):
+        (shutil.copytree if (root / part).is_dir() else shutil.copy)(root / part, tmp_path / "source" / part)
+    (tmp_path / "source/requirements.txt").write_text("\n".join(pins))
+    subprocess.run([*build, tmp_path / "dist", tmp_path / "source"], check=True, capture_output=True)
+    command = [sys.executable, "provisioning/release.py", "wheelhouse", tmp_path / "dist", tmp_path / "light.txt"]
+    made = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip("the packages can't be had here")
+    programs = installed_offline(tmp_path / "venv", tmp_path / "dist/wheelhouse")
+    (tmp_path / "runs").mkdir()
+    for words in (["--help"], ["clean", "runs"]):
+        command = [*OFFLINE, programs / "medsilo", *words]
+        bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_a_release_is_signed_and_every_change_is_noticed(root: Path, tmp_path: Path) -> None:
     place, dist = tmp_path / "packages", tmp_path / "dist"
     below = small_wheel(place, "below")

@@ -62,7 +62,9 @@ def test_a_mean_by_numbers_of_cases_keeps_its_digits(cases: int) -> None:
 
 
 def test_the_largest_numbers_do_not_wrap_around() -> None:
-    for bits, bound, weights in product((32, 64), (8.0, 10.0), ((7, 1), (7, 7), (1 << 24, 1 << 24), (3 << 20, 1 << 20))):
+    for bits, bound, weights in product(
+        (32, 64), (8.0, 10.0), ((7, 1), (7, 7), (1 << 24, 1 << 24), (3 << 20, 1 << 20))
+    ):
         fixed = FixedPoint(bits, bound, *weights)  # type: ignore[arg-type]
         flat = Flat.of({"x": torch.zeros(2, dtype=torch.float64)})
         words = flat.encode({"x": torch.tensor([bound, -bound], dtype=torch.float64)}, fixed, weights[0])

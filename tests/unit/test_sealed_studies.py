@@ -132,7 +132,11 @@ REFUSED = [
     ("adafed", ["transport.sealing_counts=99", *STATISTICS], "statistics leaves in clear and tells numbers of cases"),
     ("fedavg", ["transport.sealing_counts=99", "training.truncate=true"], "needs the smallest hospital's number of"),
     ("fedavg", ["transport.sealing_counts=99", "transport.sealing_bits=32"], "32 bits are too few where the weights"),
-    ("fedavg", ["transport.sealing_bits=32", "transport.sealing_bound=4000"], "rounded by more than 1e-05; set sealing"),
+    (
+        "fedavg",
+        ["transport.sealing_bits=32", "transport.sealing_bound=4000"],
+        "rounded by more than 1e-05; set sealing",
+    ),
     ("adafed", ["transport.sealing_clear=[statistics,others]"], "sends no group others"),
     ("local", [], "nothing to seal"),
     ("central", [], "nothing to seal"),

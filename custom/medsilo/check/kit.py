@@ -1,11 +1,17 @@
-"""A kit: certificates and their dates, the key, the server at the other end. Reads files; needs no NVFlare."""
+"""A kit: certificates and their dates, the key, the server at the other end. Reads files; needs no NVFlare.
+
+As a probe: python -m medsilo.check.kit KIT ends with 0, or with 1 and a line where its party is not up.
+"""
 
 import json
+import os
 import socket
 import ssl
 import stat
+import sys
 from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +23,7 @@ from medsilo.core.errors import MedsiloError
 SEAL = "signature.json"
 SOON = timedelta(days=30)
 PATIENCE = 5.0  # seconds for the server to answer
+LOG = 1 << 20  # bytes of a log's end that are read
 STARTS = ("fed_client.json", "fed_server.json", "fed_admin.json", "fed_relay.json")
 RELAY = Path("local/relay__resources.json")  # in the kit of a hospital that is behind a relay
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
@@ -122,6 +129,23 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
         yield Finding(where, "note", told, "chmod 600 for the key, 700 for the kit")
 
 
+def check_expelled(kit: Kit) -> Iterator[Finding]:
+    """What the server said when this site connected last, which its own log has."""
+    log = kit.folder.parent / "log.txt"
+    if kit.serves or not log.is_file():
+        return
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG))
+        text = file.read(LOG).decode("utf-8", "replace")
+    since = text[max(0, text.rfind("Successfully registered client")) :]
+    if f"Client '{kit.name}' is disabled" in since:
+        told = "the server refused this site when it connected last: the consortium has expelled it"
+        yield Finding("network", "stops", told, "ask the consortium's lead; a project_admin can let it in again")
+    elif "error:client_quit" in since:
+        told = "the server has ended this site's registration: the consortium may have expelled it"
+        yield Finding("network", "stops", told, "start the site again, and check again")
+
+
 def check_seal(kit: Kit) -> Iterator[Finding]:
     """The files of the startup folder are as the root signed them; NVFlare starts no kit where they aren't."""
     from cryptography import x509
@@ -201,3 +225,24 @@ def _free(port: int) -> Finding:
             told = f"port {port} of this machine is in use"
             return Finding("network", "stops", told, "stop what listens there, or the server if it runs already")
     return Finding("network", "ok", f"port {port} of this machine is free")
+
+
+def trouble(kit: Kit) -> str | None:
+    """Return why a party is not up; None where this account listens as the server, or has a connection to it."""
+    import psutil
+
+    status, end = ("LISTEN", "laddr") if kit.serves else ("ESTABLISHED", "raddr")
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # of another account, or gone
+            lines = process.net_connections("tcp")
+            if any(line.status == status and getattr(line, end).port == kit.port for line in lines):
+                return None
+    return f"nothing listens on port {kit.port}" if kit.serves else f"no connection to {kit.meets} on port {kit.port}"
+
+
+if __name__ == "__main__":
+    try:
+        told = trouble(read_kit(Path(sys.argv[1])))
+    except (MedsiloError, IndexError) as error:
+        told = str(error)
+    sys.exit(told and f"medsilo: {told}")

@@ -14,7 +14,7 @@ from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
 from medsilo.check.data import data_findings, data_tables
 from medsilo.check.demands import limit_findings, limit_tables, privacy_findings, source_of
 from medsilo.check.forecast import REMEDY, Rehearsal, free_memory, rehearsal_findings, rehearsal_table, within
-from medsilo.check.kit import Kit, check_certificates, check_network, check_seal
+from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
 from medsilo.check.leaks import leaks
 from medsilo.check.machine import (
     check_device,
@@ -95,6 +95,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
             note(check_seal(visit.kit))
         with _guarded("network", report):
             report.findings.append(check_network(visit.kit))
+            note(check_expelled(visit.kit))
     if visit.plan is None:
         with _guarded("data", report):
             if settings.data:

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from medsilo import __version__
 from medsilo.cli import (
     hospital,
+    keeping,
     leading,
     plan_approval,
     results,
@@ -50,11 +51,13 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (leading.status, "--kit KIT"),
         (leading.abort, "ID --kit KIT"),
         (leading.fetch, "ID --kit KIT"),
+        (keeping.backup, "kits/fl.example.org -o server.zip"),
+        (keeping.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
         (results.cross, "runs/local"),
-        (results.clean, "runs --older-than 30 --yes"),
+        (keeping.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
         (hospital.predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions"),

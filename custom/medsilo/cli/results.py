@@ -1,6 +1,5 @@
-"""Commands for people who have finished runs: report, cross, clean."""
+"""Commands for people who have finished runs: report, cross."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -105,35 +104,4 @@ def cross(
     page = write([run], run / paths.REPORT, run.resolve().name)
     screen.say(f"\nreport: {page}")
     screen.answer(run=run, scores=scores, report=page)
-    return 0
-
-
-def clean(
-    screen: Screen,
-    folder: Annotated[Path, typer.Argument(help="runs (default: runs)", show_default=False)] = Path("runs"),
-    *,
-    older_than: Annotated[
-        float,
-        typer.Option(metavar="DAYS", parser=options.length, help="what was last changed before"),
-    ] = 7.0,
-    yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
-) -> int:
-    """List what old runs no longer need, and remove it with --yes.
-
-    That is what was kept for going on with studies that have finished since, and half-written files. Models, scores
-    and reports stay.
-    """
-    screen.note(f"looking through {folder}")
-    from medsilo.runs.clean import find_old, remove
-
-    old = find_old(folder, older_than)
-    for one in old:
-        screen.say(f"{one.bytes:>14,} bytes  {one.path}  {one.why}")
-    total = f"{len(old)} files, {sum(one.bytes for one in old):,} bytes"
-    if yes:
-        remove(old)
-        screen.say(f"removed: {total}")
-    else:
-        screen.say(f"may go: {total}" + ("; 'medsilo clean --yes' removes them" if old else ""))
-    screen.answer(files=[asdict(one) for one in old], removed=yes)
     return 0

@@ -49,6 +49,7 @@ class Server(Section):
     """The server, where all meet. Hospitals and people connect to it; it connects to nobody."""
 
     host: Host
+    other_names: list[Host] = Field(default_factory=list)  # of the same machine, or of one that may take its place
     port: Port = 8002
     admin_port: Port | None = None  # for people; by default the same port
     organisation: Organisation
@@ -140,9 +141,10 @@ class Consortium(Section):
         server = self.server
         ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
         onward = {name: {"connect_to": {"name": relay.name}} for relay in self.relays for name in relay.behind}
+        others = {"host_names": server.other_names} if server.other_names else {}
         directly = {"connect_to": {"name": server.host, "host": server.host, **MUTUAL}}
         return [
-            {"name": server.host, "type": "server", "org": server.organisation, **ports},
+            {"name": server.host, "type": "server", "org": server.organisation, **ports, **others},
             *(
                 {"name": relay.name, "type": "relay", "org": relay.organisation, "listening_host": self._listens(relay)}
                 | onward.get(relay.name, directly)

@@ -18,6 +18,7 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.consortium.description import PRIVATE, Consortium
+from medsilo.consortium.supervision import guard, supervise
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, write_json, write_text
 from medsilo.site.policy import CONTROLLERS
@@ -115,7 +116,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
         return
     try:
         old = load_yaml(path.read_text(encoding="utf-8"))
-        was, now_is = ((kept["name"], kept["builders"], kept["participants"][0]) for kept in (old, project))
+        was, now_is = ((kept["name"], kept["builders"], _lasting(kept["participants"][0])) for kept in (old, project))
+        names, new_names = (kept["participants"][0].get("host_names") for kept in (old, project))
         known = {before["name"]: before for before in old["participants"]}
     except (OSError, UnicodeDecodeError, YamlError, LookupError, TypeError) as error:
         message = f"{path.name} of the kits that are there is damaged; put it back from a copy"
@@ -125,6 +127,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
             "the consortium's name, root_valid_days or server differ from those of the kits that are there; put them "
             "back, or make new kits for everybody in another folder"
         )
+    if names != new_names and (server := now_is[2]["name"]) not in renew:
+        raise MedsiloError(f"the server's certificate has other names; give --renew {server}, and replace its startup/")
     now = {participant["name"]: participant for participant in project["participants"]}
     for name, before in known.items():
         after = now.get(name, before)
@@ -139,6 +143,10 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
                 f"the kit of {name} that is out connects in another way; give --renew {name}, and its owner replaces "
                 f"startup/, and {' and '.join(CONNECTIONS)} in local/"
             )
+
+
+def _lasting(server: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in server.items() if key != "host_names"}
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
@@ -186,6 +194,11 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     for hospital in consortium.hospitals:
         shutil.copytree(policies / hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
         read_settings(fresh / hospital.name / "local")
+        guard(fresh / hospital.name)
+        supervise(fresh / hospital.name, "hospital")
+    for relay in consortium.relays:
+        supervise(fresh / relay.name, "relay")
+    supervise(fresh / consortium.server.host, "server", consortium.server.storage)
     local = fresh / consortium.server.host / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     resources["class_allow_list"] += CONTROLLERS

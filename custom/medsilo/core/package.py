@@ -1,8 +1,9 @@
 """Tell which medsilo this is: version and hash, so that all sites of a study can be held to the same code."""
 
 import hashlib
+import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from medsilo import __version__
@@ -14,6 +15,7 @@ PLUGINS = ("medsilo_dicom", "medsilo_nnunet", "medsilo_papers", "medsilo_rehears
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
 NAME = "medsilo"  # of the distribution that they are all in
 ENTRIES = "entry_points.txt"
+DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions decide over the last digits
 
 
 def package_files() -> list[Path]:
@@ -36,6 +38,15 @@ def package_hash() -> str:
 def package_facts() -> dict[str, str]:
     """Version and hash, as they stand in outputs and as sites report them."""
     return {"version": __version__, "hash": package_hash()}
+
+
+@cache
+def machine_facts() -> dict[str, str]:
+    """Return what numbers depend on beside this package: Python, libraries, and which instructions torch uses here."""
+    from torch.backends.cpu import get_cpu_capability
+
+    own = {name: version(name) for name in DECISIVE}
+    return {"python": platform.python_version(), **own, "processor": f"{platform.machine()} {get_cpu_capability()}"}
 
 
 def place_in_package(file: str) -> str | None:

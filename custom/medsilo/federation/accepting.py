@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.core.errors import Refused
+from medsilo.core.package import machine_facts
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.course.group import Group, Ranges
@@ -64,7 +65,7 @@ class Acceptance:
                 raise Refused(f"its cases.{part}: 0 is out of range; it must be at least 1")
         if isinstance(answer, Joined):
             self._check_classes(answer)
-            return answer
+            return self._compared(answer)
         self._same_cases(site, answer)
         if isinstance(answer, Trained):
             self._in_range("validation", answer.validation)
@@ -101,6 +102,20 @@ class Acceptance:
                 raise Refused(
                     f"its counts of the {part} part's classes are not {self.plan.task.goal.classes} whole numbers"
                 )
+
+    def _compared(self, answer: Joined) -> Joined:
+        """Return the answer of a site, with a warning where its numbers may differ from the server's in last digits."""
+        own = machine_facts()
+        names = [name for name in own if answer.machine.get(name) != own[name]]
+        told = {
+            name: f"{name} {plain(answer.machine.get(name, '(not told)'))}, the server {own[name]}" for name in names
+        }
+        if refused := [told[name] for name in names if name in self.plan.participation.same]:
+            raise Refused(f"runs {'; '.join(refused)}; participation.same wants the same: install the server's")
+        if not told:
+            return answer
+        warning = f"runs {'; '.join(told.values())}: its last digits may differ from those of the same study elsewhere"
+        return answer.model_copy(update={"warnings": [*answer.warnings, warning]})
 
     def _with_outcome(self, answer: Delivered | Tested, part: Part) -> SiteAnswer:
         self.outcome_of(answer, part)  # raises

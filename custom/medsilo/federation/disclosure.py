@@ -16,6 +16,7 @@ import torch
 
 from medsilo.core.coarse import Resolution
 from medsilo.core.memory import forget_most, most_held
+from medsilo.core.package import machine_facts
 from medsilo.core.tensors import Groups
 from medsilo.federation.exact import (
     ExactDelivery,
@@ -100,7 +101,7 @@ class Disclosure:
                 self.protection.note(test=self.tells("test"), validation=threshold is not None)
                 return {**tested, "threshold": threshold, "outcome": found.outcome}
         shares = self.settings.shares(self.task.synthetic) and not self.plan.transport.sealed
-        return {"shares": shares, "classes": self.classes()}
+        return {"shares": shares, "classes": self.classes(), "machine": machine_facts()}
 
     def _resolution(self, part: DataPart) -> Resolution:
         own, share = self.protection.resolution(self.patients[part]), self.sway[part]

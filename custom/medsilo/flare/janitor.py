@@ -12,6 +12,7 @@ from nvflare.fuel.f3.message import Message
 
 from medsilo.flare.patches import (
     Streams,
+    bound_audit,
     close_lost_connections,
     end_forgotten_jobs,
     hold_less,
@@ -25,11 +26,12 @@ WAITING = 8 * MOST  # bytes of one sender that may wait to be read
 
 
 class ForgottenJobs(FLComponent):
-    """Ends, in the server's books, the jobs that ran when it died."""
+    """Ends, in the server's books, the jobs that ran when it died; and bounds the server's audit log."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
             end_forgotten_jobs(fl_ctx)
+            bound_audit()
 
 
 class BoundedStreams(FLComponent):
@@ -61,8 +63,10 @@ class BoundedStreams(FLComponent):
 
 
 class LostConnections(FLComponent):
-    """Closes, at a hospital, the sockets of connections that were lost."""
+    """Closes, at a hospital, the sockets of connections that were lost; and bounds its audit log."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.JOB_COMPLETED:
+        if event_type == EventType.SYSTEM_START:
+            bound_audit()
+        elif event_type == EventType.JOB_COMPLETED:
             close_lost_connections()

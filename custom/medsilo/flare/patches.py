@@ -6,11 +6,13 @@ NVFlare's own behaviour without it, and fails when it is no longer needed (tests
 """
 
 import gc
+import logging
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFuture
+from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.admin_defs import MsgHeader
 from nvflare.private.admin_defs import ReturnCode as MsgCode
 from nvflare.private.fed.utils.fed_utils import extract_participants
@@ -43,6 +46,7 @@ BUFFER = 1 << 18  # bytes of a message's buffer, in addition to its own; larger 
 MOST_LEFT = 64 << 20  # bytes that may be left behind
 MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends a piece at a time, and again what was cut
 MOST_KEPT = 256  # finished ones, kept for a while for pieces that come twice
+AUDIT, AUDITS = 16 << 20, 10  # bytes of audit.log until it is set aside, and how many of these are kept
 LOOK = 1.0  # seconds between two looks at what was kept for long enough
 STARTED = "Start the client app..."  # what a client replies whose process of a job starts
 NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
@@ -378,6 +382,26 @@ def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
 def _named(sites: Any) -> list[str]:
     """Return the names in a part of a job's deploy_map."""
     return [ALL_SITES if name.upper() == ALL_SITES else name for name in extract_participants(sites)]
+
+
+class RollingFile(RotatingFileHandler):
+    """A log that is set aside when it is full, as <name>.1 and so on, of which the oldest goes.
+
+    Issue (2.9.0): audit.log grows for ever. `Auditor` opens it once and appends a line for each command and refusal,
+    while log.txt beside it is set aside when it has 20 MB. Please let it roll, too.
+    """
+
+    def write(self, line: str) -> None:
+        self.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
+
+
+def bound_audit() -> None:
+    """Let the audit log of this process roll."""
+    if auditor := AuditService.get_auditor():
+        with auditor._lock:
+            if auditor.audit_file and not isinstance(auditor.audit_file, RollingFile):
+                auditor.audit_file.close()
+                auditor.audit_file = RollingFile(auditor.audit_file.name, "a", AUDIT, AUDITS, "utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------- a hospital

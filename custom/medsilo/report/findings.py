@@ -274,6 +274,10 @@ def _cautions(runs: Sequence[RunResult]) -> list[Notice]:
         planned, done = run.summary.rounds.planned, run.summary.rounds.done
         if not run.failed and done < planned:
             found.append(f"{run.label} finished with {done} of {planned} planned rounds.")
+        if len({tuple(sorted(machine.items())) for site in run.sites if (machine := run.site(site).machine)}) > 1:
+            found.append(
+                f"{run.label}: its sites ran different versions or processors, so its last digits are their own."
+            )
         untested = [site for site in run.sites if run.score(site) is None]
         if not run.failed and untested:
             found.append(f"{run.label} has no test score for {_listed(untested)}; its mean leaves them out.")

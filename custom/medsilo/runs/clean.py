@@ -1,6 +1,8 @@
 """Find what may go from folders of runs: states of studies that have ended, and what was half-written."""
 
+import math
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,27 +15,38 @@ from medsilo.runs.reading import read_summary
 
 DAY = 86_400.0  # seconds
 OF_SITES = (paths.STATE_FILES, paths.SEALING_FILES, paths.SEALED)
+OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
+LEFT = "a run that did not end and was left"
 HALF_WRITTEN = (".*.part", ".part-*")  # by write_text and its kin, and by 'medsilo predict'
 
 
 @dataclass(frozen=True)
 class Old:
-    """A file that nobody needs any more."""
+    """A file or folder that nobody needs any more."""
 
     path: Path
     bytes: int
     why: str
+    days: float  # since it was last changed
+
+    @classmethod
+    def of(cls, path: Path, why: str) -> "Old":
+        """Return a file, or a folder with the files in it. Links are not followed."""
+        within = [Path(place) / name for place, _, names in os.walk(path) for name in names]
+        facts = [one.lstat() for one in within or [path]]
+        age = time.time() - max(fact.st_mtime for fact in facts)
+        return cls(path, sum(fact.st_size for fact in facts), why, age / DAY)
 
 
-def find_old(folder: Path, days: float) -> list[Old]:
+def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
     """Return the files below a folder that were needed to go on with a study, or half-written, so many days ago.
 
-    Models, scores, reports and all that an unfinished run needs stay. Links are not followed.
+    Models, scores and reports stay, and all that an unfinished run needs, unless it was left for `unfinished` days.
+    Links are not followed.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
-    newest = time.time() - days * DAY
-    return [old for old in _candidates(folder) if old.path.lstat().st_mtime <= newest]
+    return [old for old in _candidates(folder, unfinished) if old.days >= days]
 
 
 def remove(old: Sequence[Old]) -> int:
@@ -41,43 +54,54 @@ def remove(old: Sequence[Old]) -> int:
     freed = 0
     for one in old:
         try:
-            one.path.unlink()
+            if one.path.is_dir() and not one.path.is_symlink():
+                shutil.rmtree(one.path)
+            else:
+                one.path.unlink()
         except OSError as error:
             raise MedsiloError("a file could not be removed; check whose it is", f"{one.path}: {error}") from error
         freed += one.bytes
     return freed
 
 
-def _candidates(folder: Path) -> Iterator[Old]:
+def _candidates(folder: Path, unfinished: float) -> Iterator[Old]:
     for place, _, names in os.walk(folder):
         here = Path(place)
         for name in sorted(names):
-            why = _why(here, name)
             path = here / name
-            if why and path.is_file() and not path.is_symlink():
-                yield Old(path, path.stat().st_size, why)
+            if (why := _why(here, name, unfinished)) and path.is_file() and not path.is_symlink():
+                yield Old.of(path, why)
 
 
-def _why(here: Path, name: str) -> str:
+def _why(here: Path, name: str, unfinished: float) -> str:
     if any(fnmatch(name, pattern) for pattern in HALF_WRITTEN):
         return "half-written"
-    if here.name == paths.CHECKPOINTS and name.endswith(".safetensors") and _is_finished(here.parent):
-        return "checkpoint of a finished run"
-    ended = here.parent.name == paths.SITES and any(fnmatch(name, own) for own in OF_SITES)
-    if ended and _has_ended(here):
-        return "a site's state in a finished run"
+    if here.name == paths.CHECKPOINTS and name.endswith(".safetensors"):
+        if is_finished(here.parent):
+            return "checkpoint of a finished run"
+        return f"checkpoint of {LEFT}" if is_left(here.parent, unfinished) else ""
+    if here.parent.name == paths.SITES and any(fnmatch(name, own) for own in OF_UNFINISHED):
+        if _has_ended(here):
+            return "a site's state in a finished run" if any(fnmatch(name, own) for own in OF_SITES) else ""
+        return f"a site's state in {LEFT}" if is_left(here.parents[1], unfinished) else ""
     return ""
+
+
+def is_left(run: Path, days: float) -> bool:
+    """Return whether nothing in a run's folder was changed for so many days."""
+    return days < math.inf and Old.of(run, "").days >= days
 
 
 def _has_ended(site: Path) -> bool:
     """Return whether a site's part of a study is over: by its summary, or at a hospital by the test, which is last."""
     run = site.parents[1]
     if (run / paths.SUMMARY).exists() or (run / paths.PLAN).exists():
-        return _is_finished(run)
+        return is_finished(run)
     return (site / paths.CASES).exists() and (site / paths.LAST).exists()
 
 
-def _is_finished(run: Path) -> bool:
+def is_finished(run: Path) -> bool:
+    """Return whether a run has ended well."""
     try:
         return read_summary(run).finished
     except MedsiloError:  # none, or damaged: nothing is known of it, so nothing goes

@@ -203,11 +203,16 @@ def _field(metric: str) -> str:
     return "test_cases" if metric == "cases" else metric
 
 
+Part = Annotated[str, Field(max_length=20)]
+Version = Annotated[str, Field(max_length=60, pattern=r"^[A-Za-z0-9._+ -]+$")]
+
+
 class Joined(SiteAnswer):
     """A site is there."""
 
     task: Literal["join"]
     shares: bool  # whether other hospitals may get its personal model
+    machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}  # versions of what decides over the last digits
     # By part: the cases of each class; None where there are no classes, or one has too few to be told
     classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
 

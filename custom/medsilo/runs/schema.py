@@ -258,6 +258,11 @@ class SiteResult(RecordPart):
         "class or where a class that occurs has fewer cases than the site's `smallest_metric`; `null` for all if the "
         "site did not join",
     )
+    machine: dict[str, Text] = Field(
+        {},
+        description="`python`, `nvflare`, `torch`, `numpy`, `monai` → version, and the `processor`'s instructions, as "
+        "the site told them on joining; what differs from the server's is among its warnings",
+    )
     contributed: Count | None = Field(None, description="rounds that the site is part of")
     missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")
     missed_ends: dict[str, Text] = Field(

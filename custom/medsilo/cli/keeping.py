@@ -1,0 +1,101 @@
+"""Commands for who keeps machines in order: clean, backup, restore. None of them loads torch."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.show import Screen
+
+
+def clean(
+    screen: Screen,
+    folder: Annotated[
+        Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
+    ] = Path("runs"),
+    *,
+    older_than: Annotated[
+        float,
+        typer.Option(metavar="DAYS", parser=options.length, help="what was last changed before"),
+    ] = 7.0,
+    unfinished: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DAYS",
+            parser=options.length,
+            help="also what studies that did not end, and were left for so long, would go on from",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
+) -> int:
+    """List what old runs no longer need, with sizes and ages, and remove it with --yes.
+
+    That is what was kept for going on with studies that have finished since, and half-written files. Models, scores
+    and reports stay. Of a kit also the folders of jobs that ran here, and at the server jobs that have ended: what a
+    lead has not fetched by then stays in the server's kit, in medsilo/.
+    """
+    screen.note(f"looking through {folder}")
+    from math import inf
+
+    from medsilo.consortium.disk import find_in_kit
+    from medsilo.runs.clean import find_old, remove
+
+    find = find_in_kit if (folder / "startup").is_dir() else find_old
+    old = find(folder, older_than, inf if unfinished is None else unfinished)
+    for one in old:
+        screen.say(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}")
+    total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
+    if yes:
+        remove(old)
+        screen.say(f"removed: {total}")
+    else:
+        screen.say(f"may go: {total}" + ("; 'medsilo clean --yes' removes them" if old else ""))
+    screen.answer(files=[asdict(one) for one in old], removed=yes)
+    return 0
+
+
+def backup(
+    screen: Screen,
+    kit: Annotated[Path, typer.Argument(help="the server's kit")],
+    *,
+    out: Annotated[
+        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="a new file, .zip")
+    ],
+) -> int:
+    """Write all that a server needs to stand up again into one file, also while it runs.
+
+    That are its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
+    holds the server's private key: keep it encrypted, elsewhere.
+    """
+    from medsilo.consortium.backup import back_up
+
+    screen.note(f"reading {kit}")
+    kept = back_up(kit, out)
+    screen.say(f"backup: {out}, {kept.files} files; expelled: {', '.join(kept.expelled) or 'nobody'}")
+    screen.answer(backup=out, files=kept.files, expelled=kept.expelled)
+    return 0
+
+
+def restore(
+    screen: Screen,
+    file: Annotated[Path, typer.Argument(help="what 'medsilo backup' wrote")],
+    *,
+    kit: Annotated[Path, typer.Option(metavar="KIT", help="where the server's kit is to be: a new folder")],
+    expelled: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME", default_factory=list, show_default=False, help="a hospital that was expelled since then"
+        ),
+    ],
+) -> int:
+    """Put a server's kit and its jobs back from a backup. Nothing is written over."""
+    from medsilo.consortium.backup import put_back
+
+    screen.note(f"reading {file}")
+    kept = put_back(file, kit, expelled)
+    screen.say(f"kit: {kit}, as it was on {kept.made}; jobs: {kept.storage}")
+    screen.say(f"expelled: {', '.join(kept.expelled) or 'nobody'}. Who was expelled since then: --expelled NAME")
+    screen.answer(kit=kit, made=kept.made, expelled=kept.expelled)
+    return 0

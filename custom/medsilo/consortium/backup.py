@@ -1,0 +1,135 @@
+"""A server in one file, and back: its kit with studies and the list of who is expelled, and the jobs in its storage."""
+
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from medsilo.consortium.disk import JOB, storage_of, studies_of
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import make_folder, write_json
+
+EXPELLED = "disabled_clients.json"  # NVFlare's own name for it, in the server's kit
+KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
+LEFT_OUT = (".part", ".lock", ".fl")  # ends of the names of files that are of this moment only
+TRIES = 20  # looks at a folder in which a server replaces files meanwhile
+
+
+class Backup(BaseModel):
+    """The facts of a backup."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    form: Literal[1] = 1
+    made: str
+    storage: str
+    studies: str | None  # where they were, if not in the kit
+    expelled: list[str]
+    files: int
+
+    def places(self, kit: Path) -> dict[str, Path]:
+        """Return where its parts belong."""
+        beside = {STUDIES: Path(self.studies)} if self.studies else {}
+        return {KIT: kit, STORAGE: Path(self.storage), **beside}
+
+
+def back_up(kit: Path, file: Path) -> Backup:
+    """Write a backup. The server may run: files that it replaces meanwhile are read whole, before or after."""
+    storage, studies = storage_of(kit), studies_of(kit)
+    if storage is None:
+        raise MedsiloError("only a server has a backup: give its kit", str(kit))
+    if file.exists():
+        raise MedsiloError(f"{file.name} exists; name a new file")
+    kept = Backup(
+        made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        storage=str(storage),
+        studies=None if studies.is_relative_to(kit) else str(studies),
+        expelled=_expelled(kit / EXPELLED),
+        files=0,
+    )
+    make_folder(file.absolute().parent)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "wb") as target:
+            with zipfile.ZipFile(target, "w") as archive:
+                for part, folder in kept.places(kit).items():
+                    for path, name in _files(part, folder, archive):
+                        with suppress(FileNotFoundError):  # it was replaced: by what the next look finds
+                            archive.write(path, name)
+                kept = kept.model_copy(update={"files": len(archive.namelist())})
+                archive.writestr(FACTS, kept.model_dump_json())
+            os.fsync(target.fileno())
+        temporary.replace(file)
+    except OSError as error:
+        raise MedsiloError(f"{file.name} could not be written; is the disk full?", str(error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return kept
+
+
+def _files(part: str, folder: Path, archive: zipfile.ZipFile) -> Iterator[tuple[Path, str]]:
+    """Yield a folder's files and their names there; looks again where one went while the others were read."""
+    for _ in range(TRIES):
+        known = {*archive.namelist()}
+        for place, folders, names in os.walk(folder):
+            if part == KIT and Path(place) == folder:
+                folders[:] = [name for name in folders if not JOB.fullmatch(name)]  # of jobs that run, or were killed
+            for path in (Path(place) / name for name in sorted(names) if not name.endswith(LEFT_OUT)):
+                name = f"{part}/{path.relative_to(folder).as_posix()}"
+                if name not in known and path.is_file() and not path.is_symlink():
+                    yield path, name
+        if len(known) == len(archive.namelist()):
+            return
+    raise MedsiloError("the server makes files faster than they can be read; stop it, then repeat")
+
+
+def _expelled(path: Path) -> list[str]:
+    try:
+        return sorted(map(str, json.loads(path.read_text(encoding="utf-8"))["disabled_clients"]))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise MedsiloError(f"{EXPELLED} is damaged; write anew who is expelled", str(path)) from error
+
+
+def put_back(file: Path, kit: Path, expelled: Collection[str] = ()) -> Backup:
+    """Make a server's kit and its storage from a backup, beside whose expelled hospitals others may be named."""
+    if kit.exists():
+        raise MedsiloError(f"{kit.name} exists; name a new folder for the kit, or move that one away")
+    make_folder(kit.absolute().parent)
+    with tempfile.TemporaryDirectory(prefix=".restore-", dir=kit.absolute().parent) as folder:
+        place = Path(folder)
+        kept = _unpacked(file, place)
+        parts = {part: path for part, path in kept.places(kit).items() if (place / part).is_dir()}
+        for path in parts.values():
+            if any(one.is_file() for one in path.rglob("*")):
+                raise MedsiloError(f"{path} is not empty, and the backup goes there; move it away")
+        if out := sorted({*kept.expelled, *expelled}):
+            write_json(place / KIT / EXPELLED, {"disabled_clients": out})
+        for part, path in reversed(parts.items()):  # the kit last: with it the server can start
+            shutil.copytree(place / part, path, dirs_exist_ok=True)
+    kit.chmod(0o700)
+    return kept.model_copy(update={"expelled": out})
+
+
+def _unpacked(file: Path, place: Path) -> Backup:
+    """Unpack a backup; each file is compared with its checksum."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(place)
+            for one in archive.infolist():
+                if (path := place / one.filename).is_file():
+                    path.chmod(one.external_attr >> 16 & 0o700 | 0o600)
+            kept = Backup.model_validate_json(archive.read(FACTS))
+            if kept.files != len(archive.namelist()) - 1 or not (place / KIT / "startup").is_dir():
+                raise ValueError("files are missing")
+    except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
+        raise MedsiloError(f"{file.name} is no whole backup, or there is none; use another", str(error)) from error
+    return kept

@@ -1,0 +1,109 @@
+"""What keeps a kit running: units that systemd takes, a loop that goes on, a probe, and a site that lacks medsilo."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from medsilo.consortium.supervision import GUARD, RUN, SERVICE
+from tests.secure.consortium import wait_until
+from tests.unit.test_consortium import NORTH, TOP, put
+from tests.unit.test_provision import kits_of
+
+ASKS = """
+import sys; sys.path.insert(0, sys.argv[1])
+from medsilo_guard import Guard
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
+said = FLContext()
+Guard().handle_event(EventType.BEFORE_CHECK_RESOURCE_MANAGER, said)
+print(said.get_prop("__job_block_reason"))
+"""
+
+
+def run(*command: object, **environment: object) -> subprocess.CompletedProcess[str]:
+    changed = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+    return subprocess.run([*map(str, command)], env=changed, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("supervision")
+    kits_of(folder, put("relays", [NORTH, TOP]))
+    return folder / "kits"
+
+
+def test_every_kit_that_runs_has_a_unit_that_systemd_takes(kits: Path, tmp_path: Path) -> None:
+    names = ["localhost", "st-anna", "north", "relay-n", "relay-top"]
+    assert {path.parent.name for path in kits.glob(f"*/{SERVICE}")} == set(names)
+    units = {name: (kits / name / SERVICE).read_text().splitlines() for name in names}
+    for name, lines in units.items():
+        wanted = {f"ReadOnlyPaths=/srv/medsilo/{name}/local /srv/medsilo/{name}/startup", "StartLimitIntervalSec=0"}
+        wanted |= {"NoNewPrivileges=yes", "ProtectSystem=strict", "User=medsilo"}
+        assert wanted <= set(lines) and os.access(kits / name / RUN, os.X_OK)
+    assert "ReadWritePaths=/srv/medsilo/localhost /var/lib/x" in units["localhost"]
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not here")
+    (tmp_path / "medsilo.service").write_text("\n".join(units["localhost"]))
+    done = run("systemd-analyze", "verify", "--man=no", tmp_path / "medsilo.service")
+    assert "medsilo.service" not in done.stderr, done.stderr
+    exposed = run("systemd-analyze", "security", "--offline=true", "--threshold=30", tmp_path / "medsilo.service")
+    assert exposed.returncode == 0, exposed.stdout[-300:]
+
+
+def test_the_loop_starts_again_more_than_five_times_says_so_and_ends_when_told(kits: Path, tmp_path: Path) -> None:
+    """NVFlare's own gives up after five."""
+    kit = tmp_path / "kit"
+    (kit / "startup").mkdir(parents=True)
+    shutil.copy(kits / "north" / RUN, kit / RUN)
+    fake = "#!/bin/sh\necho started $1 >> starts\n[ -f stays ] && exec sleep 100\nexit 3\n"
+    (kit / "startup/sub_start.sh").write_text(fake)
+    (kit / "startup/sub_start.sh").chmod(0o700)
+    environment = {**os.environ, "MEDSILO_LONGEST_WAIT": "0"}
+    loop = subprocess.Popen(["bash", kit / RUN], env=environment, stderr=subprocess.PIPE, text=True)
+    starts = kit / "starts"
+    try:
+        wait_until(lambda: starts.exists() and starts.read_text().count("started --once") > 6, 60, "starts")
+        (kit / "stays").touch()
+        time.sleep(0.5)
+        loop.send_signal(signal.SIGTERM)
+        said = loop.communicate(timeout=30)[1].splitlines()
+    finally:
+        loop.kill()
+    assert loop.returncode == 0 and sum("ended with code 3" in line for line in said) > 5
+    (kit / "stays").unlink()
+    (kit / "shutdown.fl").touch()
+    done = run("bash", kit / RUN)
+    assert done.returncode == 0 and "shut down" in done.stderr
+
+
+def test_a_site_without_medsilo_says_why_it_takes_no_job(kits: Path, tmp_path: Path) -> None:
+    guard = kits / "st-anna/local/custom"
+    assert (guard / GUARD).exists() and not (kits / "localhost/local/custom").exists()
+    assert run(sys.executable, "-c", ASKS, guard).stdout.strip() == "None"
+    (tmp_path / "medsilo.py").write_text("")  # no package
+    told = run(sys.executable, "-c", ASKS, guard, PYTHONPATH=tmp_path).stdout
+    assert "medsilo can't be imported here (ModuleNotFoundError)" in told and str(tmp_path) not in told
+
+
+def test_a_probe_tells_who_is_up(kits: Path, tmp_path: Path) -> None:
+    def probe(kit: Path) -> tuple[int, str]:
+        done = run(sys.executable, "-m", "medsilo.check.kit", kit)
+        return done.returncode, done.stderr
+
+    file = tmp_path / "kits"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        kits_of(tmp_path, put("server", "port", port), put("server", "host", "localhost"))
+        assert probe(file / "localhost") == (0, "")
+        code, said = probe(file / "st-anna")
+        assert code == 1 and f"no connection to the server on port {port}" in said
+        with socket.create_connection(("127.0.0.1", port)):
+            assert probe(file / "st-anna") == (0, "")
+    assert probe(file / "localhost")[0] == 1 and "is no kit" in probe(tmp_path)[1]
