@@ -23,7 +23,10 @@ REGULAR = 0.8  # share of the cases' folders that have a file, so that it counts
 LEAST_OF_CLASS = 3  # images of a class, on average: else folders are patients rather than classes
 MOST_CLASSES = 254
 SHOWN = 6  # names that an error shows
-READ = "NIfTI, MHA, NRRD, DICOM, PNG, JPEG, TIFF and BMP"
+READ = (
+    "NIfTI, MHA, NRRD, DICOM, PNG, JPEG, TIFF and BMP, and tables (CSV, Parquet, Excel, Stata, SAS) whose first line "
+    "names the columns"
+)
 HOW = (
     "put images into images/ and masks of the same names into labels/, or images into folders named after their "
     f"classes, or write {TABLE} (docs/your-data.md)"

@@ -116,7 +116,8 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
             continue
         patients = {site: len({match[1] for match in own if match}) for site, own in fits.items()}
         several = sum(map(len, names.values())) > sum(patients.values())
-        if several and min(patients.values(), default=0) >= LEAST_PATIENTS:
+        asked = [count for site, count in patients.items() if len(names[site]) >= LEAST_PATIENTS]
+        if several and min(asked, default=0) >= LEAST_PATIENTS:
             return expression
     return None
 
