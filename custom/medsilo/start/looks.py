@@ -74,7 +74,7 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     listings = {site: find(source, place, segments) for site, place in places.items()}
     _refuse_what_stops(listings)
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
-    if layout.images and (patient := patient_in(names, bool(layout.classes))):
+    if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
         listings = {site: find(source, place, segments) for site, place in places.items()}
     left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
