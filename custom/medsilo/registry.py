@@ -237,7 +237,11 @@ EXPORTERS = PluginTable(
     },
 )
 
-LOOKERS = PluginTable("medsilo.lookers", "medsilo.start.looker:Looker", {"images": "medsilo.start.advice:LOOKER"})
+LOOKERS = PluginTable(
+    "medsilo.lookers",
+    "medsilo.start.looker:Looker",
+    {"images": "medsilo.start.advice:LOOKER", "cases": "medsilo.start.tables:LOOKER"},
+)
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 

@@ -249,7 +249,8 @@ def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None =
     """Return the choices for a folder of recordings. device: one that was asked for."""
     shares, window = choices.shares_of(looks.patients), _window(looks)
     step = window.value if looks.source.order else max(1, window.value // 2)
-    cases = int(shares.value[0] * min(looks.recordings.values()) * looks.rows / step)
+    training = choices.trained_of(looks.patients)
+    cases = int(shares.value[0] * np.median([looks.recordings[site] for site in training]) * looks.rows / step)
     counts = ", ".join(f"{name} {number}" for name, number in looks.labels.items())
     unit = "recordings" if "folders" in looks.where else "rows"
     rate = looks.rate or 50.0
@@ -273,9 +274,10 @@ def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None =
         *choices.steps_of(
             cases, Choice("training.batch_size", BATCH, "windows are small: any machine has room"), 0.001
         ),
-        *choices.course_of(sites, bool(looks.hospitals)),
+        *choices.course_of(sites, looks.patients if looks.hospitals else {}),
     )
-    return Draft(plan, (*_settings(looks, shares), *choices.asked_for(device)))
+    settings = (*_settings(looks, shares), *choices.asked_for(device))
+    return Draft(plan, settings, choices.shares_of_small(looks.patients, shares))
 
 
 def _window(looks: SeriesLooks) -> Choice:

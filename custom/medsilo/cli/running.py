@@ -172,8 +172,18 @@ def compare(
         ),
     ],
     seeds: Annotated[
-        options.Seeds, typer.Option(metavar="N,N,N", parser=options.seeds, help="every row runs with each")
-    ] = options.USUAL_SEEDS,
+        options.Seeds | None,
+        typer.Option(metavar="N,N,N", parser=options.seeds, help="every row runs with each (default: 0,1,2)"),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0.1,
+            help="instead of --seeds: as many as have room in this time, by the time of the first; ends before when it "
+            "is answered whether joining pays",
+        ),
+    ] = None,
     folds: Annotated[
         int | None,
         typer.Option(
@@ -229,24 +239,32 @@ def compare(
     Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
-    screen.begin(f"comparing {shown_rows or 'methods'} with seeds {seeds}: reading the rows' plans")
+    from medsilo.study.looks import MOST
+
+    if seeds and minutes:
+        raise MedsiloError("--minutes plans the seeds by itself; leave out --seeds")
+    numbers = tuple(range(MOST)) if minutes else (seeds or options.USUAL_SEEDS).numbers
+    given = f"as many seeds as have room in {minutes:g} minutes" if minutes else f"seeds {seeds or options.USUAL_SEEDS}"
+    screen.begin(f"comparing {shown_rows or 'methods'} with {given}: reading the rows' plans")
     import json
     import os
+    from functools import partial
 
     from medsilo.report.study_page import write_study
     from medsilo.runs.reading import read_verdict
     from medsilo.runs.schema import About
     from medsilo.study.compare import Asked, Study, asked, command_line, most_at_once
 
-    wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out, folds)
+    wanted = Asked(task, plan, methods, row, numbers, sweep, equal_work, protocol, changes, out, folds)
     base, cells = asked(wanted)
     about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
-    study = Study(out, about, base, cells, against, primary)
+    study = Study(out, about, base, cells, against, primary, partial(write_study, out))
     settings = settings_of(device, data, site_config, **ALL_MINE)
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
-        failures = study.run(engine, settings, at_once or most_at_once(), screen.say)
+        given = engine, settings, at_once or most_at_once(), screen.say
+        failures = study.run_within(minutes, *given) if minutes else study.run(*given)
     screen.doing("writing the page")
     page = write_study(out)
     first = next((one.run for one in read_verdict(out).runs), "")

@@ -55,11 +55,12 @@ def init(
         return _write_example(screen, example)
     assert folder is not None
     from dataclasses import replace
+    from tempfile import TemporaryDirectory
 
     from medsilo.report.start_page import StartFacts, write_start_page
     from medsilo.start.advice import advice, rows, shown_lines
     from medsilo.start.looker import Folder, first_sight
-    from medsilo.start.trial import alone, machine_of
+    from medsilo.start.trial import alone, keeping_ready, machine_of
     from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start
 
     refuse_to_overwrite(out, folder)
@@ -67,7 +68,7 @@ def init(
     with screen.busy("opening files"):
         sight = first_sight(Folder(folder.resolve(), site, lambda: machine_of(settings_of(device, None)), device))
     found, choices = sight.found, sight.choices
-    plan, _ = write_start(out, choices)
+    plan = write_start(out, choices)
     told = rows(choices)
     for line in [
         *found,
@@ -76,17 +77,20 @@ def init(
         f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / JOB}",
     ]:
         screen.say(line)
-    checked = _checked(screen, plan, out)
-    go = all(report.go for report in checked.values())
-    steps, trial = advice(plan, sight.several, out, go), out / TRIAL if go and not no_train else None
-    verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
-    started = StartFacts(found, told, verdicts, steps)
-    page = write_start_page(started, out / PAGE)
-    if trial:
-        tried, time = alone(plan, checked.values())
-        screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other: about {time}")
-        cases = _tried(screen, tried, settings_of(device, None, out, **ALL_MINE), trial)
-        write_start_page(replace(started, trial=trial, cases=cases), page)
+    with TemporaryDirectory(prefix="medsilo-") as ready:  # so that images are prepared once
+        checked = _checked(screen, plan, out, Path(ready))
+        stopped = [name for name, report in checked.items() if not report.go]
+        go = not stopped
+        steps, trial = advice(sight.several, out, stopped), out / TRIAL if go and not no_train else None
+        verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
+        started = StartFacts(found, told, verdicts, steps)
+        page = write_start_page(started, out / PAGE)
+        if trial:
+            tried, time = alone(plan, checked.values())
+            screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other: about {time}")
+            settings = keeping_ready(settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
+            cases = _tried(screen, tried, settings, trial)
+            write_start_page(replace(started, trial=trial, cases=cases), page)
     screen.say("")
     for what, command in steps:
         screen.say(f"{what}\n    {command}" if command else what)
@@ -114,22 +118,15 @@ def _write_example(screen: Screen, folder: Path) -> int:
     return 0
 
 
-def _checked(screen: Screen, plan: "Plan", out: Path) -> dict[str, "Report"]:
+def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
     """Return what 'medsilo check' says of each hospital; pages for them lie beside."""
-    import sys
-    from functools import partial
-
-    from medsilo.check.rehearsal import rehearse
-    from medsilo.check.visit import Visit, check
     from medsilo.core.files import write_text
+    from medsilo.start.trial import checks
     from medsilo.start.writing import CHECKS
 
-    def note(site: str, line: str) -> None:
-        print(f"{site}: {line} ...", file=sys.stderr, flush=True)
-
     reports = {}
-    for site in plan.participation.sites:
-        report = check(Visit(site, plan, local=out), rehearse, partial(note, site))
+    screen.doing("checking")
+    for site, report in checks(plan, out, ready):
         reports[site] = report
         write_text(out / CHECKS / f"{site}.html", report.as_html())
         report.write_private(out / CHECKS / f"{site}-private.txt")

@@ -1,14 +1,14 @@
 """Say in a few lines what lies in a folder, what was chosen, and what to do next."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from medsilo.plan import Plan
 from medsilo.site.settings import FILE_NAME
 from medsilo.start.choices import Draft, choose, ranges
 from medsilo.start.folder_layout import layout_of_folder
 from medsilo.start.looker import Folder, Looker, Sight
 from medsilo.start.looks import Looks, look_at
-from medsilo.start.writing import JOB, in_yaml
+from medsilo.start.writing import JOB, in_yaml, place_of
 
 
 def found_lines(looks: Looks) -> list[str]:
@@ -59,19 +59,22 @@ def shown_lines(choices: Draft) -> list[str]:
 
 def rows(choices: Draft) -> list[tuple[str, str, str, str]]:
     """Return the choices as file, key, value and reason."""
-    files = ((f"{JOB}/app/config/plan.yaml", choices.plan), (FILE_NAME, choices.settings))
+    files = [(f"{JOB}/app/config/plan.yaml", choices.plan), (FILE_NAME, choices.settings)]
+    files += [(f"{site}/{FILE_NAME}", own) for site, own in choices.sites.items()]
     return [(file, choice.key, in_yaml(choice.value), choice.why) for file, own in files for choice in own]
 
 
-def advice(plan: Plan, several: bool, out: Path, go: bool) -> list[tuple[str, str]]:
-    """Return what to do next: what for, and the command, if there is one. several: whether the folder has them all."""
+def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what to do next: what for, and the command, if there is one.
+
+    several: whether the folder has all hospitals; stopped: those of which the check found what stops the study.
+    """
     job = out / JOB
     given = f"--settings {out}"
-    first = plan.participation.sites[0]
     steps = [(f"read the reasons in {out / FILE_NAME} and {job}/app/config/plan.yaml, and correct what is wrong", "")]
-    if not go:
-        command = f"medsilo check {job} {given} --site {first}"
-        return [("settle what the check found, then check again:", command), *steps]
+    if stopped:
+        command = f"medsilo check {job} --settings {place_of(out, stopped[0])} --site {stopped[0]}"
+        return [(f"settle what the check found at {', '.join(stopped)}, then check again:", command), *steps]
     if several:
         command = f"medsilo compare --plan {job} --methods local,fedavg --seeds 0,1,2 {given} --engine inprocess"
         return [*steps, ("does joining pay for these hospitals?", command)]

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from medsilo.start.fitting import Fit, Machine, Step, largest_that_fits, steps_f
 from medsilo.start.looks import Looks
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (smallest_metric)
+LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.least_cases)
 THIN = 16  # slices: in fewer a network in three dimensions sees little
 AIR = -500  # Hounsfield units: what lies below says that an image is a CT
 WIDER = 0.25  # of the structures' range, on each side of a window
@@ -39,6 +40,13 @@ class Draft:
 
     plan: tuple[Choice, ...]
     settings: tuple[Choice, ...]
+    sites: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)  # hospital -> what it says in their place
+
+    def settings_of(self, site: str) -> tuple[Choice, ...]:
+        """Return all settings of a hospital, its own in the place of those that hold for all."""
+        own = {choice.key: choice for choice in self.sites[site]}
+        shared = [own.pop(choice.key, choice) for choice in self.settings]
+        return (*shared, *own.values())
 
     @property
     def plan_values(self) -> dict[str, Any]:
@@ -67,6 +75,7 @@ def choose(looks: Looks, sites: Sequence[str], machine: Machine, device: str | N
     """Return the choices for a folder of these hospitals, on this machine. device: one that was asked for."""
     labels, label_map = labels_of(looks)
     shares, dimensions = shares_of(looks.patients), dimensions_of(looks)
+    training = trained_of(looks.patients)
     axes = dimensions.value if dimensions else 2
     spacing = spacing_of(looks, axes)
     task = [
@@ -80,7 +89,7 @@ def choose(looks: Looks, sites: Sequence[str], machine: Machine, device: str | N
         augmentation_of(looks),
         shares,
     ]
-    course = course_of(sites, bool(looks.layout.hospitals))
+    course = course_of(sites, looks.patients if looks.layout.hospitals else {})
 
     def drafted(step: Step) -> Plan:
         own = [*size_of(looks, step, spacing), *network_of(Fit(step), looks)]
@@ -88,16 +97,29 @@ def choose(looks: Looks, sites: Sequence[str], machine: Machine, device: str | N
         return parse_plan(nested([Choice("algorithm.name", "fedavg", ""), *task, *own, rest, course[0]]))
 
     fit = largest_that_fits(steps_for(looks.segments, axes, machine), drafted, machine)
-    learning = [*network_of(fit, looks), *training_of(fit, looks, shares.value, axes, machine)]
-    plan = (METHOD, *task, *size_of(looks, fit.step, spacing), *learning, *course)
-    return Draft(plan, (*settings_of(looks, label_map, shares), *asked_for(device)))
+    learning = [*network_of(fit, looks), *training_of(fit, looks, training, shares.value, machine)]
+    plan = (METHOD, *task, *size_of(looks, fit.step, spacing, fit.limit(machine)), *learning, *course)
+    settings = (*settings_of(looks, label_map, shares), *asked_for(device))
+    return Draft(plan, settings, shares_of_small(looks.patients, shares))
 
 
-def course_of(sites: Sequence[str], several: bool) -> list[Choice]:
-    """Return who takes part, and how numbers are chosen. several: whether the folder has all of them."""
+def trained_of(patients: Mapping[str, int]) -> list[str]:
+    """Return the hospitals that can train: those with patients enough, or all where these are too few."""
+    enough = [site for site, count in patients.items() if count >= LEAST_TRAINED]
+    return enough if len(enough) > 1 else list(patients)
+
+
+def course_of(sites: Sequence[str], patients: Mapping[str, int]) -> list[Choice]:
+    """Return who takes part, and how numbers are chosen. patients: of each hospital where the folder has all of
+    them."""
+    training = trained_of(patients) if patients else list(sites)
+    few = {site: patients[site] for site in patients if site not in training}
+    told = ", ".join(f"{site} has {count}" for site, count in few.items())
+    why = f"tested and not trained on, as fewer than {LEAST_TRAINED} patients are too few for three parts: {told}"
     alone = "this hospital alone; the consortium's lead adds the others"
     return [
-        Choice("participation.sites", list(sites), "the folder's hospitals" if several else alone),
+        Choice("participation.sites", training, "the folder's hospitals" if patients else alone),
+        *([Choice("participation.unseen", list(few), why)] if few else []),
         Choice("participation.timeout", TIMEOUT, "seconds that a hospital has for a round"),
         Choice("seed", 0, "the same seed gives the same numbers"),
         Choice("protocol", "clinical", "choices on validation data; test data are used once"),
@@ -215,34 +237,68 @@ def augmentation_of(looks: Looks) -> Choice:
 
 
 def shares_of(patients: Mapping[str, int]) -> Choice:
-    """Return the shares of patients in training, validation and test. patients: of each hospital."""
-    fewest = min(patients.values())
-    part = max(0.2, math.ceil(100 * LEAST_TESTED / fewest) / 100)
-    shares = [0.6, 0.2, 0.2] if part == 0.2 or part > 1 / 3 else [round(1 - 2 * part, 2), part, part]
-    least = math.floor(shares[2] * fewest + 1e-9)
-    told = f"of patients in training, validation, test; the smallest hospital has {fewest}, {least} of them tested"
-    more = f": too few, as scores of fewer than {LEAST_TESTED} are not told" if least < LEAST_TESTED else ""
-    return Choice("task.shares", shares, told + more)
+    """Return the shares of patients in training, validation and test, as they suit the largest hospital; small ones
+    have shares of their own (`shares_of_small`)."""
+    most = max(patients.values())
+    told = f"of patients in training, validation, test; {most} patients, {_tested(most)} of them tested"
+    small = sum(_shares(count) != _shares(most) for count in patients.values())
+    return Choice("task.shares", _shares(most), f"{told}{f'; small hospitals have their own ({small})' * bool(small)}")
 
 
-def size_of(looks: Looks, step: Step, spacing: Choice | None) -> list[Choice]:
-    """Return the size that the network reads; and that large flat images keep their own."""
+def shares_of_small(patients: Mapping[str, int], usual: Choice) -> dict[str, tuple[Choice, ...]]:
+    """Return the shares of hospitals that need others, so that enough of their patients are tested."""
+    found = {}
+    for site in trained_of(patients):
+        if (own := _shares(patients[site])) != usual.value:
+            told = f"of {patients[site]} patients {_tested(patients[site])} are tested, so that their score is told"
+            found[site] = (Choice("data.shares", own, told),)
+    return found
+
+
+def _shares(patients: int) -> list[float]:
+    part = max(0.2, math.ceil(100 * LEAST_TESTED / patients) / 100)
+    return [0.6, 0.2, 0.2] if part == 0.2 or part > 1 / 3 else [round(1 - 2 * part, 2), part, part]
+
+
+def _tested(patients: int) -> str:
+    least = math.floor(_shares(patients)[2] * patients + 1e-9)
+    few = f" (too few, as scores of fewer than {LEAST_TESTED} are not told)" if least < LEAST_TESTED else ""
+    return f"{least}{few}"
+
+
+def size_of(looks: Looks, step: Step, spacing: Choice | None, limit: str = "") -> list[Choice]:
+    """Return the size that the network reads; and that large flat images keep their own. limit: why it is not more."""
     axes = len(step.caps)
     sizes = [looks.middle(axis) for axis in range(axes)]
     if spacing:
         sizes = [size * looks.spaced(axis) / spacing.value[axis] for axis, size in enumerate(sizes)]
     least = step.multiple(sizes)
-    wanted = [max(least, int(min(size, cap) // least * least)) for size, cap in zip(sizes, step.caps, strict=True)]
-    whole = all(own >= size - least for own, size in zip(wanted, sizes, strict=True))
     median = " x ".join(f"{size:.0f}" for size in sizes)
     key = "task.size"
-    if looks.flat and looks.segments and max(sizes) > 2 * max(step.caps):
-        pieces = Choice(key, wanted, f"pieces of {median} pixels (median), as large as fits here")
-        return [pieces, Choice("task.resize", False, "images keep their size: made smaller, structures would vanish")]
-    if whole:
+    pieces = looks.flat and looks.segments and max(sizes) > 2 * max(step.caps)
+    if pieces or not spacing:
+        wanted = [max(least, int(min(size, cap) // least * least)) for size, cap in zip(sizes, step.caps, strict=True)]
+    else:
+        wanted = _shaped_as(sizes, math.prod(step.caps), least)
+    if pieces:
+        keep = Choice("task.resize", False, "images keep their size: made smaller, structures would vanish")
+        return [Choice(key, wanted, f"pieces of {median} pixels (median); {limit}"), keep]
+    if all(own >= size - least for own, size in zip(wanted, sizes, strict=True)):
         return [Choice(key, wanted, f"the median is {median}; a multiple of {least}, which the network halves")]
-    how = "pieces of it, as large as fits here" if spacing else "made smaller, as large as fits here"
-    return [Choice(key, wanted, f"the median is {median}: {how}")]
+    how = "pieces of it, in its shape" if spacing else "made smaller"
+    return [Choice(key, wanted, f"the median is {median}: {how}; {limit}")]
+
+
+def _shaped_as(sizes: Sequence[float], most: int, least: int) -> list[int]:
+    """Return the size of pieces, multiples of a number: all of an image, or what is left of it where the axis that is
+    nearest to whole gives way, until it has no more than so many voxels."""
+    wanted = [max(least, math.ceil(size / least - 0.5) * least) for size in sizes]
+    while math.prod(wanted) > most and max(wanted) > least:
+        axis = max(
+            (own / size, own, place) for place, (own, size) in enumerate(zip(wanted, sizes, strict=True)) if own > least
+        )[2]
+        wanted[axis] -= least
+    return wanted
 
 
 # ---------------------------------------------------------------------------------------------------- learning
@@ -271,21 +327,23 @@ def network_of(fit: Fit, looks: Looks) -> list[Choice]:
 _OWN_NORM = "no running statistics, which hospitals with other scanners would spoil for each other; FedBN needs batch"
 
 
-def training_of(fit: Fit, looks: Looks, shares: Sequence[float], axes: int, machine: Machine) -> list[Choice]:
-    """Return how long and with what steps is trained."""
-    slices = 1 if looks.flat or axes == 3 else looks.middle(2)
-    cases = int(min(looks.cases.values()) * slices * shares[0])
-    batch = Choice("training.batch_size", fit.step.batch, fit.memory_why(machine))
+def training_of(
+    fit: Fit, looks: Looks, training: Sequence[str], shares: Sequence[float], machine: Machine
+) -> list[Choice]:
+    """Return how long and with what steps is trained. training: the hospitals that do."""
+    slices = 1 if looks.flat or len(fit.step.caps) == 3 else looks.middle(2)
+    cases = int(np.median([looks.cases[site] for site in training]) * slices * shares[0])
+    batch = Choice("training.batch_size", fit.step.batch, fit.limit(machine))
     return steps_of(cases, batch, 0.0005 if looks.segments else 0.001)
 
 
 def steps_of(cases: int, batch: Choice, rate: float) -> list[Choice]:
-    """Return how long and with what steps is trained. cases: of training, in the smallest hospital."""
+    """Return how long and with what steps is trained. cases: of training, in the median hospital."""
     steps = max(1, cases // batch.value)
     epochs = min(LONGEST_ROUND, max(1, math.ceil(STEPS / steps)))
     return [
         Choice("training.rounds", 40, "a start: look at the curves, and take more where they still rise"),
-        Choice("training.local_epochs", epochs, f"about {epochs * steps} steps a round in the smallest hospital"),
+        Choice("training.local_epochs", epochs, f"about {epochs * steps} steps a round in the median hospital"),
         batch,
         Choice("training.optimizer", "adam", "needs little tuning"),
         Choice("training.learning_rate", rate, "usual for adam; less where the loss jumps"),

@@ -64,11 +64,11 @@ class Fit:
         """The reason for this network."""
         return f"about {size_text(self.needs)} in training, where {size_text(self.free)} are free"
 
-    def memory_why(self, machine: Machine) -> str:
-        """Return the reason for this batch."""
+    def limit(self, machine: Machine) -> str:
+        """Return why size and batch are not larger."""
         if self.larger:
             return f"the next larger step would need about {size_text(self.larger)} {machine.words}"
-        return f"the largest that is tried {machine.words}"
+        return "the largest that is tried" + ("" if machine.gpu else ", so that a round takes minutes on a CPU")
 
 
 WIDE, SLIM = (32, 64, 128, 256, 320), (16, 32, 64, 128, 256)

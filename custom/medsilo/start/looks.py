@@ -74,7 +74,7 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     listings = {site: find(source, place, segments) for site, place in places.items()}
     _refuse_what_stops(listings)
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
-    if layout.images and (patient := patient_in(names, bool(layout.classes))):
+    if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
         listings = {site: find(source, place, segments) for site, place in places.items()}
     left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
@@ -116,7 +116,8 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
             continue
         patients = {site: len({match[1] for match in own if match}) for site, own in fits.items()}
         several = sum(map(len, names.values())) > sum(patients.values())
-        if several and min(patients.values(), default=0) >= LEAST_PATIENTS:
+        asked = [count for site, count in patients.items() if len(names[site]) >= LEAST_PATIENTS]
+        if several and min(asked, default=0) >= LEAST_PATIENTS:
             return expression
     return None
 

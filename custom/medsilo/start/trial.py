@@ -1,27 +1,36 @@
 """Try a plan on this machine: every hospital trains alone for some rounds, and what it then finds."""
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from shutil import disk_usage
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from medsilo.check.forecast import COLUMNS, free_memory
+from medsilo.check.rehearsal import rehearse
 from medsilo.check.result import Report, duration
+from medsilo.check.visit import Visit, check
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.report.start_page import ShownCase
 from medsilo.runs import paths
 from medsilo.runs.schema import Round
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.start.fitting import Machine
+from medsilo.start.writing import place_of
 from medsilo.tasks.overlays import curves_of, pixels_of, write_png
+from medsilo.tasks.own.folder import FolderTask
 
 LEAST, MOST = 2, 12  # rounds; small plans have learned something after twelve
 TIME = 90.0  # seconds of training, in which as many rounds are made as fit
 CASES = 6  # that are shown of each hospital
+MOST_READY = 10  # GiB of images that are kept ready while 'medsilo init' works
 
 
 def machine_of(settings: SiteSettings) -> Machine:
@@ -30,12 +39,48 @@ def machine_of(settings: SiteSettings) -> Machine:
     return Machine(free_memory(compute), compute.device.type == "cuda")
 
 
+def keeping_ready(settings: SiteSettings, plan: Plan, folder: Path) -> SiteSettings:
+    """Return settings under which images that are ready for the network are kept in a folder, and read once."""
+    if settings.data is None or not isinstance(plan.task, FolderTask):
+        return settings
+    room = min(MOST_READY, disk_usage(folder).free / 4 / 2**30)
+    data = settings.data.model_copy(update={"cache": "disk", "cache_folder": folder, "cache_disk": room})
+    sites = getattr(settings, "sites", {})
+    more = {"sites": {site: keeping_ready(own, plan, folder) for site, own in sites.items()}} if sites else {}
+    return settings.model_copy(update={"data": data, **more})
+
+
+def checks(plan: Plan, out: Path, ready: Path) -> Iterator[tuple[str, Report]]:
+    """Yield what 'medsilo check' says of each hospital; of several each in a fresh process, whose memory tells what a
+    hospital needs that trains alone on its machine."""
+    sites = plan.participation.everyone
+    if len(sites) == 1:
+        yield sites[0], _checked(sites[0], plan, out, ready)
+        return
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, processes, max_tasks_per_child=1) as pool:
+        for site in sites:
+            yield site, pool.submit(_checked, site, plan, out, ready).result()
+
+
+def _checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
+    local = place_of(out, site)
+    source = keeping_ready(read_settings(local), plan, ready).data
+
+    def note(line: str) -> None:
+        print(f"{site}: {line} ...", file=sys.stderr, flush=True)
+
+    return check(Visit(site, plan, local=local, source=source), rehearse, note)
+
+
 def alone(plan: Plan, checked: Iterable[Report]) -> tuple[Plan, str]:
     """Return the plan of the trial, and about how long it takes, by what the checks of all hospitals measured."""
     column, tables = COLUMNS.index("s a round"), [table for report in checked for table in report.tables]
     seconds = sum(float(row[column]) for table in tables if table.columns == COLUMNS for row in table.rows)
     rounds = int(min(max(TIME / seconds if seconds else MOST, LEAST), MOST))
-    return plan.with_changes(["algorithm.name=local", f"training.rounds={rounds}"]), duration(rounds * seconds)
+    changes = ["algorithm.name=local", f"training.rounds={rounds}", "participation.unseen=[]"]
+    return plan.with_changes(changes), duration(rounds * seconds)
 
 
 def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callable[[Round], None]) -> None:

@@ -11,7 +11,7 @@ from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, write_text
 from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
-from medsilo.site.settings import FILE_NAME, SiteSettings, make_settings
+from medsilo.site.settings import FILE_NAME, make_settings
 from medsilo.start.choices import Choice, Draft
 
 JOB, TRIAL, CHECKS, PAGE = "job", "trial", "check", "start.html"
@@ -38,15 +38,25 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
         raise MedsiloError(f"--out {out} lies in the data folder, where nothing is written; choose a folder elsewhere")
 
 
-def write_start(out: Path, choices: Draft) -> tuple[Plan, SiteSettings]:
-    """Write medsilo.yaml and the job; return what they say. They are checked before anything is written."""
-    texts = plan_text(choices), settings_text(choices)
-    plan = parse_plan(load_yaml(texts[0]))
-    settings = make_settings(load_yaml(texts[1]), FILE_NAME)
+def write_start(out: Path, choices: Draft) -> Plan:
+    """Write medsilo.yaml, also those of single hospitals, and the job; return its plan. All is checked before."""
+    text = plan_text(choices)
+    plan = parse_plan(load_yaml(text))
+    several = {site: choices.settings_of(site) for site in choices.sites}
+    texts = {FILE_NAME: settings_text(choices)}
+    texts |= {f"{site}/{FILE_NAME}": _text(OF_SETTINGS, own) for site, own in several.items()}
+    for name, own in texts.items():
+        make_settings(load_yaml(own), name)
     write_job(out / JOB, plan)
-    write_text(out / JOB / PLAN, texts[0])
-    write_text(out / FILE_NAME, texts[1])
-    return plan, settings
+    write_text(out / JOB / PLAN, text)
+    for name, own in texts.items():
+        write_text(out / name, own)
+    return plan
+
+
+def place_of(out: Path, site: str) -> Path:
+    """Return the folder with a hospital's settings: its own, or that of all."""
+    return out / site if (out / site / FILE_NAME).exists() else out
 
 
 def plan_text(choices: Draft) -> str:

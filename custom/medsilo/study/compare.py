@@ -1,31 +1,37 @@
 """medsilo compare: methods and seeds on one task, cell by cell, and the page that says what came out."""
 
 import json
+import math
 import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import write_json
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
+from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Engine, Row, alone, base_plan, cells_of, fill, parse_sweep, plan_of, swept_rows
 from medsilo.study.evidence import Endpoint
+from medsilo.study.looks import LEAST, seeds_within
 from medsilo.study.norms import with_local_pairs
 from medsilo.study.tables import write_page
 from medsilo.study.verdict import Statistics, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
 BAR = 20
+LOOKS = 6  # about, of a comparison that ends with its answer
+SELDOM = 10  # times what a page takes, before the next is written while runs go on
 HERE = {"--data": "DATA", "--settings": "LOCAL"}  # options that name folders of this machine
 
 
@@ -45,6 +51,8 @@ class Study:
     cells: Sequence[Cell]
     against: str | None = None  # the row that all are held against; by default FedAvg's
     primary: Endpoint = "mean"  # the question that was declared before
+    show: Callable[[], object] = lambda: None  # writes the page, after each run
+    planned: int | None = None  # the seeds at most, where the comparison ends with its answer
 
     def run(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
@@ -52,14 +60,58 @@ class Study:
         with alone(self.folder / paths.LOCKS / "comparison", self.folder.name):
             return self._fill(engine, settings, at_once, say)
 
+    def run_within(
+        self, minutes: float, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]
+    ) -> list[str]:
+        """Fill one seed's cells, plan by their time how many seeds have room, and go on until the first question is
+        answered or all of them are there; returns what failed. A comparison that was stopped keeps its plan."""
+        every, started = list(self.cells), time.monotonic()
+        seeds = list(dict.fromkeys(cell.seed for cell in every))
+        if (self.folder / paths.VERDICT).exists():
+            self.planned = read_verdict(self.folder).planned
+        failures: list[str] = []
+        number = 1
+        while True:
+            self.cells = [cell for cell in every if cell.seed in seeds[:number]]
+            known = [summary.seconds or 0.0 for cell in self.cells if (summary := cell.summary())]
+            failures += self.run(engine, settings, at_once, say)
+            took = max(time.monotonic() - started, sum(known) / at_once) / number
+            if self.planned is None:
+                self.planned = self._plan(minutes, took, say)
+            step = math.ceil(self.planned / LOOKS)
+            late = number >= LEAST and time.monotonic() - started + step * took > 60 * minutes
+            self.planned = min(self.planned, number) if late else self.planned
+            first = self.conclude(failures).first
+            if failures or number >= self.planned or (first and first.sure):
+                break
+            number = min(self.planned, max(LEAST, number + step))
+        self.show()
+        return failures
+
+    def _plan(self, minutes: float, took: float, say: Callable[[str], None]) -> int:
+        """Return how many seeds have room, and say it; an error if they are too few to answer."""
+        planned, rounds = seeds_within(minutes, took), sum(cell.plan.rounds for cell in self.cells)
+        if planned < LEAST:
+            least = math.ceil(LEAST * took / 60)
+            raise MedsiloError(f"{LEAST} seeds take about {least} minutes; give --minutes {least} or more")
+        say(
+            f"one seed took {_time(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
+            f"{minutes:g} minutes, about {_time(planned * took)} in all, and less if the answer comes before"
+        )
+        return planned
+
     def _fill(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
         failures: list[str] = []
         started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
-        say(f"{len(self.cells)} runs, {before} of them finished before, {at_once} at a time, in {self.folder}")
-        finished = before
+        rounds = sum(cell.plan.rounds for cell in self.cells if not cell.summary())
+        say(
+            f"{len(self.cells)} runs, {before} of them finished before, {at_once} at a time, {rounds} rounds in all, "
+            f"in {self.folder}"
+        )
+        finished, due = before, 0.0
 
         def done(cell: Cell, failure: str) -> None:
-            nonlocal finished
+            nonlocal finished, due
             finished += 1
             if failure:
                 failures.append(f"{cell.name}: {failure}")
@@ -68,7 +120,12 @@ class Study:
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
             say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
-            write_page(self.folder, self.about, self.plan, self.cells, failures)
+            if (now := time.monotonic()) < due:
+                write_page(self.folder, self.about, self.plan, self.cells, failures)
+                return
+            self.conclude(failures)
+            self.show()
+            due = time.monotonic() + SELDOM * (time.monotonic() - now)
 
         fill(self.cells, engine, settings, at_once, done)
         self.conclude(failures)
@@ -90,7 +147,11 @@ class Study:
             for cell in self.cells
             if cell.summary()
         ]
-        verdict = Statistics(self.cells, self.against, self.primary).verdict(about, runs)
+        verdict = Statistics(self.cells, self.against, self.primary, self.planned).verdict(about, runs)
+        if len(runs) + len(failures) < len(self.cells):
+            verdict = verdict.changed(
+                headline=f"So far, with {len(runs)} of {len(self.cells)} runs: {verdict.headline}"
+            )
         write_json(self.folder / paths.VERDICT, verdict.as_json())
         write_page(self.folder, self.about, self.plan, self.cells, failures, verdict)
         return verdict
@@ -155,6 +216,7 @@ def asked(options: Asked) -> tuple[Plan, list[Cell]]:
         rows = [_under(row, options.protocol, plan) for row in rows]
     if not rows:
         raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
+    rows = [_suited(row, plan, options.changes) for row in rows]
     work = None
     if options.equal_work:
         training = plan.with_changes(options.changes).training
@@ -162,6 +224,24 @@ def asked(options: Asked) -> tuple[Plan, list[Cell]]:
     rows = swept_rows(rows, parse_sweep(options.sweep), work)
     rows = with_local_pairs(rows, {row: plan_of(plan, row, options.changes) for row in rows})
     return plan, cells_of(plan, rows, options.seeds, options.changes, options.out, options.folds)
+
+
+def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
+    """Return the row; one that the plan does not suit leaves out hospitals that don't train, where its method has no
+    model for them, and takes batch norm, where its method needs that."""
+    try:
+        plan_of(plan, row, changes)
+    except PlanError:
+        for more in (
+            ("participation.unseen=[]",),
+            ("network.norm=batch",),
+            ("participation.unseen=[]", "network.norm=batch"),
+        ):
+            own = replace(row, changes=(*row.changes, *more))
+            with suppress(PlanError):
+                plan_of(plan, own, changes)
+                return own
+    return row
 
 
 def _under(row: Row, protocol: str, plan: Plan) -> Row:

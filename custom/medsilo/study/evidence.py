@@ -102,6 +102,7 @@ def compare(
     *,
     endpoint: Endpoint = "mean",
     luck: Variance | None = None,
+    error: float = 1 - LEVEL,
 ) -> Difference:
     """The paired difference, for other patients and other seeds: of the mean over sites, of the mean over their cases
     together ("pooled"), or of each method's score at its own worst site.
@@ -113,7 +114,7 @@ def compare(
     study. It is never smaller than rounding alone makes it (`_rounding`). Each has a Student's t of its own; the
     interval reaches as far as their mean, weighted by the variances (Cochran and Cox 1950): with few seeds that errs to
     the side of caution. With one seed only the patients count. A site that keeps its cases' scores brings its mean:
-    then the patients' part is missing.
+    then the patients' part is missing. error: how often the interval may miss, less where there are more looks.
     """
     if len(method) != len(baseline) or not method:
         raise ValueError(f"{len(method)} seeds against {len(baseline)}: a paired comparison needs the same ones")
@@ -141,7 +142,7 @@ def compare(
         own = Variance(max(between.variance, least), luck.degrees if luck else between.degrees)
     single = all(site.patients == 1 for site in of_sites)
     patients = _of_people(ways, (shares[0] + shares[1])[:, used].mean(0) / 2) if single else _of_patients(of_sites)
-    low, high, p = _interval(mean, [patients, Variance(own.variance / seeds, own.degrees)])
+    low, high, p = _interval(mean, [patients, Variance(own.variance / seeds, own.degrees)], error)
     return Difference(mean, low, high, p, seeds, patients, own, alike)
 
 
@@ -250,7 +251,7 @@ def _rounding(scores: Sequence[Scores]) -> float:
     return 2 * (step / cases) ** 2 / 12
 
 
-def _interval(mean: float, given: Sequence[Variance]) -> tuple[float, float, float]:
+def _interval(mean: float, given: Sequence[Variance], error: float) -> tuple[float, float, float]:
     """The interval's ends and the p-value."""
     parts = [part for part in given if part.degrees]
     variance = sum(part.variance for part in parts)
@@ -258,7 +259,7 @@ def _interval(mean: float, given: Sequence[Variance]) -> tuple[float, float, flo
         return -math.inf, math.inf, 1.0
     if not variance:
         return mean, mean, 1.0
-    reach = critical(1 - LEVEL, parts) * math.sqrt(variance)
+    reach = critical(error, parts) * math.sqrt(variance)
     return mean - reach, mean + reach, _p_value(abs(mean) / math.sqrt(variance), parts)
 
 

@@ -37,6 +37,7 @@ from medsilo.study.evidence import (
     seeds_of,
     sensitivity,
 )
+from medsilo.study.looks import error_at
 from medsilo.study.norms import ALONE, POOLED, unlike
 from medsilo.study.scores import scores_in
 
@@ -60,8 +61,12 @@ def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
 class Statistics:
     """The statistics of a comparison's finished cells."""
 
-    def __init__(self, cells: Sequence[Cell], against: str | None, primary: Endpoint = "mean") -> None:
+    def __init__(
+        self, cells: Sequence[Cell], against: str | None, primary: Endpoint = "mean", planned: int | None = None
+    ) -> None:
+        """planned: the seeds that there will be at most, where the answer may come before."""
         self.primary: Endpoint = primary
+        self.planned = planned
         self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
         self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
@@ -78,8 +83,8 @@ class Statistics:
         sites = sorted({site for seeds in self.found.values() for scores in seeds.values() for site in scores})
         plan = next(iter(self.cells.values())).plan
         found = {endpoint: self._against(endpoint=endpoint) for endpoint in ENDPOINTS}
-        differences = {endpoint: _tested(own) for endpoint, own in found.items()}
-        at_site = {site: _tested(self._against([site])) for site in sites}
+        differences = {endpoint: self._tested(own) for endpoint, own in found.items()}
+        at_site = {site: self._tested(self._against([site])) for site in sites}
         first, joining = self._first(), self._joined(sites)
         sentence, named = self.sentence(differences[self.primary])
         headline = " ".join(filter(None, [self._whether_joining_pays(first), sentence]))
@@ -128,9 +133,16 @@ class Statistics:
             declared=self._declared.title if self._declared else None,
             joining={site: self._pays(joining[site]) for site in sites},
             rows=rows,
+            planned=self.planned,
             about=about,
             runs=list(runs),
         )
+
+    @cached_property
+    def _error(self) -> float:
+        """The p-value below which a difference is sure, with as many seeds as all rows that are asked about have."""
+        asked = [row for row in (self._declared, self.alone.get(self._declared) if self._declared else None) if row]
+        return error_at(min((len(self.found[row]) for row in asked or self.rows), default=0), self.planned)
 
     def _is_one_patient(self, site: str) -> bool:
         known = [scores[site] for seeds in self.found.values() for scores in seeds.values() if site in scores]
@@ -169,7 +181,7 @@ class Statistics:
         mine, theirs = ([self.found[each][seed] for seed in seeds] for each in (row, base))
         names = sites or sorted({site for own in mine for site in own})
         whole = bool(seeds) and all(set(names) <= own.keys() for own in [*mine, *theirs])
-        return compare(mine, theirs, names, endpoint=endpoint, luck=luck) if whole else None
+        return compare(mine, theirs, names, endpoint=endpoint, luck=luck, error=self._error) if whole else None
 
     def _luck(
         self, base: Row, rows: Sequence[Row], sites: Sequence[str] | None, endpoint: Endpoint
@@ -227,15 +239,18 @@ class Statistics:
     def _first(self) -> PairedDifference | None:
         """Return the answer to the first question, over all sites: one test, so nothing is to be corrected."""
         found = self._joining(endpoint=self.primary).get(self._declared) if self._declared else None
-        return _tested({"first": found})["first"] if found else None
+        return self._tested({"first": found})["first"] if found else None
 
     def _joined(self, sites: Sequence[str]) -> dict[str, dict[Row, PairedDifference]]:
         """By site: what joining brings. The declared federation is tested at each site, corrected for the sites alone;
         all others are corrected for each other."""
         found = {(site, row): one for site in sites for row, one in self._joining([site]).items()}
-        first = _tested({key: one for key, one in found.items() if key[1] == self._declared})
-        tested = first | _tested({key: one for key, one in found.items() if key not in first})
+        first = self._tested({key: one for key, one in found.items() if key[1] == self._declared})
+        tested = first | self._tested({key: one for key, one in found.items() if key not in first})
         return {site: {row: tested[at, row] for at, row in found if at == site} for site in sites}
+
+    def _tested(self, found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
+        return _tested(found, self._error)
 
     # ------------------------------------------------------------------ in words
     def _whether_joining_pays(self, first: PairedDifference | None) -> str:
@@ -243,6 +258,7 @@ class Statistics:
             return ""
         where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.goal.metric)
         gain = f"{self._declared.title} against training alone, {where}: {with_interval(first)}"
+        gain += f", after {first.seeds} of at most {self.planned} seeds" if self.planned else ""
         if first.seeds == 1:
             return f"{gain}, with one seed, so training's luck is not known."
         if first.sure:
@@ -318,8 +334,8 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
     return {site: joined([scores[site] for scores in found]) for site in sites}
 
 
-def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
-    """Differences with their p-values corrected for all of them."""
+def _tested(found: Mapping[Key, Difference], error: float) -> dict[Key, PairedDifference]:
+    """Differences with their p-values corrected for all of them; error: below which they are sure."""
     adjusted = holm({key: difference.p for key, difference in found.items()})
     return {
         key: PairedDifference(
@@ -329,7 +345,7 @@ def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
             p=difference.p,
             seeds=difference.seeds,
             adjusted=adjusted[key],
-            sure=difference.decides and adjusted[key] < 1 - LEVEL,
+            sure=difference.decides and adjusted[key] < error,
         )
         for key, difference in found.items()
     }

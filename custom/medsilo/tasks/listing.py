@@ -20,6 +20,9 @@ ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".npz", ".npy")
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+WINDOWS, PIECE = "cp1252", 2**20
+UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
+OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 BETWEEN = "\x1f"  # the parts of a label that stands in several columns
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
@@ -292,13 +295,15 @@ def _by_table(
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
     doubled = [name for name, count in counted.items() if count > 1]
     listing.add("stops", "files stand in several lines of the table; give each one line", doubled)
+    if coding_of(path) == WINDOWS:
+        listing.problems.append(Problem("note", OLD_LETTERS, len(lines)))
     check_parts(listing)
     return listing
 
 
 def _file(given: str, folder: Path, names: dict[str, Path]) -> Path | None:
-    """A file that the table names, from the data folder or from the root of the disk."""
-    found = names.get(given.removeprefix("./"))
+    """A file that the table names, from the data folder or from the root of the disk; Windows writes backslashes."""
+    found = names.get(given.removeprefix("./")) or names.get(given.replace("\\", "/").removeprefix("./"))
     if found is None and (folder / given).is_file():
         found = folder / given
     return found
@@ -307,7 +312,7 @@ def _file(given: str, folder: Path, names: dict[str, Path]) -> Path | None:
 def _lines(path: Path, needed: Sequence[str]) -> Iterator[dict[str, str]]:
     """The lines of a CSV file, whatever its separator is, by their columns."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding=coding_of(path))
     except UnicodeDecodeError as error:
         raise DataError("the table is not in UTF-8; save it as 'CSV UTF-8'", private=str(path)) from error
     except OSError as error:
@@ -322,6 +327,20 @@ def _lines(path: Path, needed: Sequence[str]) -> Iterator[dict[str, str]]:
         known = "name yours under data.columns in the site's medsilo.yaml, or add it"
         raise DataError(f"the table has no column {', '.join(missing)}; {known}", private=f"{path}: {first}")
     return reader
+
+
+def coding_of(path: Path) -> str:
+    """Return how the letters of a table are written: in UTF-8, or as programs on Windows do."""
+    with path.open("rb") as file:
+        if file.read(2) in (UTF16_LE, UTF16_BE):
+            return "utf-16"
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            while file.read(PIECE):
+                pass
+    except UnicodeDecodeError:
+        return WINDOWS
+    return "utf-8-sig"
 
 
 def check_parts(listing: Listing) -> None:

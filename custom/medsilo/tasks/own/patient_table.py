@@ -16,7 +16,7 @@ from medsilo.core.errors import DataError
 from medsilo.models.linear import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.goal import Goal
-from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
+from medsilo.tasks.listing import OLD_LETTERS, OTHER_NAMES, TABLE, WINDOWS, Entry, Listing, check_parts, check_patients
 from medsilo.tasks.own.by_kind import ByKind, goal_of
 from medsilo.tasks.own.columns import (
     LARGEST,
@@ -388,6 +388,8 @@ class _Reading:
             "left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven
         )
         self.listing.add("left out", "lines have a cell that is too long", sheet.long)
+        if sheet.coding == WINDOWS:
+            self.listing.problems.append(Problem("note", OLD_LETTERS, len(sheet.lines)))
         if self.listing.entries and self.source.columns.patient not in sheet.columns:
             self.listing.patients_named = False
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))

@@ -1,16 +1,17 @@
-"""Read a table of a hospital, CSV or Parquet, line by line: bounded, and believing nothing of it."""
+"""Read a table of a hospital line by line, CSV, Parquet or what pandas reads: bounded, believing nothing of it."""
 
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
+from zipfile import ZipFile
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.listing import plain
+from medsilo.tasks.listing import coding_of, plain
 
 MOST_BYTES = 2**30  # of a file
 MOST_LINES = 1_000_000
@@ -19,6 +20,9 @@ MOST_CHARACTERS = 2**22  # of a line
 MOST_CELLS = 2**28  # of the columns that are read
 LONGEST = 1000  # characters of a cell
 PARQUET = (".parquet", ".pq")
+OFFICE = {".dta": "read_stata", ".sas7bdat": "read_sas", ".xpt": "read_sas", ".xlsx": "read_excel"}  # pandas' readers
+ENDINGS = (".csv", ".tsv", *PARQUET, *OFFICE)
+PEEKED = 3  # lines that tell whether the first has one name too few, as R's write.table writes it
 TOO_MANY = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
 
@@ -31,6 +35,7 @@ class Sheet:
     lines: list[tuple[str, list[str]]] = field(default_factory=list)  # where a line stands, for people; its cells
     uneven: list[str] = field(default_factory=list)  # lines with another number of cells than the first
     long: list[str] = field(default_factory=list)  # lines with a cell that is too long
+    coding: str = ""  # in which the letters of a CSV file are written
 
     def add(self, place: str, cells: Sequence[str]) -> None:
         """Take a line, unless a cell is too long."""
@@ -60,21 +65,27 @@ def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence
         raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
     if path.suffix.lower() in PARQUET:
         return _parquet(sheet, path, needed, besides)
+    if path.suffix.lower() in OFFICE:
+        return _office(sheet, path, needed, besides)
     with _opened(path) as file:
+        sheet.coding = str(file.encoding)
         return _csv(sheet, file, needed, besides)
 
 
 def first_lines(path: Path, most: int) -> list[list[str]]:
-    """Return the first lines of a CSV file, that with its columns' names among them."""
+    """Return the first lines of a table, that with its columns' names among them."""
+    if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
+        head = _names_in(path)
+        return [head, *(cells for _, cells in read_sheet(path, dict(zip(head, head, strict=True))).lines[:most])]
     with _opened(path) as file:
-        return [[plain(cell.strip()) for cell in cells] for cells in islice(_reader(file), most)]
+        return [[plain(cell.strip()) for cell in cells] for _, cells in islice(_rows(file), most)]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
     """Open a CSV file; what is wrong with it is a DataError."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding=coding_of(path), newline="") as file:
             yield file
     except UnicodeDecodeError as error:
         raise DataError("the table is not in UTF-8; save it as 'CSV UTF-8'", str(path)) from error
@@ -83,12 +94,12 @@ def _opened(path: Path) -> Iterator[TextIO]:
 
 
 def _csv(sheet: S, file: TextIO, needed: Mapping[str, str], besides: Sequence[str]) -> S:
-    reader = _reader(file)
-    head = [plain(name.strip()) for name in next(reader, [])]
+    rows = _rows(file)
+    head = [plain(name.strip()) for name in next(rows, (1, []))[1]]
     sheet.columns = _of(head, needed, besides)
     places = [head.index(name) for name in sheet.columns]
-    for cells in reader:
-        place = f"line {reader.line_num}"
+    for number, cells in rows:
+        place = f"line {number}"
         if not cells or not any(cells):
             continue
         if len(cells) != len(head):
@@ -98,13 +109,24 @@ def _csv(sheet: S, file: TextIO, needed: Mapping[str, str], besides: Sequence[st
     return sheet
 
 
+def _rows(file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of a CSV file with their numbers. Where the lines below the first all have one cell more, these
+    are names of rows, as R's write.table writes them, and their column has none."""
+    reader = _reader(file)
+    head, *below = [(reader.line_num, cells) for cells in islice(reader, 1 + PEEKED)] or [(1, [])]
+    if below and all(len(cells) == len(head[1]) + 1 for _, cells in below):
+        head = (head[0], ["", *head[1]])
+    yield from chain((head, *below), ((reader.line_num, cells) for cells in reader))
+
+
 def _reader(file: TextIO) -> Any:
     """Return what reads the lines of a CSV file, whatever its separator is."""
     first = file.readline(MOST_CHARACTERS + 1)
     if len(first) > MOST_CHARACTERS:
         raise DataError(TOO_LONG)
     file.seek(0)
-    return csv.reader(_bounded(file), delimiter=max(",;\t", key=first.count))
+    separator = max(",;\t", key=first.count)
+    return csv.reader(_bounded(file), delimiter=separator if separator in first else " ")
 
 
 def _bounded(file: TextIO) -> Iterator[str]:
@@ -157,8 +179,49 @@ def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[
     return sheet
 
 
+def _names_in(path: Path) -> list[str]:
+    """Return the columns of a table that is no CSV file."""
+    if path.suffix.lower() in OFFICE:
+        return [plain(str(name).strip()) for name in _frame(path).columns]
+    sheet = _parquet(Sheet({}), path, {}, ())
+    return list(sheet.columns)
+
+
+def _office(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str]) -> S:
+    frame = _frame(path)
+    if len(frame) > MOST_LINES:
+        raise DataError(TOO_MANY)
+    head = [plain(str(name).strip()) for name in frame.columns]
+    sheet.columns = _of(head, needed, besides)
+    places = [head.index(name) for name in sheet.columns]
+    for number, cells in enumerate(frame.itertuples(index=False, name=None), 1):
+        sheet.add(f"row {number}", [_text(cells[place]) for place in places])
+    return sheet
+
+
+def _frame(path: Path) -> Any:
+    """Return a table of Stata, SAS or Excel; None stands for no value."""
+    try:
+        import pandas
+
+        if path.suffix.lower() == ".xlsx":
+            with ZipFile(path) as packed:
+                if sum(one.file_size for one in packed.infolist()) > 4 * MOST_BYTES:
+                    raise DataError(TOO_MANY)
+        frame = getattr(pandas, OFFICE[path.suffix.lower()])(path)
+    except ImportError as error:
+        raise DataError(
+            "such a table needs pandas, Excel openpyxl, too: install medsilo[office], or save CSV"
+        ) from error
+    except DataError:
+        raise
+    except Exception as error:  # pandas' readers raise anything over damaged files
+        raise DataError("the table can't be read; export it again, or save CSV", f"{path}: {error}") from error
+    return frame.astype(object).where(frame.notna(), None)
+
+
 def _text(cell: Any) -> str:
-    """Return a cell of Parquet as it would stand in CSV."""
+    """Return a cell of Parquet or pandas as it would stand in CSV."""
     if cell is None:
         return ""
     return repr(cell) if isinstance(cell, float) else str(cell)

@@ -1,0 +1,397 @@
+"""Look at a folder of tables with a line per patient, and choose what a plan and a hospital's settings say of them."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from medsilo.core.errors import DataError
+from medsilo.core.text import is_safe_name
+from medsilo.start.choices import (
+    METHOD,
+    Choice,
+    Draft,
+    asked_for,
+    course_of,
+    own_shares,
+    shares_of,
+    shares_of_small,
+    steps_of,
+    trained_of,
+)
+from medsilo.start.folder_layout import items_of
+from medsilo.start.looker import Folder, Looker, Sight
+from medsilo.tasks.listing import OTHER_NAMES, TABLE, files_below
+from medsilo.tasks.own.columns import as_level, as_number, as_written
+from medsilo.tasks.own.sheet import ENDINGS, MOST_LINES, first_lines
+from medsilo.tasks.sources import Columns, DataSource
+from medsilo.tasks.survey import PARTS
+
+PATIENTS = ("patient", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
+SITES = ("site", "hospital", "center", "centre", "clinic", "inst", "institution")
+TARGETS = ("label", "target", "class", "outcome", "diagnosis", "y", "num", "response", "readmitted", "score")
+EVENTS = ("event", "status", "death", "dead", "died", "recur", "relapse", "deceased", "censor", "e")
+TIMES = ("time", "days", "months", "weeks", "duration", "followup", "survival", "t")
+HAPPENED = ("event", "dead", "death", "died", "deceased", "yes", "true", "relapse", "recurred", "1", "2")
+MISSING = frozenset(DataSource.model_fields["missing"].default)
+MOST_CLASSES, MOST_LEVELS = 10, 20
+RARE = 0.5  # share of lines with a value, below which a column is left out
+STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording
+FEW = 1000  # patients for whom one layer is enough
+BATCH, LARGE_BATCH = 32, 128
+
+
+@dataclass(frozen=True)
+class Table:
+    """One hospital's table: where it lies, and its columns. cells: of each, without what stands for no value."""
+
+    path: Path
+    lines: int
+    cells: Mapping[str, tuple[str, ...]]
+    decimal: str
+
+    def known(self, name: str) -> list[str]:
+        """Return a column's values where there are some."""
+        return [cell for cell in self.cells[name] if cell not in MISSING]
+
+    def is_numbers(self, name: str) -> bool:
+        """Return whether all values of a column are numbers."""
+        return all(as_number(as_written(cell, self.decimal)) is not None for cell in self.known(name))
+
+    def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
+        """Return the columns that are called so, the surest first."""
+        return [name for word in words for name in self.cells if _says(name, word) and fits(name)]
+
+    def distinct(self, name: str) -> list[str]:
+        """Return a column's values, each once, numbers by their size."""
+        found = {as_level(as_written(cell, self.decimal)) for cell in self.known(name)}
+        return sorted(found, key=lambda cell: (as_number(cell) is None, as_number(cell) or 0.0, cell))
+
+    @property
+    def patient(self) -> str | None:
+        """The column that names patients: the first that is called so, of many values."""
+        return next(iter(self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)), None)
+
+    @property
+    def site(self) -> str | None:
+        """The column that names hospitals."""
+        return next(iter(self.called(SITES, lambda name: 1 < len(self.distinct(name)) <= self.lines / 3)), None)
+
+    @property
+    def survival(self) -> tuple[str, str] | None:
+        """The columns of time and event, if there are such."""
+        times = self.called(TIMES, lambda name: self.is_numbers(name) and len(self.distinct(name)) > MOST_CLASSES)
+        events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)
+        place = list(self.cells).index
+        near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
+        return min(near)[2:] if near else None  # they stand side by side
+
+    @property
+    def target(self) -> str | None:
+        """The column of what is to be told: one that is called so."""
+        return next(iter(self.called(TARGETS, lambda name: len(self.distinct(name)) > 1)), None)
+
+    @property
+    def is_recording(self) -> bool:
+        """Return whether lines are steps in time: times that only grow, or labels that stay the same for long."""
+        for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
+            cells = self.cells[name]
+            numbers = [as_number(as_written(cell, self.decimal)) for cell in cells]
+            steps = cells if any(number is None for number in numbers) else numbers
+            if len(cells) > 2 and all(a <= b for a, b in pairwise(steps)):  # type: ignore[operator]
+                return True
+        label = self.target or next(iter(self.called(("activity", "rhythm", "state"))), None)
+        if self.survival or self.patient or not label:
+            return False
+        return sum(a != b for a, b in pairwise(self.cells[label])) < STEADY * self.lines
+
+
+def _says(name: str, word: str) -> bool:
+    """Return whether a column's name is a word, or ends or begins with it: rfstime, patient_id."""
+    text = "".join(letter for letter in name.lower() if letter.isalnum())
+    return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
+
+
+def tables_in(folder: Path) -> dict[str, Table]:
+    """Return a folder's tables by hospital: one table, or one for each hospital; none of another kind of folder."""
+    names, _ = files_below(folder)
+    files = [name for name in names if PurePosixPath(name).suffix.lower() in ENDINGS]
+    tops = {PurePosixPath(name).parts[0]: name for name in files}
+    images = any(PurePosixPath(item).name != TABLE for item in items_of(names))
+    if not files or images or len(tops) < len(files) or any(name.count("/") > 1 for name in files):
+        return {}
+    found = {PurePosixPath(top).stem: _table(folder / name) for top, name in tops.items()}
+    if any(table is None or table.is_recording for table in found.values()):
+        return {}
+    known = {site: table for site, table in found.items() if table and (table.target or table.survival)}
+    if not known and any("/" in name for name in files):
+        return {}
+    return known or {site: table for site, table in found.items() if table}
+
+
+def _table(path: Path) -> Table | None:
+    """Read a table; None where its lines are no cases, as they name files or there is nothing below its first line."""
+    head, *lines = first_lines(path, MOST_LINES) or [[]]
+    lines = [line for line in lines if len(line) == len(head)]
+    if not lines or len(head) < 2 or "image" in head or "recording" in head:
+        return None
+    if all(as_number(cell) is not None for cell in head):
+        raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
+    cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
+    commas = sum(as_number(cell.replace(",", ".")) is not None for own in cells.values() for cell in own if "," in cell)
+    return Table(path, len(lines), cells, "," if commas else ".")
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The facts of tables that are read alike."""
+
+    folder: Path
+    tables: Mapping[str, Table]  # by hospital, or of all together under the folder's own name
+    kind: str
+    outcomes: Mapping[str, tuple[str, ...]]  # what each table calls what is learned
+    labels: tuple[str, ...]  # of a classification, as they stand there
+    columns: tuple[Any, ...]
+    left: Mapping[str, str]  # columns that are not read, and why
+    sites: Mapping[str, int]  # hospital -> patients
+    by_column: str | None  # that names hospitals
+
+    @property
+    def first(self) -> Table:
+        """The table by which columns are called."""
+        return next(iter(self.tables.values()))
+
+    @property
+    def has_gaps(self) -> bool:
+        """Return whether a value is missing that is read."""
+        names = [column if isinstance(column, str) else column["name"] for column in self.columns]
+        return any(cell in MISSING for table in self.tables.values() for name in names for cell in table.cells[name])
+
+
+def look_at_tables(folder: Path, tables: Mapping[str, Table], site: str) -> Looks:
+    """Find in tables what is to be learned, and of what; a DataError says what is missing."""
+    several = len(tables) > 1
+    kind, outcomes = _outcomes(tables)
+    first = next(iter(tables.values()))
+    by_column = None if several else first.site
+    labels = _labels(tables, outcomes) if kind == "classification" else ()
+    if kind == "classification" and len(labels) > MOST_CLASSES and all(_numeric(tables, outcomes)):
+        kind, labels = "regression", ()
+    columns, left = _read(tables, outcomes)
+    if by_column:
+        counted = Counter(_patients(first, by_column))
+        sites = {name: counted[name] for name in first.distinct(by_column)}
+    else:
+        sites = {name: len(set(_patients(table))) for name, table in tables.items()} if several else {}
+        sites = sites or {site: len(set(_patients(first)))}
+    if wrong := [name for name in sites if not is_safe_name(name)]:
+        raise DataError(f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
+    return Looks(folder, tables, kind, outcomes, labels, columns, left, sites, by_column)
+
+
+def _patients(table: Table, by: str | None = None) -> list[str]:
+    """Return the patient of each line; or the hospital of each patient, by a column."""
+    names = table.cells[table.patient] if table.patient else tuple(map(str, range(table.lines)))
+    if by is None:
+        return list(names)
+    return list({name: as_level(site) for name, site in zip(names, table.cells[by], strict=True)}.values())
+
+
+def _outcomes(tables: Mapping[str, Table]) -> tuple[str, dict[str, tuple[str, ...]]]:
+    survivals = {site: table.survival for site, table in tables.items()}
+    targets = {site: table.target for site, table in tables.items()}
+    if all(survivals.values()) and not all(targets.values()):
+        return "survival", {site: found for site, found in survivals.items() if found}
+    for site, table in tables.items():
+        if targets[site] is None:
+            names = ", ".join(list(table.cells)[:MOST_LEVELS])
+            raise DataError(
+                f"no column of {table.path.name} says what is to be learned; call it 'label', or 'time' and 'event' "
+                f"(docs/your-data.md). There are {names}"
+            )
+    return "classification", {site: (str(target),) for site, target in targets.items()}
+
+
+def _labels(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    found = dict.fromkeys(value for site, table in tables.items() for value in table.distinct(outcomes[site][0]))
+    return tuple(sorted(found, key=lambda cell: (as_number(cell) is None, as_number(cell) or 0.0, cell)))
+
+
+def _numeric(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> list[bool]:
+    return [table.is_numbers(outcomes[site][0]) for site, table in tables.items()]
+
+
+def _read(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> tuple[tuple[Any, ...], dict[str, str]]:
+    """Return the columns that a network reads, and why others are left out."""
+    columns, left = list[Any](), dict[str, str]()
+    for name in dict.fromkeys(name for table in tables.values() for name in table.cells):
+        if any(name in own for own in outcomes.values()):
+            continue
+        if lacking := [site for site, table in tables.items() if name not in table.cells]:
+            left[name] = f"{lacking[0]} lacks it"
+        elif why := next((why for table in tables.values() if (why := _why_not(table, name))), ""):
+            left[name] = why
+        elif all(table.is_numbers(name) for table in tables.values()):
+            columns.append(name)
+        elif any(table.is_numbers(name) for table in tables.values()):
+            left[name] = "numbers at one hospital and categories at another"
+        else:
+            levels = sorted({level for table in tables.values() for level in table.distinct(name)})
+            columns.append({"name": name, "levels": levels})
+    if not columns:
+        raise DataError("no column can be read: " + ", ".join(f"{name} ({why})" for name, why in left.items()))
+    return tuple(columns), left
+
+
+def _why_not(table: Table, name: str) -> str:
+    values = table.distinct(name)
+    if name in (table.patient, table.site) or name in table.called(PATIENTS):
+        return "names patients or hospitals"
+    if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES}:
+        return "says who is trained on, or nothing"
+    if name in table.called(TARGETS + EVENTS + TIMES) and name not in table.called(("score",)):
+        return "may tell the answer"
+    if len(table.known(name)) < RARE * table.lines:
+        return "is empty in most lines"
+    if len(values) < 2:
+        return "is always the same"
+    if table.is_numbers(name):
+        whole = all(as_number(value) == int(as_number(value) or 0) for value in values)
+        return "numbers the lines" if whole and len(values) == table.lines and table.lines > MOST_LEVELS else ""
+    return "has too many different values for a category" if len(values) > MOST_LEVELS else ""
+
+
+# ---------------------------------------------------------------------------------------------------- choices
+def choose_tables(looks: Looks, device: str | None = None) -> Draft:
+    """Return the choices for tables. device: one that was asked for."""
+    shares, several = shares_of(looks.sites), len(looks.sites) > 1
+    training = sorted(looks.sites[site] for site in trained_of(looks.sites))
+    cases = int(shares.value[0] * training[len(training) // 2])
+    batch = Choice("training.batch_size", LARGE_BATCH if looks.kind == "survival" else BATCH, _BATCH[looks.kind])
+    left = "; ".join(f"{name}: {why}" for name, why in looks.left.items())
+    few = max(training) < FEW
+    plan = (
+        METHOD,
+        Choice("task.name", "table", found_lines(looks)[0]),
+        Choice("task.kind", looks.kind, "by the column that is learned"),
+        *_learned(looks),
+        Choice(
+            "task.columns", list(looks.columns), f"all that hospitals have alike{f', without {left}' if left else ''}"
+        ),
+        Choice("task.missing", "mean" if looks.has_gaps else "leave-out", _MISSING[looks.has_gaps]),
+        Choice("task.standardise", "site", "each hospital by its own training cases"),
+        shares,
+        *_dealt(looks),
+        Choice("network.name", "linear" if few else "mlp", "few patients: one layer" if few else "patients enough"),
+        *([] if few else [Choice("network.norm", "none", "small numbers need none")]),
+        *steps_of(cases, batch, 0.01 if few else 0.001),
+        *course_of(list(looks.sites), looks.sites if several else {}),
+    )
+    settings = (Choice("data.folder", str(looks.folder), "nothing is written there"), own_shares(shares))
+    own = {site: tuple(_settings(looks, site, table)) for site, table in looks.tables.items()}
+    small = shares_of_small(looks.sites, shares)
+    if len(looks.tables) == 1:
+        [said] = own.values()
+        return Draft(plan, (*settings, *said, *asked_for(device)), small)
+    sites = {site: (*said, *small.get(site, ())) for site, said in own.items()}
+    return Draft(plan, (*settings, *asked_for(device)), sites)
+
+
+_BATCH = {
+    "survival": "Cox's loss compares the cases of a batch, so it is large",
+    "classification": "lines are small: any machine has room",
+    "regression": "lines are small: any machine has room",
+}
+_MISSING = {True: "values are missing: the site's mean takes their place", False: "no value is missing"}
+
+
+def _learned(looks: Looks) -> list[Choice]:
+    """Return the keys of what is learned; the plan calls it as the first table does."""
+    names = looks.outcomes[next(iter(looks.tables))]
+    if looks.kind == "survival":
+        events = dict.fromkeys(name for table in looks.tables.values() for name in table.called(EVENTS))
+        why = f"a guess by the names, of {', '.join(events)}: correct it, and data.names where a hospital has others"
+        return [Choice("task.time", names[0], why), Choice("task.event", names[1], "1 where it came, 0 where not yet")]
+    target = Choice("task.target", names[0], "a guess by its name: correct it")
+    if looks.kind == "regression":
+        values = [float(as_number(v) or 0) for s, t in looks.tables.items() for v in t.distinct(looks.outcomes[s][0])]
+        limits = [float(math.floor(min(values))), float(math.ceil(max(values)))]
+        return [target, Choice("task.range", limits, "from the least to the greatest; correct it to what is possible")]
+    counted = Counter(
+        as_level(cell) for site, table in looks.tables.items() for cell in table.known(looks.outcomes[site][0])
+    )
+    counts = ", ".join(f"{name} {counted[name]}" for name in looks.labels)
+    return [
+        target,
+        Choice("task.labels", list(_names(looks.labels)), f"the column's values, with their lines: {counts}"),
+    ]
+
+
+def _names(labels: Sequence[str]) -> Sequence[str]:
+    return ("no", "yes") if tuple(labels) == ("0", "1") else labels
+
+
+def _dealt(looks: Looks) -> list[Choice]:
+    if not looks.by_column:
+        return []
+    why = f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
+    return [Choice("task.partition", {"kind": "column"}, why)]
+
+
+def _settings(looks: Looks, site: str, table: Table) -> list[Choice]:
+    """Return what one table's hospital says of it."""
+    found = [Choice("data.table", table.path.relative_to(looks.folder).as_posix(), "a line per case")]
+    roles = {"patient": table.patient, "site": looks.by_column}
+    called = {role: name for role, name in roles.items() if name and name != getattr(Columns(), role)}
+    if called:
+        found.append(Choice("data.columns", called, "what these are called here: a guess by the names"))
+    plans, own = looks.outcomes[next(iter(looks.tables))], looks.outcomes[site]
+    if names := {plan: name for plan, name in zip(plans, own, strict=True) if plan != name}:
+        found.append(Choice("data.names", names, "the plan's column: its name here"))
+    if looks.kind == "survival" and (values := table.distinct(own[1])) != ["0", "1"]:
+        event = next((value for value in reversed(values) if value.lower() in HAPPENED), values[-1])
+        both = {_number(value): "event" if value == event else "censored" for value in values}
+        found.append(Choice("data.label_map", both, "values of the event's column; a guess: correct it"))
+    if looks.kind == "classification" and _names(looks.labels) != looks.labels:
+        found.append(Choice("data.label_map", {0: "no", 1: "yes"}, "the column's values: names in the plan"))
+    if table.decimal == ",":
+        found.append(Choice("data.decimal", ",", "numbers are written with a comma"))
+    return found
+
+
+def _number(value: str) -> int | str:
+    return int(value) if value.isdecimal() else value
+
+
+def found_lines(looks: Looks) -> list[str]:
+    """Return what was found, one sentence a line."""
+    patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
+    learned = " and ".join(looks.outcomes[next(iter(looks.tables))])
+    found = [
+        f"{looks.kind} by a table: {lines} lines of {patients} patients, {len(looks.columns)} columns tell {learned}"
+    ]
+    if len(looks.sites) > 1:
+        how = f"by column {looks.by_column!r}" if looks.by_column else "each with a table"
+        told = ", ".join(f"{site} {count}" for site, count in looks.sites.items())
+        found.append(f"{len(looks.sites)} hospitals, {how}: {told}")
+    return [*found, *(f"not read: {name} ({why})" for name, why in looks.left.items())]
+
+
+def look(folder: Folder) -> Sight | None:
+    """Say what suits a folder with tables, or one table; nothing of another."""
+    if folder.path.is_file() and folder.path.suffix.lower() in ENDINGS:
+        table = _table(folder.path)
+        tables = {folder.path.stem: table} if table else {}
+    else:
+        tables = tables_in(folder.path) if folder.path.is_dir() else {}
+    if not tables:
+        return None
+    place = folder.path.parent if folder.path.is_file() else folder.path
+    looks = look_at_tables(place, tables, folder.site)
+    return Sight(found_lines(looks), len(looks.sites) > 1, choose_tables(looks, folder.device))
+
+
+LOOKER = Looker(look)
