@@ -3,8 +3,8 @@
     python -m benchmarks.flamby --data DATA [--seeds 42,43,44,45,46]
 
 A cell agrees where the means over seeds are within two standard errors of their difference. Ends with 1 where one
-does not. One seed has no spread, so nothing is judged by it. Takes minutes. Nothing is downloaded: the sets' own folders
-lie in DATA.
+does not. One seed has no spread, so nothing is judged by it. Takes minutes. Nothing is downloaded: the sets' own
+folders lie in DATA.
 """
 
 import argparse

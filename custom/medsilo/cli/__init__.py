@@ -255,7 +255,7 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     if param is not None:
         return f"{_name(param)} is missing: {param.help or 'give it'}"
     if error.message == "Missing command.":
-        own = getattr(ctx.command, "commands", {}) if ctx.parent else {}
+        own = getattr(ctx.command, "commands", {}) if ctx and ctx.parent else {}
         return f"give a command: {', '.join(own)}" if own else "give a command, for example 'medsilo demo'"
     unexpected = error.message.partition("unexpected extra argument")[2]
     if unexpected and "--json" in given:

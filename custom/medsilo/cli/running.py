@@ -263,8 +263,8 @@ def compare(
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
-        given = engine, settings, at_once or most_at_once(), screen.say
-        failures = study.run_within(minutes, *given) if minutes else study.run(*given)
+        how = engine, settings, at_once or most_at_once(), screen.say
+        failures = study.run_within(minutes, *how) if minutes else study.run(*how)
     screen.doing("writing the page")
     page = write_study(out)
     first = next((one.run for one in read_verdict(out).runs), "")

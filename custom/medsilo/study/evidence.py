@@ -221,12 +221,6 @@ def _of_patients(sites: Sequence[_OfSite]) -> Variance:
     return _together(parts) if any(part.variance for part in parts) else Variance(0.0, degrees)
 
 
-def _of_people(ways: Sequence[Sequence[float]]) -> Variance:
-    """The same where each site is one person: each is one number, its mean over seeds."""
-    people = np.mean(ways, axis=1)
-    return Variance(len(people) * float(people.var(ddof=1)), len(people) - 1) if len(people) > 1 else NOTHING
-
-
 def _of_people(ways: Sequence[Sequence[float]], shares: np.ndarray) -> Variance:
     """The same where each site is one person: each is one number, its mean over seeds."""
     people = np.mean(ways, axis=1)
