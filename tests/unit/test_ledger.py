@@ -255,7 +255,7 @@ def test_histories(tmp_path: Path) -> None:
     check_history(tmp_path / "budget", 1000, Demands(epsilon=50, delta=DELTA))
 
 
-@pytest.mark.parametrize("count", [pytest.param(30, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
 def test_many_histories(count: int, tmp_path: Path) -> None:
     """A seed's history changes with the code that writes, in which processes die. An answer costs up to 0.05 here."""
     above = [check_history(tmp_path / str(seed), seed) for seed in range(3, 3 + count)]
