@@ -359,5 +359,12 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    small = {"SELECTORS": ("compact",), "LARGE": "compact", "COUNTS": (2,), "SYNCS": ("none",), "KINDS": KINDS[2:]}
+    once = {"fastest_in_turn": lambda one, other, repeats, turns=fastest_in_turn: turns(one, other, 1)}
+    small = once | {
+        "SELECTORS": ("compact",),
+        "LARGE": "compact",
+        "COUNTS": (2,),
+        "SYNCS": ("none",),
+        "KINDS": KINDS[2:],
+    }
     run(main, globals(), PAPER={**PAPER, "features": [4, 8]}, Slices=partial(Slices, volumes=1, size=64), **small)

@@ -59,7 +59,7 @@ def costs(features: tuple[int, ...], repeats: int) -> list[Cost]:
         name: (in_a_fork(seconds_of, name, features, repeats), in_a_fork(bytes_of, name, features)) for name in DEFENCES
     }
     plain = found[PLAIN]
-    return [Cost(name, seconds / plain[0], held / plain[1]) for name, (seconds, held) in found.items()]
+    return [Cost(name, seconds / plain[0], held / (plain[1] or 1)) for name, (seconds, held) in found.items()]
 
 
 def seconds_of(defence: str, features: tuple[int, ...], repeats: int) -> float:

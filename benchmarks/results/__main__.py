@@ -29,17 +29,19 @@ LEAST_SEEDS = 3  # with fewer a page would say less than the one that stands the
 def main(arguments: list[str] | None = None) -> int:
     """Make pages."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description="The pages of docs/results.")
-    parser.add_argument("pages", nargs="+", choices=[*PAGES, ALL], metavar="PAGE", help=f"{', '.join(PAGES)}, {ALL}")
+    parser.add_argument("pages", nargs="*", choices=[*PAGES, ALL], metavar="PAGE", help=f"{', '.join(PAGES)}, {ALL}")
     parser.add_argument("--write", action="store_true", help="write docs/results/PAGE.md")
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--seeds", type=int, help="run no more than so many seeds now (default: all of the page)")
     parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "results", help="where runs are kept")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="har_uci and nuclei_he")
     parser.add_argument("--shift", type=int, help="another seed of the shift that is induced in recorded activity")
-    parser.add_argument("--quick", action="store_true", help="run nothing: only say how much is there")
+    parser.add_argument("--quick", action="store_true", help="run nothing: only say how much of a page is there")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
-        chosen.minutes = 0
+        chosen.minutes, chosen.pages = 0, [next(iter(PAGES))]
+    if not chosen.pages:
+        parser.error(f"which page? {', '.join(PAGES)} or {ALL}")
     warnings.filterwarnings("ignore")  # of torch and MONAI
     torch.set_num_threads(1)
     until = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes

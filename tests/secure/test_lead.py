@@ -121,6 +121,19 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: p
         assert (code, out, len(err)) == (1, [], 1) and words in err[0], (arguments, err)
 
 
+def test_a_job_that_leads_no_study_shows_none_of_anothers_rounds(
+    consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    kit = consortium.kit(LEAD)
+    write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=1", sites=SITES[:2]), study="taken")
+    code, out, _ = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
+    assert code == 0 and medsilo(capsys, "status", out[0], "--watch", "--kit", kit)[0] == 0
+    code, out, err = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
+    assert (code, out) == (1, []) and "not started" in err[-1] and "taken exists" in err[-1]
+    code, out, _ = medsilo(capsys, "status", lead.status(kit).jobs[0].id, "--watch", "--kit", kit)
+    assert code == 1 and not [line for line in out if line.startswith("round ")] and "taken exists" in out[0]
+
+
 def test_a_study_that_could_not_start_leaves_its_name_free(consortium: Consortium, tmp_path: Path) -> None:
     """A hospital that can't take part; then all can, under another plan."""
     kit, settings = consortium.kit(LEAD), consortium.kit(SITES[0]) / "local/medsilo.yaml"

@@ -83,6 +83,16 @@ def names_in(body: list[ast.stmt], prefix: str = "") -> set[str]:
     return found
 
 
+def test_the_guides_first_study_is_of_the_hospitals_whose_kits_they_make(root: Path) -> None:
+    made = {
+        hospital["name"] for hospital in load_yaml((root / "provisioning/consortium.yaml").read_text())["hospitals"]
+    }
+    for page in ("README.md", "docs/guides/lead.md", "provisioning/README.md"):
+        first = next(line for line in (root / page).read_text().splitlines() if line.startswith("medsilo submit"))
+        named = re.search(r"participation\.sites=\[(.+?)\]", first)
+        assert named and {*named[1].split(",")} == made, page
+
+
 def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
     page = (root / "CONTRIBUTING.md").read_text("utf-8")
     steps = re.findall(r"^(\d+)\. `([\w/]+\.py):([\w.]+)`", page, re.M)
