@@ -1,4 +1,4 @@
-"""How a server or a hospital does, for Prometheus, probes and people: python provisioning/metrics.py KIT
+"""Numbers of a server or a hospital for Prometheus, probes and people: python provisioning/metrics.py KIT
 
 /metrics has numbers in Prometheus's text form, /healthz says whether the party is up, both on 127.0.0.1 alone. With
 --webhook, at the server, a URL gets {"text": ...} when a hospital misses a round and when it is back. It reads the

@@ -68,7 +68,7 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("server", "host", "a" * 64), ["server.host", "63"]),
         (put("server", "port", 80000), ["server.port", "65535"]),
         (put("server", "storage", "jobs"), ["server.storage", "absolute"]),
-        (put("server", "prot", 8002), ["server.prot", "8002", "host, port"]),
+        (put("server", "prot", 8002), ["server.prot", "8002", "did you mean port"]),
         (put("root_valid_days", 0), ["root_valid_days"]),
         (put("relays", [NORTH | {"behind": []}]), ["relays.0.behind", "at least 1"]),
         (put("relays", [NORTH | {"port": 0}]), ["relays.0.port", "too small"]),

@@ -1,4 +1,4 @@
-"""What operators see of a server and of a hospital: numbers, a probe, and word of who falls out."""
+"""Metrics: operators see of a server and of a hospital: numbers, a probe, and word of who falls out."""
 
 import json
 import re

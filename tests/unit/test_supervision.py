@@ -1,4 +1,4 @@
-"""What keeps a kit running: units that systemd takes, a loop that goes on, a probe, and a site that lacks medsilo."""
+"""Supervision of kits: units that systemd takes, a loop that goes on, a probe, and a site that lacks medsilo."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from tests.unit.test_provision import kits_of
 
 ASKS = """
 import sys; sys.path.insert(0, sys.argv[1])
-from medsilo_guard import Guard
+from site_guard import Guard
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 said = FLContext()

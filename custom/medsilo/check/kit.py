@@ -130,7 +130,7 @@ def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Findin
 
 
 def check_expelled(kit: Kit) -> Iterator[Finding]:
-    """What the server said when this site connected last, which its own log has."""
+    """Say what the server answered when this site connected last, which its own log has."""
     log = kit.folder.parent / "log.txt"
     if kit.serves or not log.is_file():
         return

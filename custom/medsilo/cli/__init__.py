@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 from medsilo import __version__
 from medsilo.cli import (
     hospital,
-    keeping,
     leading,
+    operating,
     plan_approval,
     results,
     reviewing,
@@ -51,13 +51,13 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (leading.status, "--kit KIT"),
         (leading.abort, "ID --kit KIT"),
         (leading.fetch, "ID --kit KIT"),
-        (keeping.backup, "kits/fl.example.org -o server.zip"),
-        (keeping.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
+        (operating.backup, "kits/fl.example.org -o server.zip"),
+        (operating.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
         (results.cross, "runs/local"),
-        (keeping.clean, "runs --older-than 30 --yes"),
+        (operating.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
         (hospital.predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions"),

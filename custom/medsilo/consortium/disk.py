@@ -1,4 +1,4 @@
-"""What grows in the kits of a server and of hospitals, and what of it may go; `medsilo.runs.clean` knows studies."""
+"""The things that grow in kits of a server and of hospitals, and what may go; `medsilo.runs.clean` knows studies."""
 
 import json
 import math

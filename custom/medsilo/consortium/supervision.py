@@ -1,4 +1,4 @@
-"""What keeps a kit running: a loop that starts it again, and a systemd unit that runs the loop."""
+"""Supervision of a kit: a loop that starts it again, and a systemd unit that runs the loop."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from medsilo.core.files import write_text
 
 HERE = Path(__file__).parent
-RUN, SERVICE, GUARD = "keep-running.sh", "medsilo.service", "medsilo_guard.py"  # files beside this one
+RUN, SERVICE, GUARD = "keep-running.sh", "medsilo.service", "site_guard.py"  # files beside this one
 
 
 def supervise(kit: Path, role: str, *writes: Path) -> None:
