@@ -243,6 +243,6 @@ def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> 
         found = batch_norm_input_statistics(model, data(), next(model.parameters()).device)
         for layer, (mean, variance) in zip(layers, found, strict=True):
             if layer.running_mean is not None:
-                layer.running_mean.copy_(mean)
-                layer.running_var.copy_(variance)
-                layer.num_batches_tracked.fill_(1)
+                for name, own in (("mean", mean), ("var", variance)):
+                    layer.get_buffer(f"running_{name}").copy_(own)
+                layer.get_buffer("num_batches_tracked").fill_(1)
