@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from benchmarks import advise
 from docs import evidence
 from docs.markdown import table
 from medsilo import extend
@@ -327,6 +328,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
+    "evidence-headlines": evidence.headlines,
+    "evidence-answers": advise.page,
 }
 
 

@@ -8,9 +8,9 @@ from medsilo.study.evidence import (
     Difference,
     Scores,
     Variance,
+    better,
     compare,
     holm,
-    in_words,
     interval,
     interval_of_concordance,
     luck_beside,
@@ -18,7 +18,6 @@ from medsilo.study.evidence import (
     pooled_luck,
     seeds_of,
     sensitivity,
-    winner,
 )
 
 
@@ -125,7 +124,7 @@ def test_an_a_a_study_names_no_winner() -> None:
             ]
 
         baseline = study()
-        named += winner({name: compare(study(), baseline) for name in "bcd"}) is not None
+        named += bool(better({name: compare(study(), baseline) for name in "bcd"}))
     assert named <= 1
 
 
@@ -138,7 +137,7 @@ def test_a_clear_gain_is_named() -> None:
     baseline = study(0.0)
     differences = {"same": compare(study(0.0), baseline), "better": compare(study(0.2), baseline)}
     differences["worse"] = compare(study(-0.2), baseline)
-    assert winner(differences) == "better"
+    assert better(differences) == ["better"]
     assert differences["worse"].high < 0
 
 
@@ -335,11 +334,9 @@ def test_a_study_says_what_it_could_have_seen() -> None:
     luck = Variance(2 * 0.0225**2, 10)
     told = sensitivity([Difference(0, 0, 0, 1, 3, luck=luck)] * 5)
     assert told is not None and told.seeds == 3 < told.more_seeds and told.smaller_gain <= told.gain / 2
-    assert in_words(told).startswith("With 3 seeds and this spread, a gain of") and "80 % of such studies" in in_words(
-        told
-    )
+    assert told.words.startswith("With 3 seeds and this spread, a gain of") and "80 % of such studies" in told.words
     few = sensitivity([Difference(0, 0, 0, 1, 3, patients=Variance(0.01, 5), luck=luck)] * 5)
-    assert few is not None and in_words(few).endswith("as the test patients are too few.")
+    assert few is not None and few.words.endswith("as the test patients are too few.")
     assert sensitivity([Difference(0, 0, 0, 1, 1)]) is None
 
 

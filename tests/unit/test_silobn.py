@@ -39,7 +39,7 @@ def test_every_case_counts_the_same_whatever_the_batch_size(batch: int) -> None:
     exact[3].eval()
     exact(cases.double())
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
-    adapt_batch_norm(model, cases.split(batch))
+    adapt_batch_norm(model, lambda: cases.split(batch))
     for place, numbers in ((1, 66 * 7), (5, 66 * 5)):  # torch's own variance is that of n - 1
         population = exact[place].running_var * (numbers - 1) / numbers
         torch.testing.assert_close(model[place].running_mean.double(), exact[place].running_mean, rtol=1e-5, atol=1e-5)
@@ -59,7 +59,7 @@ def test_a_hospital_that_did_not_train_has_statistics_of_its_own_images(tmp_path
     expected = PLAN.build_networks()["model"]
     expected.load_state_dict(new)
     inputs = PLAN.task.load(NEW, [*SITES, NEW], PLAN.seed, None).train.inputs
-    adapt_batch_norm(expected, inputs.split(PLAN.task.evaluation_batch))
+    adapt_batch_norm(expected, lambda: inputs.split(PLAN.task.evaluation_batch))
     for name in statistics:
         torch.testing.assert_close(new[name], expected.state_dict()[name], rtol=1e-5, atol=1e-6)
         assert "tracked" in name or not torch.equal(new[name], old[name])
@@ -82,7 +82,7 @@ def test_a_hospital_that_has_test_images_alone_is_measured_on_these(cases: int, 
     expected = plan.build_networks()["model"]
     expected.load_state_dict(load_tensors(folder / "sites" / NEW / "best.safetensors")[0])
     kept = {name: tensor.clone() for name, tensor in expected.named_buffers()}
-    adapt_batch_norm(expected, [torch.stack([tested[case][0] for case in range(cases)])])
+    adapt_batch_norm(expected, lambda: [torch.stack([tested[case][0] for case in range(cases)])])
     assert all(torch.allclose(kept[name], tensor, atol=1e-6) for name, tensor in expected.named_buffers())
 
 

@@ -10,7 +10,7 @@ import pytest
 from medsilo.runs.schema import Verdict
 from medsilo.study.cells import Row, cells_of
 from medsilo.study.compare import asked
-from medsilo.study.evidence import Difference, Scores
+from medsilo.study.evidence import LEVEL, Difference, Scores, Variance
 from medsilo.study.tables import sure
 from medsilo.study.verdict import Statistics, _tested
 from tests.conftest import make_plan, wanted
@@ -42,10 +42,12 @@ def test_joining_is_corrected_over_sites_and_methods_together() -> None:
     for _ in range(400):
         p = random.uniform(size=(20, 2))
         found = {
-            (site, row): Difference(0.1, 0.01, 0.2, float(p[site, row]), 3) for site in range(20) for row in range(2)
+            (site, row): Difference(0.1, 0.01, 0.2, float(p[site, row]), 3, patients=Variance(0.01, 9))
+            for site in range(20)
+            for row in range(2)
         }
-        told += any(one.sure for one in _tested(found).values())
-    assert told / 400 <= 0.07
+        told += any(one.sure for one in _tested(found, 1 - LEVEL).values())
+    assert 0 < told / 400 <= 0.07
 
 
 def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -84,11 +84,10 @@ class Algorithm(Section):
     def personalise(self, bench: Workbench) -> None:
         """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
 
-    def measure_unseen(self, modules: Modules, inputs: Iterable[Tensor]) -> None:
+    def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
         """Measure, at a hospital that did not train, what all others know of their own images; no label is used.
 
-        inputs: of its training cases, in batches, anew as often as they are gone through; of its test cases where it
-            has no others.
+        inputs: of its training cases, in batches, anew with each call; of its test cases where it has no others.
         """
 
     def private(self) -> Private:

@@ -195,8 +195,7 @@ class TransportSettings(Feature):
             )
         if self.sealing_counts and self.sealing_bits == 32:
             yield (
-                "transport.sealing_bits: 32 bits are too few where the weights are sealed, too "
-                "(transport.sealing_counts): hospitals may have far fewer cases than the plan allows; set 64"
+                "transport.sealing_bits: 32 bits are too few where the weights are sealed, too (sealing_counts); set 64"
             )
         if self.sealing_counts and self.sealing_clear:
             yield (

@@ -7,11 +7,10 @@ behind NVFlare, and layers stand around it (around.py).
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
@@ -47,18 +46,6 @@ from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.task import SiteData
-
-
-@dataclass
-class _Inputs:
-    """A part's inputs in batches, as often as they are gone through."""
-
-    trainer: LeadingTrainer
-    part: Dataset
-    stop: Stop
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (inputs for inputs, _ in self.trainer.in_order(self.part, self.stop))
 
 
 class Participant:
@@ -150,7 +137,7 @@ class Participant:
         self._receive(asked, groups, plan.course.delivery)
         if not self.place.trains:
             part = self.data.train if self.disclosure.cases["train"] else self.data.test
-            plan.algorithm.measure_unseen(self.state.modules, _Inputs(self.trainer, part, stop))
+            plan.algorithm.measure_unseen(self.state.modules, lambda: (x for x, _ in self.trainer.in_order(part, stop)))
         scored = self._validate(number, stop)
         self.state.refuse_divergence(number)
         self._write_row(number + 1, "deliver", scored, 0.0)

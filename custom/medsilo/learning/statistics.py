@@ -1,8 +1,7 @@
 """Measure what a network's layers see of a site's data: exact mean and variance of their inputs (AdaFed, Eq. 3)."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -229,48 +228,21 @@ def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
     return [(tensors[f"layer{n}_mean"], tensors[f"layer{n}_variance"]) for n in range((len(tensors) - 1) // 2)]
 
 
-class _Reached(Exception):
-    """Ends a forward pass at the layer that is measured."""
-
-
 @torch.no_grad()
-def adapt_batch_norm(model: nn.Module, data: Iterable[Tensor]) -> None:
+def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> None:
     """Set every batch norm's running statistics to those of what enters it over all cases (AdaBN, Li et al. 2017).
 
-    data: batches, gone through once for each layer. One layer after the other, in the order in which data reach them,
-    each behind those that are set: as if all cases were one batch in training, whatever the batch size. No weight
-    changes, and no dropout is drawn. Raises Refused unless there are two cases.
+    data: batches, anew with each call. As if all cases were one batch in training: a layer is right one pass after all
+    before it are. No weight changes, no dropout is drawn. Raises Refused unless there are two cases.
     """
-    model.eval()
-    left = {layer for layer in batch_norm_layers(model) if layer.running_mean is not None}
-    while left and (found := _first_reached(model, left, data)):
-        layer, moments = found
-        left.remove(layer)
-        layer.running_mean.copy_(moments.mean)
-        layer.running_var.copy_(moments.variance)
-        layer.num_batches_tracked.fill_(1)
-
-
-def _first_reached(
-    model: nn.Module, layers: Collection[nn.Module], data: Iterable[Tensor]
-) -> tuple[Any, ChannelMoments] | None:
-    """Return the first of these layers that data reach, and the moments of what enters it; None if they reach none."""
-    moments, reached, cases = ChannelMoments(), [], 0
-
-    def measure(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        reached.append(layer)
-        moments.add(inputs[0])
-        raise _Reached
-
-    hooks = [layer.register_forward_pre_hook(measure) for layer in layers]
-    try:
-        for inputs in data:
-            cases += len(inputs)
-            with suppress(_Reached):
-                model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if cases < 2:
+    if sum(map(len, data())) < 2:
         raise Refused("batch norm's statistics need two cases at least, and this hospital has fewer")
-    return (reached[0], moments) if reached else None
+    model.eval()
+    layers = batch_norm_layers(model)
+    for _ in layers:
+        found = batch_norm_input_statistics(model, data(), next(model.parameters()).device)
+        for layer, (mean, variance) in zip(layers, found, strict=True):
+            if layer.running_mean is not None:
+                for name, own in (("mean", mean), ("var", variance)):
+                    layer.get_buffer(f"running_{name}").copy_(own)
+                layer.get_buffer("num_batches_tracked").fill_(1)

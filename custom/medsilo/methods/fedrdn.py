@@ -1,7 +1,7 @@
 """FedRDN: Yan et al., A Simple Data Augmentation for Feature Distribution Skewed Federated Learning, CVPR 2025."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Self, cast
 
 import torch
@@ -88,15 +88,15 @@ class FedRDN(Averaging):
         norm.show(bench.sites.index(bench.site))
         return math.nan
 
-    def measure_unseen(self, modules: Modules, inputs: Iterable[Tensor]) -> None:
+    def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
         norm = cast(ChannelNorm, modules[INPUT])
-        norm.take(torch.cat(list(norm.statistics(inputs))).mean(0))
+        norm.take(torch.cat(list(norm.statistics(inputs()))).mean(0))
 
     def train(self, bench: Workbench) -> float:
         """Every image takes the statistics of a drawn hospital; a site that missed the first round has no own yet."""
         norm = cast(ChannelNorm, bench.modules[INPUT])
         if not norm.measured:
-            self.measure_unseen(bench.modules, (inputs for inputs, _ in bench.data()))
+            self.measure_unseen(bench.modules, lambda: (inputs for inputs, _ in bench.data()))
         with norm.drawing(bench.random, by_image=bench.private is not None):
             return bench.train()
 

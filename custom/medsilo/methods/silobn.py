@@ -1,6 +1,6 @@
 """SiloBN: Andreux et al., Siloed Federated Learning for Multi-centric Histopathology Datasets, 2020."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -46,5 +46,5 @@ class SiloBN(Averaging):
         model = modules["model"]
         return without(model.state_dict(), batch_norm_buffer_names(model))
 
-    def measure_unseen(self, modules: Modules, inputs: Iterable[Tensor]) -> None:
+    def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
         adapt_batch_norm(modules["model"], inputs)

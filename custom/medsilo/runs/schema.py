@@ -675,6 +675,5 @@ class Verdict(RecordPart):
         if not self.single:
             return "other patients and other seeds (whole patients count)"
         if self.single == self.sites:
-            told = "other people and other seeds (each site is one person), at a single site"
-            return f"{told} for other seeds alone, which makes nothing sure"
+            return "other people and other seeds (a site is one person); at one site seeds alone, so nothing is sure"
         return f"other patients and other seeds, at {', '.join(self.single)} for other seeds alone (one patient each)"

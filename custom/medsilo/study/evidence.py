@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 import scipy  # which loads its parts when they are used
 
+from medsilo.runs.schema import DetectableGain
+
 AKIN = 0.3  # least correlation of cases of one patient: of few patients nobody sees how alike they are
 LEVEL = 0.95
 SMALLEST_P = 1e-9
@@ -113,8 +115,9 @@ def compare(
     variance between seeds, or `luck`, if that is more: one seed's variance as it was estimated from all rows of the
     study. It is never smaller than rounding alone makes it (`_rounding`). Each has a Student's t of its own; the
     interval reaches as far as their mean, weighted by the variances (Cochran and Cox 1950): with few seeds that errs to
-    the side of caution. With one seed only the patients count. A site that keeps its cases' scores brings its mean:
-    then the patients' part is missing. error: how often the interval may miss, less where there are more looks.
+    the side of caution. With one seed only the patients count. Where each site is one person, these take the patients'
+    place. A site that keeps its cases' scores brings its mean: then the patients' part is missing.
+    error: how often the interval may miss, less where there are more looks.
     """
     if len(method) != len(baseline) or not method:
         raise ValueError(f"{len(method)} seeds against {len(baseline)}: a paired comparison needs the same ones")
@@ -140,7 +143,7 @@ def compare(
     if seeds > 1:
         least = max(luck.variance if luck else 0.0, rounding if mean else 0.0)
         own = Variance(max(between.variance, least), luck.degrees if luck else between.degrees)
-    single = all(site.patients == 1 for site in of_sites)
+    single = endpoint != "worst-site" and all(site.patients == 1 for site in of_sites)
     patients = _of_people(ways, (shares[0] + shares[1])[:, used].mean(0) / 2) if single else _of_patients(of_sites)
     low, high, p = _interval(mean, [patients, Variance(own.variance / seeds, own.degrees)], error)
     return Difference(mean, low, high, p, seeds, patients, own, alike)
@@ -358,11 +361,6 @@ def better(differences: Mapping[str, Difference]) -> list[str]:
     return sorted(sure, key=lambda name: -differences[name].mean)
 
 
-def winner(differences: Mapping[str, Difference]) -> str | None:
-    """The method that is surely better than the one all are held against, and by the most; None when none is."""
-    return next(iter(better(differences)), None)
-
-
 # ---------------------------------------------------------------------------------------------------- luck
 def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One seed's variance of a difference between two rows, its degrees of freedom, and which rows it holds for.
@@ -396,10 +394,9 @@ def luck_beside(scores: np.ndarray, base: int) -> tuple[np.ndarray, np.ndarray, 
     """One seed's variance of a row's difference from the row `base`, its degrees of freedom, and which of the other
     rows it holds for.
 
-    All rows are held against one, so its luck is in every difference, and it may be the unsteady one: its spread around
-    the mean of the others is taken by itself and theirs together, with Welch and Satterthwaite's degrees of freedom. In
-    simulations 95 % intervals cover at least 93 % from three seeds on where it varies up to ten times as much as the
-    others, and 91 % with two seeds.
+    The base's luck is in every difference, and it may be the unsteady one: its spread around the mean of the others is
+    taken by itself, and theirs together (Welch, Satterthwaite). In simulations 95 % intervals cover at least 93 % from
+    three seeds on where it varies up to ten times as much, and 91 % with two.
     """
     others = np.delete(scores, base, axis=-2)
     twice, degrees, steady = pooled_luck(others)
@@ -430,51 +427,31 @@ def _residual(scores: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 # ---------------------------------------------------------------------------------------------------- power
-@dataclass(frozen=True)
-class Sensitivity:
-    """The gain that would have been found in 80 % of such studies, and with how many seeds which smaller one would.
-
-    low, high: where it lies with 95 %, as the spread itself is known from few seeds and patients.
-    """
-
-    seeds: int
-    gain: float
-    more_seeds: int
-    smaller_gain: float
-    low: float
-    high: float
-
-
-def sensitivity(found: Collection[Difference]) -> Sensitivity | None:
+def sensitivity(found: Collection[Difference]) -> DetectableGain | None:
     """Return what a study with these differences could have seen; None with one seed, or where no spread is known."""
     known = [one for one in found if one.seeds > 1 and one.luck.variance > 0]
     if not known:
         return None
     seeds = max(one.seeds for one in known)
-    gains = {more: statistics.median(_gain(one, more, len(found)) for one in known) for more in _numbers(seeds)}
+    numbers = range(seeds, max(MOST_SEEDS, 2 * seeds) + 1)
+    gains = {more: statistics.median(_gain(one, more, len(found)) for one in known) for more in numbers}
     gain = gains[seeds]
     enough = (more for more, smaller in gains.items() if smaller <= gain / 2)
     more = next(enough, max(gains))
     spreads = [[one.patients, Variance(one.luck.variance / one.seeds, one.seeds - 1)] for one in known]
     degrees = statistics.median(_together([part for part in own if part.variance]).degrees for own in spreads)
     low, high = (gain * math.sqrt(degrees / float(scipy.stats.chi2.isf(p, degrees))) for p in (TAIL, 1 - TAIL))
-    return Sensitivity(seeds, gain, more, gains[more], low, high)
-
-
-def in_words(found: Sensitivity) -> str:
-    """Return one sentence, in points of the score."""
-    gain, smaller, low, high = (_points(value) for value in (found.gain, found.smaller_gain, found.low, found.high))
-    text = (
-        f"With {found.seeds} seeds and this spread, a gain of {gain} points would have been found in {POWER:.0%} of "
-        f"such studies (the spread is an estimate: {low} to {high} points)".replace("%", " %")
+    told, smaller, least, most = (_points(value) for value in (gain, gains[more], low, high))
+    words = (
+        f"With {seeds} seeds and this spread, a gain of {told} points would have been found in {POWER:.0%} of such "
+        f"studies (the spread is an estimate: {least} to {most} points)".replace("%", " %")
     )
-    if found.smaller_gain > WORTH * found.gain:
-        return f"{text}; more seeds would hardly help, as the test patients are too few."
-    return f"{text}; {found.more_seeds} seeds would find {smaller} points."
-
-
-def _numbers(seeds: int) -> range:
-    return range(seeds, max(MOST_SEEDS, 2 * seeds) + 1)
+    few = gains[more] > WORTH * gain
+    more_words = "more seeds would hardly help, as the test patients are too few"
+    words += f"; {more_words if few else f'{more} seeds would find {smaller} points'}."
+    return DetectableGain(
+        seeds=seeds, gain=gain, more_seeds=more, smaller_gain=gains[more], low=low, high=high, words=words
+    )
 
 
 def _parts(one: Difference, seeds: int) -> list[Variance]:
@@ -484,11 +461,8 @@ def _parts(one: Difference, seeds: int) -> list[Variance]:
 
 
 def _gain(one: Difference, seeds: int, questions: int) -> float:
-    """The gain with which 80 % of studies exceed the critical value for the smallest of so many p-values.
-
-    Studies estimate their spread, too, so what they exceed it by is a noncentral t (Lachin 1981), here drawn: the true
-    spread is known from this study alone, and `compare` takes the larger of two estimates of it.
-    """
+    """The gain with which 80 % of studies exceed the critical value for the smallest of so many p-values (Lachin 1981).
+    A noncentral t, drawn: the true spread is known from one study, and `compare` takes the larger of two estimates."""
     random, parts, own = np.random.default_rng(0), _parts(one, seeds), seeds - 1
     true, found = np.zeros(DRAWS), np.zeros(DRAWS)
     for part, now in zip(parts, _parts(one, one.seeds), strict=True):

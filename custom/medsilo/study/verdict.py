@@ -3,7 +3,6 @@ against, and whether joining pays; with intervals, and with a name only where th
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.schema import (
     About,
-    DetectableGain,
     Differences,
     Level,
     PairedDifference,
@@ -30,7 +28,6 @@ from medsilo.study.evidence import (
     better,
     compare,
     holm,
-    in_words,
     joined,
     level,
     luck_of,
@@ -126,7 +123,7 @@ class Statistics:
             single=[site for site in sites if self._is_one_patient(site)],
             against=self.against,
             primary=self.primary,
-            could_have_seen=DetectableGain(**asdict(seen), words=in_words(seen)) if seen else None,
+            could_have_seen=seen,
             headline=headline,
             winner=named,
             first=first,
