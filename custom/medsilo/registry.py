@@ -55,7 +55,7 @@ class PluginTable(Mapping[str, Any]):
         """Return the names to choose from instead of one that is not known, the nearest first."""
         if not len(self):
             return "no package that is installed here brings one"
-        near = get_close_matches(str(name).lower(), self, n=1)
+        near = get_close_matches(str(name).lower(), self, n=1, cutoff=0.8)
         if near:
             return f"did you mean {near[0]!r}? ('medsilo list' shows all)"
         attached = any(OWN in packages for packages in TASKS._entries().values())

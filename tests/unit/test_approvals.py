@@ -452,7 +452,8 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     kit = ["--kit", str(home.folder)]
     refused(home, "has not approved")
     assert main(["approve", *kit]) == 0
-    assert f"{home.plan.hash}  waits for a decision  study study, submitted by lead@" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"{home.plan.hash[:12]}  waits for a decision: fedavg, synthetic-activity, study study, submitted by" in told
     limits = ["--expires", "2d", "--rounds", "3", "--sites", ",".join(SITES), "--method", "fedavg", "--by", "Dr. A"]
     assert main(["approve", home.plan.hash[:8], *kit, *limits, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -476,7 +477,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
         (["approve", "--by", "me", "--set", "seed=1"], "belong to a job"),
         (["approve", home.plan.hash, *job], "is not expected here"),
         (["approve", *job, "--set", "participation.sites=[b, c]"], f"{A} is not in this plan"),
-        (["approve", home.plan.hash, "--sites", A], "would never run here: --sites leaves out"),
+        (["approve", *job, "--sites", A], "would never run here: --sites leaves out"),
         (["approve", *job, "--method", "fedbn"], "would never run here: --method is fedbn"),
         (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
     ):

@@ -79,7 +79,7 @@ WRONG = [
     (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9, 1.0]"], "training", "1.0", "[0, 1)"),
     (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9]"], "training.betas", "", ""),
     # unknown names and keys at every level
-    (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "'fedavg'"),
+    (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "medsilo list"),
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "did you mean 'fedsm'?"),
     (["algorithm.name=FedAvgg"], "algorithm.name", "FedAvgg", "did you mean 'fedavg'?"),
     (["algorithm.name=medsilo.methods.fedavg:FedAvg"], "algorithm.name", "FedAvg", "choose one of"),
@@ -88,7 +88,7 @@ WRONG = [
     (["algorithm.name=[fedavg]"], "algorithm.name", "fedavg", "'fedavg'"),
     (["algorithm=fedavg"], "algorithm", "fedavg", "algorithm.name=fedavg"),
     (["mixing.robust=median"], "mixing.robust", "median", "mixing.robust.name=median"),
-    (["task.name=prostates"], "task.name", "prostates", "'synthetic-prostate'"),
+    (["task.name=prostates"], "task.name", "prostates", "did you mean 'prostate'?"),
     (["network.name=resnet"], "network.name", "resnet", "'small-cnn'"),
     (["rounds=3"], "rounds", "3", "training"),
     (["training.epochs=3"], "training.epochs", "3", "local_epochs"),

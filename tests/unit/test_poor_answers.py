@@ -204,7 +204,7 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        ("run jobs/fedavg --rounds 3", 2, "--set training.rounds=3"),
+        ("run jobs/fedavg --rounds 3", 2, "--set training.rounds=VALUE"),
         ("run jobs/fedavg --set participation.sites=a,b", 1, "'a,b' is not a list"),
         ("run jobs/fedavg --set task.name=prostat", 1, "did you mean 'prostate'?"),
         ("compare --row slow", 2, "TITLE: KEY=VALUE"),

@@ -285,7 +285,7 @@ def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None
     ("arguments", "words"),
     [
         (["{folder}", "nowhere.nii"], "is not there"),
-        (["{tmp}", "{tmp}"], "no super model and no run there"),
+        (["{tmp}", "{tmp}"], "no super model and no run is there"),
         (["{tmp}/run", "{tmp}"], "choose with --site: hospital-b"),
         (["{tmp}/run", "{tmp}", "--site", "../x"], "no model of it"),
         (["{folder}", "{tmp}", "--device", "tpu"], "not known"),

@@ -11,7 +11,7 @@ from medsilo.core.text import plain
 from medsilo.federation.sealed.identity import accepted_of
 from medsilo.plan import Plan
 from medsilo.site.accepted import check_there
-from medsilo.site.approvals import ApprovalLimits, Decision, installed_package
+from medsilo.site.approvals import ApprovalLimits, Decision
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
@@ -54,9 +54,11 @@ def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Colle
     named = plan.participation.everyone
     if named and home.kit.name not in named:
         return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"
-    wanted = {"plan": plan.hash, "verdict": "approved", "at": 0, "by": "", "package": installed_package()}
-    decision = Decision.model_validate({**wanted, "limits": limits, "data": home.approvals.data})
-    return objection_now(home, decision, plan, sites)
+    others = sorted({*named, *sites} - set(limits.sites)) if named else ["sites that the plan does not name"]
+    if limits.sites and others:
+        return f"--sites leaves out {plain(', '.join(others), 200)}"
+    other = limits.method and limits.method != plan.algorithm.name
+    return f"--method is {limits.method}, and the plan's is {plan.algorithm.name}" if other else ""
 
 
 def in_words(plan: Plan) -> list[tuple[str, str]]:

@@ -238,20 +238,17 @@ def one_line(error: Any, given: Sequence[str]) -> str:
 
 
 def _in_words(error: Any, given: Sequence[str]) -> str:
-    ctx, param, option = (getattr(error, name, None) for name in ("ctx", "param", "option_name"))
-    if option is not None and ctx and any("--set" in one.opts for one in ctx.command.params):
-        from medsilo.plan import key_like
-
-        if key := key_like(option.strip("-").replace("-", "_")):
-            return f"there is no option {option}: it is in the plan, --set {key}=VALUE"
+    param, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    ctx: Any = getattr(error, "ctx", None)
     if option is not None and hasattr(error, "possibilities"):
-        return f"there is no option {option}{_meant(option, error.possibilities or [])}"
+        key = _of_the_plan(ctx, option)
+        meant = f": it is in the plan, --set {key}=VALUE" if key else _meant(option, error.possibilities or [])
+        return f"there is no option {option}{meant}"
     if option is not None:
         return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"
     if param is not None and error.message:
-        return (
-            f"{_name(param)}: {error.message.removeprefix('Value error, ').replace('Input should be', 'give a number')}"
-        )
+        message = error.message.removeprefix("Value error, ").replace("Input should be", "give a number")
+        return f"{_name(param)}: {message}"
     if param is not None:
         return f"{_name(param)} is missing: {param.help or 'give it'}"
     if error.message == "Missing command.":
@@ -261,6 +258,15 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     if unexpected and "--json" in given:
         return f"{_within(unexpected)} is not expected here; to keep the JSON in a file, write --json > FILE"
     return f"{_within(unexpected)} is not expected here" if unexpected else error.message
+
+
+def _of_the_plan(ctx: Any, option: str) -> str | None:
+    """Return the plan's key that an option is taken for, where the command changes plans."""
+    if not ctx or not any("--set" in one.opts for one in ctx.command.params):
+        return None
+    from medsilo.plan import key_like
+
+    return key_like(option.strip("-").replace("-", "_"))
 
 
 def _within(text: str) -> str:
