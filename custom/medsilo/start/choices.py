@@ -46,7 +46,7 @@ class Draft:
         """Return all settings of a hospital, its own in the place of those that hold for all."""
         own = {choice.key: choice for choice in self.sites[site]}
         shared = [own.pop(choice.key, choice) for choice in self.settings]
-        return (*shared, *own.values())
+        return tuple(sorted([*shared, *own.values()], key=lambda choice: "." not in choice.key))  # a section is whole
 
     @property
     def plan_values(self) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Look at a folder of tables with a line per patient, and choose what a plan and a hospital's settings say of them."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -83,8 +82,9 @@ class Table:
     @property
     def survival(self) -> tuple[str, str] | None:
         """The columns of time and event, if there are such."""
-        times = self.called(TIMES, lambda name: self.is_numbers(name) and len(self.distinct(name)) > MOST_CLASSES)
-        events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)
+        most = min(MOST_CLASSES, self.lines / 3)
+        times = self.called(TIMES, lambda name: self.is_numbers(name) and len(self.distinct(name)) > most)
+        events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
         place = list(self.cells).index
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
         return min(near)[2:] if near else None  # they stand side by side
@@ -159,17 +159,6 @@ class Looks:
     sites: Mapping[str, int]  # hospital -> patients
     by_column: str | None  # that names hospitals
 
-    @property
-    def first(self) -> Table:
-        """The table by which columns are called."""
-        return next(iter(self.tables.values()))
-
-    @property
-    def has_gaps(self) -> bool:
-        """Return whether a value is missing that is read."""
-        names = [column if isinstance(column, str) else column["name"] for column in self.columns]
-        return any(cell in MISSING for table in self.tables.values() for name in names for cell in table.cells[name])
-
 
 def look_at_tables(folder: Path, tables: Mapping[str, Table], site: str) -> Looks:
     """Find in tables what is to be learned, and of what; a DataError says what is missing."""
@@ -178,8 +167,10 @@ def look_at_tables(folder: Path, tables: Mapping[str, Table], site: str) -> Look
     first = next(iter(tables.values()))
     by_column = None if several else first.site
     labels = _labels(tables, outcomes) if kind == "classification" else ()
-    if kind == "classification" and len(labels) > MOST_CLASSES and all(_numeric(tables, outcomes)):
-        kind, labels = "regression", ()
+    if len(labels) > MOST_LEVELS:
+        raise DataError(
+            f"column {outcomes[next(iter(tables))][0]!r} has {len(labels)} different values, too many for classes"
+        )
     columns, left = _read(tables, outcomes)
     if by_column:
         counted = Counter(_patients(first, by_column))
@@ -187,6 +178,11 @@ def look_at_tables(folder: Path, tables: Mapping[str, Table], site: str) -> Look
     else:
         sites = {name: len(set(_patients(table))) for name, table in tables.items()} if several else {}
         sites = sites or {site: len(set(_patients(first)))}
+    if kind == "survival":  # where so few are tested, nothing is said of who comes first
+        few = {name: count for name, count in sites.items() if name not in trained_of(sites)}
+        left |= {name: f"a hospital of {count} patients, too few for a concordance" for name, count in few.items()}
+        sites = {name: count for name, count in sites.items() if name not in few}
+        tables = {name: table for name, table in tables.items() if name not in few}
     if wrong := [name for name in sites if not is_safe_name(name)]:
         raise DataError(f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
     return Looks(folder, tables, kind, outcomes, labels, columns, left, sites, by_column)
@@ -220,19 +216,16 @@ def _labels(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) 
     return tuple(sorted(found, key=lambda cell: (as_number(cell) is None, as_number(cell) or 0.0, cell)))
 
 
-def _numeric(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> list[bool]:
-    return [table.is_numbers(outcomes[site][0]) for site, table in tables.items()]
-
-
 def _read(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> tuple[tuple[Any, ...], dict[str, str]]:
     """Return the columns that a network reads, and why others are left out."""
     columns, left = list[Any](), dict[str, str]()
+    telling = [table for table in tables.values() if table.lines >= MOST_LEVELS] or list(tables.values())
     for name in dict.fromkeys(name for table in tables.values() for name in table.cells):
         if any(name in own for own in outcomes.values()):
             continue
         if lacking := [site for site, table in tables.items() if name not in table.cells]:
             left[name] = f"{lacking[0]} lacks it"
-        elif why := next((why for table in tables.values() if (why := _why_not(table, name))), ""):
+        elif why := next((why for table in telling if (why := _why_not(table, name))), ""):
             left[name] = why
         elif all(table.is_numbers(name) for table in tables.values()):
             columns.append(name)
@@ -270,7 +263,13 @@ def choose_tables(looks: Looks, device: str | None = None) -> Draft:
     shares, several = shares_of(looks.sites), len(looks.sites) > 1
     training = sorted(looks.sites[site] for site in trained_of(looks.sites))
     cases = int(shares.value[0] * training[len(training) // 2])
-    batch = Choice("training.batch_size", LARGE_BATCH if looks.kind == "survival" else BATCH, _BATCH[looks.kind])
+    large = Choice("training.batch_size", LARGE_BATCH, "Cox's loss compares the cases of a batch, so it is large")
+    batch = (
+        large if looks.kind == "survival" else replace(large, value=BATCH, why="lines are small: any machine has room")
+    )
+    dealt = (
+        f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
+    )
     left = "; ".join(f"{name}: {why}" for name, why in looks.left.items())
     few = max(training) < FEW
     plan = (
@@ -281,10 +280,10 @@ def choose_tables(looks: Looks, device: str | None = None) -> Draft:
         Choice(
             "task.columns", list(looks.columns), f"all that hospitals have alike{f', without {left}' if left else ''}"
         ),
-        Choice("task.missing", "mean" if looks.has_gaps else "leave-out", _MISSING[looks.has_gaps]),
+        Choice("task.missing", "mean", "the site's mean takes the place of a value that is not known"),
         Choice("task.standardise", "site", "each hospital by its own training cases"),
         shares,
-        *_dealt(looks),
+        *([Choice("task.partition", {"kind": "column"}, dealt)] if looks.by_column else []),
         Choice("network.name", "linear" if few else "mlp", "few patients: one layer" if few else "patients enough"),
         *([] if few else [Choice("network.norm", "none", "small numbers need none")]),
         *steps_of(cases, batch, 0.01 if few else 0.001),
@@ -300,14 +299,6 @@ def choose_tables(looks: Looks, device: str | None = None) -> Draft:
     return Draft(plan, (*settings, *asked_for(device)), sites)
 
 
-_BATCH = {
-    "survival": "Cox's loss compares the cases of a batch, so it is large",
-    "classification": "lines are small: any machine has room",
-    "regression": "lines are small: any machine has room",
-}
-_MISSING = {True: "values are missing: the site's mean takes their place", False: "no value is missing"}
-
-
 def _learned(looks: Looks) -> list[Choice]:
     """Return the keys of what is learned; the plan calls it as the first table does."""
     names = looks.outcomes[next(iter(looks.tables))]
@@ -316,10 +307,6 @@ def _learned(looks: Looks) -> list[Choice]:
         why = f"a guess by the names, of {', '.join(events)}: correct it, and data.names where a hospital has others"
         return [Choice("task.time", names[0], why), Choice("task.event", names[1], "1 where it came, 0 where not yet")]
     target = Choice("task.target", names[0], "a guess by its name: correct it")
-    if looks.kind == "regression":
-        values = [float(as_number(v) or 0) for s, t in looks.tables.items() for v in t.distinct(looks.outcomes[s][0])]
-        limits = [float(math.floor(min(values))), float(math.ceil(max(values)))]
-        return [target, Choice("task.range", limits, "from the least to the greatest; correct it to what is possible")]
     counted = Counter(
         as_level(cell) for site, table in looks.tables.items() for cell in table.known(looks.outcomes[site][0])
     )
@@ -332,13 +319,6 @@ def _learned(looks: Looks) -> list[Choice]:
 
 def _names(labels: Sequence[str]) -> Sequence[str]:
     return ("no", "yes") if tuple(labels) == ("0", "1") else labels
-
-
-def _dealt(looks: Looks) -> list[Choice]:
-    if not looks.by_column:
-        return []
-    why = f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
-    return [Choice("task.partition", {"kind": "column"}, why)]
 
 
 def _settings(looks: Looks, site: str, table: Table) -> list[Choice]:
