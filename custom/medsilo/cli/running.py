@@ -245,8 +245,10 @@ def compare(
     if seeds and minutes:
         raise MedsiloError("--minutes plans the seeds by itself; leave out --seeds")
     numbers = tuple(range(MOST)) if minutes else (seeds or options.USUAL_SEEDS).numbers
-    given = f"as many seeds as have room in {minutes:g} minutes" if minutes else f"seeds {seeds or options.USUAL_SEEDS}"
-    screen.begin(f"comparing {shown_rows or 'methods'} with {given}: reading the rows' plans")
+    asked_for = (
+        f"as many seeds as have room in {minutes:g} minutes" if minutes else f"seeds {seeds or options.USUAL_SEEDS}"
+    )
+    screen.begin(f"comparing {shown_rows or 'methods'} with {asked_for}: reading the rows' plans")
     import json
     import os
     from functools import partial

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def init(
     screen: Screen,
     folder: Annotated[
-        Path | None, typer.Argument(help="images and labels, tables or recordings; of one hospital or with a folder for each")
+        Path | None,
+        typer.Argument(help="images and labels, tables or recordings; of one hospital or with a folder for each"),
     ] = None,
     *,
     out: Annotated[

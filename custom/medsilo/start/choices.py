@@ -247,7 +247,7 @@ def shares_of(patients: Mapping[str, int]) -> Choice:
 
 def shares_of_small(patients: Mapping[str, int], usual: Choice) -> dict[str, tuple[Choice, ...]]:
     """Return the shares of hospitals that need others, so that enough of their patients are tested."""
-    found = {}
+    found: dict[str, tuple[Choice, ...]] = {}
     for site in trained_of(patients):
         if (own := _shares(patients[site])) != usual.value:
             told = f"of {patients[site]} patients {_tested(patients[site])} are tested, so that their score is told"

@@ -334,7 +334,7 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
     return {site: joined([scores[site] for scores in found]) for site in sites}
 
 
-def _tested(found: Mapping[Key, Difference], error: float) -> dict[Key, PairedDifference]:
+def _tested(found: Mapping[Key, Difference], error: float = 1 - LEVEL) -> dict[Key, PairedDifference]:
     """Differences with their p-values corrected for all of them; error: below which they are sure."""
     adjusted = holm({key: difference.p for key, difference in found.items()})
     return {
