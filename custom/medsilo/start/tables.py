@@ -31,7 +31,7 @@ from medsilo.tasks.survey import PARTS
 
 PATIENTS = ("patient", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
 SITES = ("site", "hospital", "center", "centre", "clinic", "inst", "institution")
-TARGETS = ("label", "target", "class", "outcome", "diagnosis", "y", "num", "response", "readmitted", "score")
+TARGETS = ("label", "target", "outcome", "diagnosis", "response", "readmitted", "y", "num", "class")
 EVENTS = ("event", "status", "death", "dead", "died", "recur", "relapse", "deceased", "censor", "e")
 TIMES = ("time", "days", "months", "weeks", "duration", "followup", "survival", "t")
 HAPPENED = ("event", "dead", "death", "died", "deceased", "yes", "true", "relapse", "recurred", "1", "2")
@@ -44,7 +44,7 @@ BATCH, LARGE_BATCH = 32, 128
 
 
 @dataclass(frozen=True)
-class Table:
+class CaseTable:
     """One hospital's table: where it lies, and its columns. cells: of each, without what stands for no value."""
 
     path: Path
@@ -62,7 +62,8 @@ class Table:
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
         """Return the columns that are called so, the surest first."""
-        return [name for word in words for name in self.cells if _says(name, word) and fits(name)]
+        found = [name for word in words for name in self.cells if _says(name, word) and fits(name)]
+        return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
 
     def distinct(self, name: str) -> list[str]:
         """Return a column's values, each once, numbers by their size."""
@@ -95,6 +96,11 @@ class Table:
         return next(iter(self.called(TARGETS, lambda name: len(self.distinct(name)) > 1)), None)
 
     @property
+    def event(self) -> str | None:
+        """The column of an event without a time, which is told apart as two classes."""
+        return next(iter(self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)), None)
+
+    @property
     def is_recording(self) -> bool:
         """Return whether lines are steps in time: times that only grow, or labels that stay the same for long."""
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
@@ -115,7 +121,7 @@ def _says(name: str, word: str) -> bool:
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
-def tables_in(folder: Path) -> dict[str, Table]:
+def tables_in(folder: Path) -> dict[str, CaseTable]:
     """Return a folder's tables by hospital: one table, or one for each hospital; none of another kind of folder."""
     names, _ = files_below(folder)
     files = [name for name in names if PurePosixPath(name).suffix.lower() in ENDINGS]
@@ -126,13 +132,13 @@ def tables_in(folder: Path) -> dict[str, Table]:
     found = {PurePosixPath(top).stem: _table(folder / name) for top, name in tops.items()}
     if any(table is None or table.is_recording for table in found.values()):
         return {}
-    known = {site: table for site, table in found.items() if table and (table.target or table.survival)}
+    known = {site: table for site, table in found.items() if table and table.called(TARGETS + EVENTS)}
     if not known and any("/" in name for name in files):
         return {}
     return known or {site: table for site, table in found.items() if table}
 
 
-def _table(path: Path) -> Table | None:
+def _table(path: Path) -> CaseTable | None:
     """Read a table; None where its lines are no cases, as they name files or there is nothing below its first line."""
     head, *lines = first_lines(path, MOST_LINES) or [[]]
     lines = [line for line in lines if len(line) == len(head)]
@@ -142,15 +148,15 @@ def _table(path: Path) -> Table | None:
         raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
     cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
     commas = sum(as_number(cell.replace(",", ".")) is not None for own in cells.values() for cell in own if "," in cell)
-    return Table(path, len(lines), cells, "," if commas else ".")
+    return CaseTable(path, len(lines), cells, "," if commas else ".")
 
 
 @dataclass(frozen=True)
-class Looks:
+class TableLooks:
     """The facts of tables that are read alike."""
 
     folder: Path
-    tables: Mapping[str, Table]  # by hospital, or of all together under the folder's own name
+    tables: Mapping[str, CaseTable]  # by hospital, or of all together under the folder's own name
     kind: str
     outcomes: Mapping[str, tuple[str, ...]]  # what each table calls what is learned
     labels: tuple[str, ...]  # of a classification, as they stand there
@@ -160,7 +166,7 @@ class Looks:
     by_column: str | None  # that names hospitals
 
 
-def look_at_tables(folder: Path, tables: Mapping[str, Table], site: str) -> Looks:
+def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> TableLooks:
     """Find in tables what is to be learned, and of what; a DataError says what is missing."""
     several = len(tables) > 1
     kind, outcomes = _outcomes(tables)
@@ -185,10 +191,10 @@ def look_at_tables(folder: Path, tables: Mapping[str, Table], site: str) -> Look
         tables = {name: table for name, table in tables.items() if name not in few}
     if wrong := [name for name in sites if not is_safe_name(name)]:
         raise DataError(f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
-    return Looks(folder, tables, kind, outcomes, labels, columns, left, sites, by_column)
+    return TableLooks(folder, tables, kind, outcomes, labels, columns, left, sites, by_column)
 
 
-def _patients(table: Table, by: str | None = None) -> list[str]:
+def _patients(table: CaseTable, by: str | None = None) -> list[str]:
     """Return the patient of each line; or the hospital of each patient, by a column."""
     names = table.cells[table.patient] if table.patient else tuple(map(str, range(table.lines)))
     if by is None:
@@ -196,12 +202,13 @@ def _patients(table: Table, by: str | None = None) -> list[str]:
     return list({name: as_level(site) for name, site in zip(names, table.cells[by], strict=True)}.values())
 
 
-def _outcomes(tables: Mapping[str, Table]) -> tuple[str, dict[str, tuple[str, ...]]]:
+def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str, ...]]]:
     survivals = {site: table.survival for site, table in tables.items()}
     targets = {site: table.target for site, table in tables.items()}
     if all(survivals.values()) and not all(targets.values()):
         return "survival", {site: found for site, found in survivals.items() if found}
     for site, table in tables.items():
+        targets[site] = targets[site] or table.event
         if targets[site] is None:
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
@@ -211,12 +218,14 @@ def _outcomes(tables: Mapping[str, Table]) -> tuple[str, dict[str, tuple[str, ..
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
 
-def _labels(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     found = dict.fromkeys(value for site, table in tables.items() for value in table.distinct(outcomes[site][0]))
     return tuple(sorted(found, key=lambda cell: (as_number(cell) is None, as_number(cell) or 0.0, cell)))
 
 
-def _read(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> tuple[tuple[Any, ...], dict[str, str]]:
+def _read(
+    tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]
+) -> tuple[tuple[Any, ...], dict[str, str]]:
     """Return the columns that a network reads, and why others are left out."""
     columns, left = list[Any](), dict[str, str]()
     telling = [table for table in tables.values() if table.lines >= MOST_LEVELS] or list(tables.values())
@@ -239,13 +248,13 @@ def _read(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) ->
     return tuple(columns), left
 
 
-def _why_not(table: Table, name: str) -> str:
+def _why_not(table: CaseTable, name: str) -> str:
     values = table.distinct(name)
     if name in (table.patient, table.site) or name in table.called(PATIENTS):
         return "names patients or hospitals"
     if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES}:
         return "says who is trained on, or nothing"
-    if name in table.called(TARGETS + EVENTS + TIMES) and name not in table.called(("score",)):
+    if name.lower() in TARGETS or name in table.called(EVENTS + TIMES):
         return "may tell the answer"
     if len(table.known(name)) < RARE * table.lines:
         return "is empty in most lines"
@@ -258,7 +267,7 @@ def _why_not(table: Table, name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_tables(looks: Looks, device: str | None = None) -> Draft:
+def choose_tables(looks: TableLooks, device: str | None = None) -> Draft:
     """Return the choices for tables. device: one that was asked for."""
     shares, several = shares_of(looks.sites), len(looks.sites) > 1
     training = sorted(looks.sites[site] for site in trained_of(looks.sites))
@@ -299,7 +308,7 @@ def choose_tables(looks: Looks, device: str | None = None) -> Draft:
     return Draft(plan, (*settings, *asked_for(device)), sites)
 
 
-def _learned(looks: Looks) -> list[Choice]:
+def _learned(looks: TableLooks) -> list[Choice]:
     """Return the keys of what is learned; the plan calls it as the first table does."""
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
@@ -321,7 +330,7 @@ def _names(labels: Sequence[str]) -> Sequence[str]:
     return ("no", "yes") if tuple(labels) == ("0", "1") else labels
 
 
-def _settings(looks: Looks, site: str, table: Table) -> list[Choice]:
+def _settings(looks: TableLooks, site: str, table: CaseTable) -> list[Choice]:
     """Return what one table's hospital says of it."""
     found = [Choice("data.table", table.path.relative_to(looks.folder).as_posix(), "a line per case")]
     roles = {"patient": table.patient, "site": looks.by_column}
@@ -346,7 +355,7 @@ def _number(value: str) -> int | str:
     return int(value) if value.isdecimal() else value
 
 
-def found_lines(looks: Looks) -> list[str]:
+def found_lines(looks: TableLooks) -> list[str]:
     """Return what was found, one sentence a line."""
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
     learned = " and ".join(looks.outcomes[next(iter(looks.tables))])
