@@ -240,7 +240,7 @@ def compare(
     Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
-    from medsilo.study.looks import MOST
+    from medsilo.study.boundaries import MOST
 
     if seeds and minutes:
         raise MedsiloError("--minutes plans the seeds by itself; leave out --seeds")

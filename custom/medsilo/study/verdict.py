@@ -19,6 +19,7 @@ from medsilo.runs.schema import (
     Verdict,
     VerdictRow,
 )
+from medsilo.study.boundaries import error_at
 from medsilo.study.cells import Cell, Row
 from medsilo.study.evidence import (
     LEVEL,
@@ -37,7 +38,6 @@ from medsilo.study.evidence import (
     seeds_of,
     sensitivity,
 )
-from medsilo.study.looks import error_at
 from medsilo.study.norms import ALONE, POOLED, unlike
 from medsilo.study.scores import scores_in
 
