@@ -240,7 +240,7 @@ EXPORTERS = PluginTable(
 LOOKERS = PluginTable(
     "medsilo.lookers",
     "medsilo.start.looker:Looker",
-    {"images": "medsilo.start.advice:LOOKER", "cases": "medsilo.start.tables:LOOKER"},
+    {"images": "medsilo.start.advice:LOOKER", "cases": "medsilo.start.table_folder:LOOKER"},
 )
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})

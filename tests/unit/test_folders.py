@@ -722,7 +722,7 @@ STOPS = [
     ({"patient": None}, "the table has no column patient; name yours under data.columns"),
     ({"label": None, "image": None}, "the table has no column image, label"),
     ("image;label", "the table has no column patient"),
-    (b"\xff\xfe\x00", "not in UTF-8"),
+    (b"\xff\xfe\x00", "not in UTF-8"),  # of UTF-16, and cut off
     (None, "the table can't be read"),
 ]
 

@@ -66,6 +66,18 @@ def names(*patterns: str, count: int = 4) -> list[str]:
             ("*/*_flair.nii",),
             "*/*_seg.nii",
         ),
+        (
+            names(
+                "sub-{0}/anat/sub-{0}_T1w.nii.gz", "derivatives/lesions/sub-{0}/anat/sub-{0}_T1w_label-x_mask.nii.gz"
+            ),
+            ("sub-*/**/*_T1w.nii.gz",),
+            "derivatives/lesions/sub-*/**/*_T1w_label-x_mask.nii.gz",
+        ),
+        (
+            names("p{}/v1/t1.nii", "p{}/v1/seg.nii", "p{}/v2/t1.nii", "p{}/v2/seg.nii", count=6),
+            ("*/*/t1.nii",),
+            "*/*/seg.nii",
+        ),
         (names("benign/{}.png", "malignant/{}.png"), ("*/*.png",), None),
         (names("benign/{}/", "malignant/x{}/"), ("*/*/",), None),
     ],
@@ -285,7 +297,7 @@ def test_volumes_get_a_spacing_and_what_fits_the_memory(tmp_path: Path) -> None:
     needs = [bytes_in_training(parse_plan(own)) for own in drafts.values()]
     task = drafts[1 << 34]["task"]
     assert (task["dimensions"], task["target_spacing"], task["intensity"]) == (3, [1.5, 1.5, 2.5], {"kind": "z-score"})
-    assert task["size"] == [40, 48, 20] and drafts[1 << 24]["task"]["size"] == [32, 32, 16]
+    assert task["size"] == [40, 48, 20] and drafts[1 << 24]["task"]["size"] == [28, 36, 16]  # as the volumes are shaped
     assert all(needed <= free / 2 for needed, free in zip(needs[1:], list(drafts)[1:], strict=True))
     assert needs == sorted(needs) and needs[0] < needs[-1]
     assert (

@@ -239,13 +239,15 @@ def compare(
     Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other.
     """
     shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
-    from medsilo.study.looks import MOST
+    from medsilo.study.boundaries import MOST
 
     if seeds and minutes:
         raise MedsiloError("--minutes plans the seeds by itself; leave out --seeds")
     numbers = tuple(range(MOST)) if minutes else (seeds or options.USUAL_SEEDS).numbers
-    given = f"as many seeds as have room in {minutes:g} minutes" if minutes else f"seeds {seeds or options.USUAL_SEEDS}"
-    screen.begin(f"comparing {shown_rows or 'methods'} with {given}: reading the rows' plans")
+    asked_for = (
+        f"as many seeds as have room in {minutes:g} minutes" if minutes else f"seeds {seeds or options.USUAL_SEEDS}"
+    )
+    screen.begin(f"comparing {shown_rows or 'methods'} with {asked_for}: reading the rows' plans")
     import json
     import os
     from functools import partial

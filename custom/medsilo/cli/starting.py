@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def init(
     screen: Screen,
     folder: Annotated[
-        Path | None, typer.Argument(help="images and labels, or recordings; of one hospital or with a folder for each")
+        Path | None,
+        typer.Argument(help="images and labels, tables or recordings; of one hospital or with a folder for each"),
     ] = None,
     *,
     out: Annotated[
@@ -43,7 +44,7 @@ def init(
     ] = None,
     device: options.Device = None,
 ) -> int:
-    """Look at a folder of images or recordings; write medsilo.yaml and a job for it, with the reason for each choice.
+    """Look at a folder of images, tables or recordings; write medsilo.yaml and a job for it, with a reason for each choice.
 
     Checks them, trains every hospital alone for a minute or two, and shows on a page what was found. Overwrites nothing
     (docs/start.md).

@@ -76,7 +76,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, 
         command = f"medsilo check {job} --settings {place_of(out, stopped[0])} --site {stopped[0]}"
         return [(f"settle what the check found at {', '.join(stopped)}, then check again:", command), *steps]
     if several:
-        command = f"medsilo compare --plan {job} --methods local,fedavg --seeds 0,1,2 {given} --engine inprocess"
+        command = f"medsilo compare --plan {job} --methods local,fedavg --minutes 60 {given} --engine inprocess"
         return [*steps, ("does joining pay for these hospitals?", command)]
     return [
         *steps,

@@ -46,7 +46,7 @@ class Draft:
         """Return all settings of a hospital, its own in the place of those that hold for all."""
         own = {choice.key: choice for choice in self.sites[site]}
         shared = [own.pop(choice.key, choice) for choice in self.settings]
-        return (*shared, *own.values())
+        return tuple(sorted([*shared, *own.values()], key=lambda choice: "." not in choice.key))  # a section is whole
 
     @property
     def plan_values(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def shares_of(patients: Mapping[str, int]) -> Choice:
 
 def shares_of_small(patients: Mapping[str, int], usual: Choice) -> dict[str, tuple[Choice, ...]]:
     """Return the shares of hospitals that need others, so that enough of their patients are tested."""
-    found = dict[str, tuple[Choice, ...]]()
+    found: dict[str, tuple[Choice, ...]] = {}
     for site in trained_of(patients):
         if (own := _shares(patients[site])) != usual.value:
             told = f"of {patients[site]} patients {_tested(patients[site])} are tested, so that their score is told"

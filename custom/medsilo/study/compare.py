@@ -21,9 +21,9 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
+from medsilo.study.boundaries import LEAST, seeds_within
 from medsilo.study.cells import Cell, Engine, Row, alone, base_plan, cells_of, fill, parse_sweep, plan_of, swept_rows
 from medsilo.study.evidence import Endpoint
-from medsilo.study.looks import LEAST, seeds_within
 from medsilo.study.norms import with_local_pairs
 from medsilo.study.tables import write_page
 from medsilo.study.verdict import Statistics, chosen_baseline

@@ -17,6 +17,7 @@ from medsilo.runs.schema import (
     Verdict,
     VerdictRow,
 )
+from medsilo.study.boundaries import error_at
 from medsilo.study.cells import Cell, Row
 from medsilo.study.evidence import (
     LEVEL,
@@ -34,7 +35,6 @@ from medsilo.study.evidence import (
     seeds_of,
     sensitivity,
 )
-from medsilo.study.looks import error_at
 from medsilo.study.norms import ALONE, POOLED, unlike
 from medsilo.study.scores import scores_in
 
@@ -331,7 +331,7 @@ def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
     return {site: joined([scores[site] for scores in found]) for site in sites}
 
 
-def _tested(found: Mapping[Key, Difference], error: float) -> dict[Key, PairedDifference]:
+def _tested(found: Mapping[Key, Difference], error: float = 1 - LEVEL) -> dict[Key, PairedDifference]:
     """Differences with their p-values corrected for all of them; error: below which they are sure."""
     adjusted = holm({key: difference.p for key, difference in found.items()})
     return {

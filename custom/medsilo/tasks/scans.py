@@ -156,6 +156,10 @@ def _refuse_broken_nifti(path: Path) -> None:
     if path.name.lower().endswith((".nii", ".nii.gz")):
         image: Any = nibabel.load(path)
         check_size(image.shape, image.get_data_dtype().itemsize, path)
+        header = image.header
+        places = [header.get_sform(), header.get_qform()] if header["sform_code"] > 0 < header["qform_code"] else []
+        if len({nibabel.aff2axcodes(place) for place in places}) > 1:
+            raise DataError("an image says two ways how it lies (sform and qform); export it again from its source")
         values = np.asanyarray(image.dataobj.get_unscaled())  # raises when the file was cut off
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             wrong = np.count_nonzero(~np.isfinite(values))

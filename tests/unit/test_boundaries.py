@@ -1,14 +1,10 @@
-"""A comparison that is looked at while seeds come in: its bounds, its error, and how it ends."""
-
-from pathlib import Path
+"""A comparison that is looked at while seeds come in: its bounds and its error."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from medsilo.cli import main
-from medsilo.runs.reading import read_verdict
-from medsilo.study.looks import FIRST, error_at, errors_of, seeds_within
+from medsilo.study.boundaries import FIRST, error_at, errors_of, seeds_within
 
 BOUNDS = [4.8769, 3.3569, 2.6803, 2.2898, 2.0310]  # of five looks, as Lan and DeMets' papers and programs tell them
 STUDIES = 20_000
@@ -36,18 +32,5 @@ def test_studies_without_a_difference_are_found_sure_in_five_of_a_hundred(planne
     assert every.mean() > sure.mean() + 0.01  # what looking again and again would cost
 
 
-def test_a_comparison_plans_its_seeds_and_ends_with_the_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_seeds_as_have_room() -> None:
     assert (seeds_within(1, 20), seeds_within(60, 1e-9), seeds_within(1, 61)) == (3, 30, 0)
-    monkeypatch.setattr("medsilo.study.compare.seeds_within", lambda minutes, took: 4)  # else it is the machine's speed
-    small = ["training.rounds=1", "task.name=synthetic-histology", "participation.sites=[hospital-a,hospital-b]"]
-    command = ["compare", "--methods", "local,fedavg", "--engine", "inprocess", "--at-once", "1", "-o", str(tmp_path)]
-    changes = [part for change in small for part in ("--set", change)]
-    assert main([*command, "--minutes", "0.1", "--seeds", "0"]) == 1
-    assert "leave out --seeds" in capsys.readouterr().err
-    assert main([*command, *changes, "--minutes", "600"]) == 0
-    told, verdict = capsys.readouterr().out, read_verdict(tmp_path)
-    assert "seeds have room in 600 minutes" in told and (tmp_path / "report.html").is_file()
-    assert verdict.planned and 3 <= len(verdict.seeds) <= verdict.planned
-    assert verdict.first and (verdict.first.sure or len(verdict.seeds) == verdict.planned)

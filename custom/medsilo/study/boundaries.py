@@ -1,4 +1,4 @@
-"""How sure a comparison has to be when it is looked at again and again while seeds come in.
+"""Bounds of a comparison that is looked at again and again while seeds come in.
 
 Each look spends a part of the error of 5 % (Lan and DeMets, Biometrika 1983), next to nothing at first, as O'Brien and
 Fleming's bounds do. Seeds are tested on the same patients, so looks are more alike than the bounds suppose, which errs
@@ -15,7 +15,7 @@ from medsilo.study.evidence import LEVEL
 FIRST = 2  # seeds at the first look: one says nothing of training's luck
 LEAST, MOST = 3, 30  # seeds that are planned
 NOTHING = 1e-12  # of the error: a look that may spend less decides nothing
-SPENT = 0.044  # of the error of 5 %: Student's t takes the rest, as simulations show (tests/unit/test_looks.py)
+SPENT = 0.044  # of the error of 5 %: Student's t takes the rest, as simulations show (tests/unit/test_boundaries.py)
 POINTS = 401  # of the grid between the bounds
 FAR = 8.0  # standard errors
 

@@ -1,9 +1,8 @@
 """Look at a folder of tables with a line per patient, and choose what a plan and a hospital's settings say of them."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,7 +31,7 @@ from medsilo.tasks.survey import PARTS
 
 PATIENTS = ("patient", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
 SITES = ("site", "hospital", "center", "centre", "clinic", "inst", "institution")
-TARGETS = ("label", "target", "class", "outcome", "diagnosis", "y", "num", "response", "readmitted", "score")
+TARGETS = ("label", "target", "outcome", "diagnosis", "response", "readmitted", "y", "num", "class")
 EVENTS = ("event", "status", "death", "dead", "died", "recur", "relapse", "deceased", "censor", "e")
 TIMES = ("time", "days", "months", "weeks", "duration", "followup", "survival", "t")
 HAPPENED = ("event", "dead", "death", "died", "deceased", "yes", "true", "relapse", "recurred", "1", "2")
@@ -45,7 +44,7 @@ BATCH, LARGE_BATCH = 32, 128
 
 
 @dataclass(frozen=True)
-class Table:
+class CaseTable:
     """One hospital's table: where it lies, and its columns. cells: of each, without what stands for no value."""
 
     path: Path
@@ -63,7 +62,8 @@ class Table:
 
     def called(self, words: Sequence[str], fits: Callable[[str], bool] = lambda name: True) -> list[str]:
         """Return the columns that are called so, the surest first."""
-        return [name for word in words for name in self.cells if _says(name, word) and fits(name)]
+        found = [name for word in words for name in self.cells if _says(name, word) and fits(name)]
+        return sorted(dict.fromkeys(found), key=lambda name: name.lower() not in words)
 
     def distinct(self, name: str) -> list[str]:
         """Return a column's values, each once, numbers by their size."""
@@ -83,8 +83,9 @@ class Table:
     @property
     def survival(self) -> tuple[str, str] | None:
         """The columns of time and event, if there are such."""
-        times = self.called(TIMES, lambda name: self.is_numbers(name) and len(self.distinct(name)) > MOST_CLASSES)
-        events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)
+        most = min(MOST_CLASSES, self.lines / 3)
+        times = self.called(TIMES, lambda name: self.is_numbers(name) and len(self.distinct(name)) > most)
+        events = self.called(EVENTS, lambda name: len(self.distinct(name)) == 2 or self.lines < MOST_LEVELS)
         place = list(self.cells).index
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
         return min(near)[2:] if near else None  # they stand side by side
@@ -93,6 +94,11 @@ class Table:
     def target(self) -> str | None:
         """The column of what is to be told: one that is called so."""
         return next(iter(self.called(TARGETS, lambda name: len(self.distinct(name)) > 1)), None)
+
+    @property
+    def event(self) -> str | None:
+        """The column of an event without a time, which is told apart as two classes."""
+        return next(iter(self.called(EVENTS, lambda name: len(self.distinct(name)) == 2)), None)
 
     @property
     def is_recording(self) -> bool:
@@ -115,7 +121,7 @@ def _says(name: str, word: str) -> bool:
     return text == word or (len(word) > 3 and (text.endswith(word) or text.startswith(word)))
 
 
-def tables_in(folder: Path) -> dict[str, Table]:
+def tables_in(folder: Path) -> dict[str, CaseTable]:
     """Return a folder's tables by hospital: one table, or one for each hospital; none of another kind of folder."""
     names, _ = files_below(folder)
     files = [name for name in names if PurePosixPath(name).suffix.lower() in ENDINGS]
@@ -126,13 +132,13 @@ def tables_in(folder: Path) -> dict[str, Table]:
     found = {PurePosixPath(top).stem: _table(folder / name) for top, name in tops.items()}
     if any(table is None or table.is_recording for table in found.values()):
         return {}
-    known = {site: table for site, table in found.items() if table and (table.target or table.survival)}
+    known = {site: table for site, table in found.items() if table and table.called(TARGETS + EVENTS)}
     if not known and any("/" in name for name in files):
         return {}
     return known or {site: table for site, table in found.items() if table}
 
 
-def _table(path: Path) -> Table | None:
+def _table(path: Path) -> CaseTable | None:
     """Read a table; None where its lines are no cases, as they name files or there is nothing below its first line."""
     head, *lines = first_lines(path, MOST_LINES) or [[]]
     lines = [line for line in lines if len(line) == len(head)]
@@ -142,15 +148,15 @@ def _table(path: Path) -> Table | None:
         raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
     cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
     commas = sum(as_number(cell.replace(",", ".")) is not None for own in cells.values() for cell in own if "," in cell)
-    return Table(path, len(lines), cells, "," if commas else ".")
+    return CaseTable(path, len(lines), cells, "," if commas else ".")
 
 
 @dataclass(frozen=True)
-class Looks:
+class TableLooks:
     """The facts of tables that are read alike."""
 
     folder: Path
-    tables: Mapping[str, Table]  # by hospital, or of all together under the folder's own name
+    tables: Mapping[str, CaseTable]  # by hospital, or of all together under the folder's own name
     kind: str
     outcomes: Mapping[str, tuple[str, ...]]  # what each table calls what is learned
     labels: tuple[str, ...]  # of a classification, as they stand there
@@ -159,27 +165,18 @@ class Looks:
     sites: Mapping[str, int]  # hospital -> patients
     by_column: str | None  # that names hospitals
 
-    @property
-    def first(self) -> Table:
-        """The table by which columns are called."""
-        return next(iter(self.tables.values()))
 
-    @property
-    def has_gaps(self) -> bool:
-        """Return whether a value is missing that is read."""
-        names = [column if isinstance(column, str) else column["name"] for column in self.columns]
-        return any(cell in MISSING for table in self.tables.values() for name in names for cell in table.cells[name])
-
-
-def look_at_tables(folder: Path, tables: Mapping[str, Table], site: str) -> Looks:
+def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> TableLooks:
     """Find in tables what is to be learned, and of what; a DataError says what is missing."""
     several = len(tables) > 1
     kind, outcomes = _outcomes(tables)
     first = next(iter(tables.values()))
     by_column = None if several else first.site
     labels = _labels(tables, outcomes) if kind == "classification" else ()
-    if kind == "classification" and len(labels) > MOST_CLASSES and all(_numeric(tables, outcomes)):
-        kind, labels = "regression", ()
+    if len(labels) > MOST_LEVELS:
+        raise DataError(
+            f"column {outcomes[next(iter(tables))][0]!r} has {len(labels)} different values, too many for classes"
+        )
     columns, left = _read(tables, outcomes)
     if by_column:
         counted = Counter(_patients(first, by_column))
@@ -187,12 +184,17 @@ def look_at_tables(folder: Path, tables: Mapping[str, Table], site: str) -> Look
     else:
         sites = {name: len(set(_patients(table))) for name, table in tables.items()} if several else {}
         sites = sites or {site: len(set(_patients(first)))}
+    if kind == "survival":  # where so few are tested, nothing is said of who comes first
+        few = {name: count for name, count in sites.items() if name not in trained_of(sites)}
+        left |= {name: f"a hospital of {count} patients, too few for a concordance" for name, count in few.items()}
+        sites = {name: count for name, count in sites.items() if name not in few}
+        tables = {name: table for name, table in tables.items() if name not in few}
     if wrong := [name for name in sites if not is_safe_name(name)]:
         raise DataError(f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-'")
-    return Looks(folder, tables, kind, outcomes, labels, columns, left, sites, by_column)
+    return TableLooks(folder, tables, kind, outcomes, labels, columns, left, sites, by_column)
 
 
-def _patients(table: Table, by: str | None = None) -> list[str]:
+def _patients(table: CaseTable, by: str | None = None) -> list[str]:
     """Return the patient of each line; or the hospital of each patient, by a column."""
     names = table.cells[table.patient] if table.patient else tuple(map(str, range(table.lines)))
     if by is None:
@@ -200,12 +202,13 @@ def _patients(table: Table, by: str | None = None) -> list[str]:
     return list({name: as_level(site) for name, site in zip(names, table.cells[by], strict=True)}.values())
 
 
-def _outcomes(tables: Mapping[str, Table]) -> tuple[str, dict[str, tuple[str, ...]]]:
+def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str, ...]]]:
     survivals = {site: table.survival for site, table in tables.items()}
     targets = {site: table.target for site, table in tables.items()}
     if all(survivals.values()) and not all(targets.values()):
         return "survival", {site: found for site, found in survivals.items() if found}
     for site, table in tables.items():
+        targets[site] = targets[site] or table.event
         if targets[site] is None:
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
@@ -215,24 +218,23 @@ def _outcomes(tables: Mapping[str, Table]) -> tuple[str, dict[str, tuple[str, ..
     return "classification", {site: (str(target),) for site, target in targets.items()}
 
 
-def _labels(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     found = dict.fromkeys(value for site, table in tables.items() for value in table.distinct(outcomes[site][0]))
     return tuple(sorted(found, key=lambda cell: (as_number(cell) is None, as_number(cell) or 0.0, cell)))
 
 
-def _numeric(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> list[bool]:
-    return [table.is_numbers(outcomes[site][0]) for site, table in tables.items()]
-
-
-def _read(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) -> tuple[tuple[Any, ...], dict[str, str]]:
+def _read(
+    tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]
+) -> tuple[tuple[Any, ...], dict[str, str]]:
     """Return the columns that a network reads, and why others are left out."""
     columns, left = list[Any](), dict[str, str]()
+    telling = [table for table in tables.values() if table.lines >= MOST_LEVELS] or list(tables.values())
     for name in dict.fromkeys(name for table in tables.values() for name in table.cells):
         if any(name in own for own in outcomes.values()):
             continue
         if lacking := [site for site, table in tables.items() if name not in table.cells]:
             left[name] = f"{lacking[0]} lacks it"
-        elif why := next((why for table in tables.values() if (why := _why_not(table, name))), ""):
+        elif why := next((why for table in telling if (why := _why_not(table, name))), ""):
             left[name] = why
         elif all(table.is_numbers(name) for table in tables.values()):
             columns.append(name)
@@ -246,13 +248,13 @@ def _read(tables: Mapping[str, Table], outcomes: Mapping[str, Sequence[str]]) ->
     return tuple(columns), left
 
 
-def _why_not(table: Table, name: str) -> str:
+def _why_not(table: CaseTable, name: str) -> str:
     values = table.distinct(name)
     if name in (table.patient, table.site) or name in table.called(PATIENTS):
         return "names patients or hospitals"
     if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES}:
         return "says who is trained on, or nothing"
-    if name in table.called(TARGETS + EVENTS + TIMES) and name not in table.called(("score",)):
+    if name.lower() in TARGETS or name in table.called(EVENTS + TIMES):
         return "may tell the answer"
     if len(table.known(name)) < RARE * table.lines:
         return "is empty in most lines"
@@ -265,12 +267,18 @@ def _why_not(table: Table, name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_tables(looks: Looks, device: str | None = None) -> Draft:
+def choose_tables(looks: TableLooks, device: str | None = None) -> Draft:
     """Return the choices for tables. device: one that was asked for."""
     shares, several = shares_of(looks.sites), len(looks.sites) > 1
     training = sorted(looks.sites[site] for site in trained_of(looks.sites))
     cases = int(shares.value[0] * training[len(training) // 2])
-    batch = Choice("training.batch_size", LARGE_BATCH if looks.kind == "survival" else BATCH, _BATCH[looks.kind])
+    large = Choice("training.batch_size", LARGE_BATCH, "Cox's loss compares the cases of a batch, so it is large")
+    batch = (
+        large if looks.kind == "survival" else replace(large, value=BATCH, why="lines are small: any machine has room")
+    )
+    dealt = (
+        f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
+    )
     left = "; ".join(f"{name}: {why}" for name, why in looks.left.items())
     few = max(training) < FEW
     plan = (
@@ -281,10 +289,10 @@ def choose_tables(looks: Looks, device: str | None = None) -> Draft:
         Choice(
             "task.columns", list(looks.columns), f"all that hospitals have alike{f', without {left}' if left else ''}"
         ),
-        Choice("task.missing", "mean" if looks.has_gaps else "leave-out", _MISSING[looks.has_gaps]),
+        Choice("task.missing", "mean", "the site's mean takes the place of a value that is not known"),
         Choice("task.standardise", "site", "each hospital by its own training cases"),
         shares,
-        *_dealt(looks),
+        *([Choice("task.partition", {"kind": "column"}, dealt)] if looks.by_column else []),
         Choice("network.name", "linear" if few else "mlp", "few patients: one layer" if few else "patients enough"),
         *([] if few else [Choice("network.norm", "none", "small numbers need none")]),
         *steps_of(cases, batch, 0.01 if few else 0.001),
@@ -300,15 +308,7 @@ def choose_tables(looks: Looks, device: str | None = None) -> Draft:
     return Draft(plan, (*settings, *asked_for(device)), sites)
 
 
-_BATCH = {
-    "survival": "Cox's loss compares the cases of a batch, so it is large",
-    "classification": "lines are small: any machine has room",
-    "regression": "lines are small: any machine has room",
-}
-_MISSING = {True: "values are missing: the site's mean takes their place", False: "no value is missing"}
-
-
-def _learned(looks: Looks) -> list[Choice]:
+def _learned(looks: TableLooks) -> list[Choice]:
     """Return the keys of what is learned; the plan calls it as the first table does."""
     names = looks.outcomes[next(iter(looks.tables))]
     if looks.kind == "survival":
@@ -316,10 +316,6 @@ def _learned(looks: Looks) -> list[Choice]:
         why = f"a guess by the names, of {', '.join(events)}: correct it, and data.names where a hospital has others"
         return [Choice("task.time", names[0], why), Choice("task.event", names[1], "1 where it came, 0 where not yet")]
     target = Choice("task.target", names[0], "a guess by its name: correct it")
-    if looks.kind == "regression":
-        values = [float(as_number(v) or 0) for s, t in looks.tables.items() for v in t.distinct(looks.outcomes[s][0])]
-        limits = [float(math.floor(min(values))), float(math.ceil(max(values)))]
-        return [target, Choice("task.range", limits, "from the least to the greatest; correct it to what is possible")]
     counted = Counter(
         as_level(cell) for site, table in looks.tables.items() for cell in table.known(looks.outcomes[site][0])
     )
@@ -334,14 +330,7 @@ def _names(labels: Sequence[str]) -> Sequence[str]:
     return ("no", "yes") if tuple(labels) == ("0", "1") else labels
 
 
-def _dealt(looks: Looks) -> list[Choice]:
-    if not looks.by_column:
-        return []
-    why = f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
-    return [Choice("task.partition", {"kind": "column"}, why)]
-
-
-def _settings(looks: Looks, site: str, table: Table) -> list[Choice]:
+def _settings(looks: TableLooks, site: str, table: CaseTable) -> list[Choice]:
     """Return what one table's hospital says of it."""
     found = [Choice("data.table", table.path.relative_to(looks.folder).as_posix(), "a line per case")]
     roles = {"patient": table.patient, "site": looks.by_column}
@@ -366,7 +355,7 @@ def _number(value: str) -> int | str:
     return int(value) if value.isdecimal() else value
 
 
-def found_lines(looks: Looks) -> list[str]:
+def found_lines(looks: TableLooks) -> list[str]:
     """Return what was found, one sentence a line."""
     patients, lines = sum(looks.sites.values()), sum(table.lines for table in looks.tables.values())
     learned = " and ".join(looks.outcomes[next(iter(looks.tables))])

@@ -1,0 +1,150 @@
+"""medsilo init on tables: which column is what, what hospitals have alike, and from there to an answer."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from medsilo.cli import main
+from medsilo.core.errors import DataError
+from medsilo.plan import load_plan
+from medsilo.runs.reading import read_verdict
+from medsilo.start.choices import Draft
+from medsilo.start.looker import Folder, first_sight
+from medsilo.start.writing import write_start
+from medsilo.tasks.own.sheet import first_lines
+
+HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]
+
+
+def rows(count: int, seed: int) -> list[list[Any]]:
+    drawn = np.random.default_rng(seed)
+    age = drawn.normal(60, 10, count).round(1)
+    times = (1000 * np.exp(-(age - 60) / 10) * drawn.uniform(0.8, 1.2, count)).round()
+    return [
+        [
+            n,
+            f"P{seed}-{n}",
+            age[n],
+            drawn.integers(150, 190),
+            ["früh", "spät"][n % 2],
+            f"text {n}",
+            times[n],
+            1 + n % 3 % 2,
+        ]
+        for n in range(count)
+    ]
+
+
+def write(path: Path, head: Sequence[str], lines: Sequence[Sequence[Any]], coding: str = "utf-8", **how: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding=coding) as file:
+        csv.writer(file, **how).writerows([head, *lines])
+    return path
+
+
+def drafted(folder: Path) -> Draft:
+    sight = first_sight(Folder(folder, "hospital-a", lambda: None, None))  # type: ignore[arg-type,return-value]
+    return sight.choices
+
+
+def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
+    write(tmp_path / "export.csv", HEAD, rows(40, 0), "cp1252", delimiter=";")
+    draft = drafted(tmp_path)
+    task, data = draft.plan_values["task"], draft.settings_values["data"]
+    assert (task["name"], task["kind"], task["time"], task["event"]) == ("table", "survival", "time", "status")
+    assert task["columns"] == ["alter", "größe", {"name": "stadium", "levels": ["früh", "spät"]}]
+    assert data["table"] == "export.csv" and data["columns"] == {"patient": "pid"}
+    assert data["label_map"] == {1: "censored", 2: "event"}
+    assert draft.plan_values["participation"]["sites"] == ["hospital-a"]
+
+
+def test_hospitals_with_other_names_of_columns_agree_on_what_they_have_alike(tmp_path: Path) -> None:
+    write(tmp_path / "north.csv", HEAD, rows(60, 1))
+    other = ["id", "alter", "größe", "rfstime", "death", "year"]
+    write(
+        tmp_path / "south.csv",
+        other,
+        [[n, 50 + n % 30, ["<150", ">"][n % 2], 100 + 7 * n % 50, n % 2, 1990] for n in range(60)],
+    )
+    draft = drafted(tmp_path)
+    assert draft.plan_values["task"]["columns"] == ["alter"]  # numbers there and categories here are not alike
+    south = {choice.key: choice.value for choice in draft.settings_of("south")}
+    assert south["data.names"] == {"time": "rfstime", "status": "death"} and south["data.table"] == "south.csv"
+    plan = write_start(tmp_path / "study", draft)
+    assert plan.participation.sites == ("north", "south") and (tmp_path / "study/south/medsilo.yaml").is_file()
+
+
+def test_a_column_deals_hospitals_and_small_ones_are_only_tested(tmp_path: Path) -> None:
+    sizes = {"a": 30, "b": 18, "c": 2}
+    lines = [[n, site, n % 7, n % 2] for site, size in sizes.items() for n in range(size)]
+    write(tmp_path / "all.csv", ["age", "hospital", "dose", "outcome"], lines)
+    draft = drafted(tmp_path)
+    who, task = draft.plan_values["participation"], draft.plan_values["task"]
+    assert (who["sites"], who["unseen"], task["partition"]) == (["a", "b"], ["c"], {"kind": "column"})
+    assert task["labels"] == ["no", "yes"] and draft.settings_values["data"]["label_map"] == {0: "no", 1: "yes"}
+    assert task["shares"] == [0.6, 0.2, 0.2]
+    assert {site: own[0].value for site, own in draft.sites.items()} == {"b": [0.44, 0.28, 0.28]}
+
+
+def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
+    lines = [["anna", 1.5, "ä"], ["bert", 2.5, "ö"]]
+    csv_file = write(tmp_path / "a.csv", ["who", "dose", "kind"], lines)
+    expected = first_lines(csv_file, 9)
+    of_r = tmp_path / "r.csv"
+    of_r.write_text('"who" "dose" "kind"\n"1" "anna" 1.5 "ä"\n"2" "bert" 2.5 "ö"\n', "utf-8")
+    assert [line[1:] for line in first_lines(of_r, 9)] == expected
+    for coding in ("cp1252", "utf-16"):
+        assert first_lines(write(tmp_path / f"{coding}.csv", ["who", "dose", "kind"], lines, coding), 9) == expected
+    pandas.DataFrame(lines, columns=["who", "dose", "kind"]).to_stata(
+        tmp_path / "a.dta", write_index=False, version=118
+    )
+    assert first_lines(tmp_path / "a.dta", 9) == expected
+    (tmp_path / "b.dta").write_bytes(b"no table")
+    with pytest.raises(DataError, match="can't be read; export it again"):
+        first_lines(tmp_path / "b.dta", 9)
+
+
+@pytest.mark.parametrize(
+    ("head", "lines", "words"),
+    [
+        (["1.0", "2.0"], [[1, 2]] * 9, "numbers in its first line"),
+        (["age", "dose"], [[n, n % 5] for n in range(30)], "no column of x.csv says what is to be learned"),
+        (
+            ["hospital", "age", "outcome"],
+            [[f"st. {n % 2}", n % 9, n % 2] for n in range(30)],
+            "can't be a hospital's name",
+        ),
+    ],
+)
+def test_what_a_table_lacks_is_said(head: list[str], lines: list[list[Any]], words: str, tmp_path: Path) -> None:
+    write(tmp_path / "x.csv", head, lines)
+    with pytest.raises(DataError, match=words):
+        drafted(tmp_path)
+
+
+@pytest.mark.slow
+def test_from_tables_to_an_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands, from a raw folder with a hospital of three patients to a page; seeds are planned by the first."""
+    for site, count in (("a", 40), ("b", 45), ("c", 3)):
+        write(tmp_path / f"data/{site}/export.csv", HEAD, rows(count, count))
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "data", "-o", "study", "--no-train", "--device", "cpu"]) == 0
+    assert load_plan(Path("study/job/app/config/plan.yaml")).participation.everyone == ("a", "b")
+    monkeypatch.setattr("medsilo.study.compare.seeds_within", lambda minutes, took: 3)  # else it is the machine's speed
+    command = (
+        "compare --plan study/job --methods local,fedavg --site-config study --engine inprocess --at-once 1 -o out"
+    )
+    changes = ["--set", "training.rounds=1"]
+    assert main([*command.split(), *changes, "--minutes", "1", "--seeds", "0"]) == 1
+    assert "leave out --seeds" in capsys.readouterr().err
+    assert main([*command.split(), *changes, "--minutes", "1"]) == 0
+    told, verdict = capsys.readouterr().out, read_verdict(Path("out"))
+    assert "3 seeds have room in 1 minutes" in told and Path("out/report.html").is_file()
+    assert verdict.planned == 3 and verdict.first and (verdict.first.sure or len(verdict.seeds) == 3)
