@@ -1,4 +1,4 @@
-"""Advice on a method, before it was tried: sixty generated federations, by a yardstick that spares no answer.
+"""Answers to which method to choose: sixty generated federations, by a yardstick that spares no answer.
 
     python -m benchmarks.advise
 
