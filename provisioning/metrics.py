@@ -7,6 +7,7 @@ kit's files, takes no part in studies, and needs this package beside it; grafana
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -132,7 +133,8 @@ def _of_hospital(kit: Path) -> Iterator[Sample]:
 def _memory(kit: str) -> int:
     """Return the bytes of all processes that were started with this kit."""
     found = psutil.process_iter(["cmdline", "memory_info"])
-    own = [process.info for process in found if any(kit in word for word in process.info["cmdline"] or ())]
+    others = (process.info for process in found if process.pid != os.getpid())
+    own = [info for info in others if any(kit in word for word in info["cmdline"] or ())]
     return sum(info["memory_info"].rss for info in own if info["memory_info"])
 
 
