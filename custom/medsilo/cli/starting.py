@@ -44,7 +44,7 @@ def init(
     ] = None,
     device: options.Device = None,
 ) -> int:
-    """Look at a folder of images, tables or recordings; write medsilo.yaml and a job for it, with a reason for each choice.
+    """Look at a folder of images, tables or recordings; write medsilo.yaml and a job, each choice with its reason.
 
     Checks them, trains two rounds alone, and shows on a page what was found. Overwrites nothing (docs/start.md).
     """
