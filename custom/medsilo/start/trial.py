@@ -92,7 +92,7 @@ def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callab
 
 @torch.inference_mode()
 def found_cases(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> list[ShownCase]:
-    """Return test cases of a hospital's classification, from the surest to the least sure; none of tables and other tasks."""
+    """Return test cases of a hospital's classification, from the surest to the least sure; none of other tasks."""
     if not plan.task.goal.classifies or plan.task.shape is None or len(plan.task.shape) < 2:
         return []
     test = plan.task.site_data(site, plan.participation.sites, plan.seed, settings.of(site).data).test
