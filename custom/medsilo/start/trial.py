@@ -91,9 +91,9 @@ def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callab
 @torch.inference_mode()
 def found_cases(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> list[ShownCase]:
     """Return test cases of a hospital's classification, from the surest to the least sure; none of other tasks."""
-    if not plan.task.goal.classifies or plan.task.shape is None:
+    if not plan.task.goal.classifies or plan.task.shape is None or len(plan.task.shape) < 2:
         return []
-    test = plan.task.site_data(site, plan.participation.sites, plan.seed, settings.data).test
+    test = plan.task.site_data(site, plan.participation.sites, plan.seed, settings.of(site).data).test
     model, names = open_source(folder, site).network, plan.task.goal.label_names
     batches = [(inputs, targets, model(inputs).double().softmax(1)) for inputs, targets in DataLoader(test, 16)]
     inputs, targets, probabilities = (torch.cat(several) for several in zip(*batches, strict=True))
