@@ -111,7 +111,7 @@ def test_what_a_run_that_was_left_would_go_on_from_goes_when_asked(run: Path, tm
 
 
 def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> None:
-    """What ended goes; what waits, what runs, and what a study could go on with, stays."""
+    """Ended things go; things that wait or run, or that a study could go on with, stay."""
     kit, names = tmp_path / "kit", ("done", "open", "left", "waits", "runs")
     ids = {name: str(uuid.uuid4()) for name in names}
     write_json(kit / "startup/fed_server.json", {})

@@ -122,9 +122,10 @@ class Algorithm(Section):
         for key, wanted in self.protocols.get(plan.protocol, {}).items():
             own = _value_at(plan, key, wanted)
             if own != wanted:
+                told, act = ("there is none", "set it") if own is None else (repr(own), "change it")
                 yield (
-                    f"{key}: {'none' if own is None else repr(own)}, but protocol '{plan.protocol}' of {self.name} has "
-                    f"{wanted!r}; change it, or declare protocol: clinical"
+                    f"{key}: {told}, but protocol '{plan.protocol}' of {self.name} has {wanted!r}; {act}, or declare "
+                    "protocol: clinical"
                 )
 
     def suits(self, training: Training) -> None:
