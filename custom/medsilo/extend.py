@@ -54,24 +54,18 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.spill import TYPES
-    from medsilo.core.tensors import Modules, Tensors, hash_of
-    from medsilo.course.group import places_of, views
+    from medsilo.core.tensors import Tensors, hash_of
     from medsilo.deploy import predicted_rows
     from medsilo.deploy.bundle import WEIGHTS, finish_bundle
     from medsilo.deploy.own_model import Reading, folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
-    from medsilo.federation import inprocess
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
-    from medsilo.federation.crew import LeadingTrainer
-    from medsilo.federation.participant import Participant
     from medsilo.federation.pool import POOL
     from medsilo.federation.protection import book_of, read_for
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Outgoing, Receive
-    from medsilo.learning.amplitude import AmplitudeNorm
-    from medsilo.learning.layers import head_layers, judges_by_batch
-    from medsilo.learning.loop import Case, Compute, DrawnCases, LossFunction, Stop, batches, evaluate, is_finite
+    from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
     from medsilo.models.network import NORM, Dimensions

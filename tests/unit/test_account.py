@@ -27,7 +27,7 @@ from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo_papers.analysis import read_finished
+from medsilo_papers.finished import read_finished
 from medsilo_papers.release import check_release
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
@@ -283,6 +283,8 @@ def test_the_models_of_a_run_are_tested(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["analyse", "privacy", str(tmp_path / "run"), "-o", str(tmp_path / "audit"), "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert "model of a: nothing found" in shown
+    told = json.loads((tmp_path / "audit" / "privacy.json").read_text())
+    assert told["runs"][0]["plan_hash"] == plan.hash and told["audits"][0]["models"]["model of a"]["verdict"] in shown
 
 
 def test_each_expert_of_a_super_model_is_tested_by_itself(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Analyses: their mathematics by hand, and the command on real runs of one round."""
+"""The papers' figures: their mathematics by hand, and the command on real runs of one round."""
 
 import json
 import math
@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.cli import main
+from benchmarks.analyses import drift, inversion, landscape
+from benchmarks.analyses.__main__ import main
+from benchmarks.analyses.analysis import KINDS, Question, mean_loss
+from benchmarks.analyses.features import embed, features, maps
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.group import views
@@ -28,9 +31,7 @@ from medsilo.runs.messages import Request
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
-from medsilo_papers import KINDS, drift, inversion, landscape
-from medsilo_papers.analysis import FinishedRun, Question, drawn, mean_loss, read_finished
-from medsilo_papers.features import embed, features, maps
+from medsilo_papers.finished import FinishedRun, drawn, read_finished
 from tests.conftest import make_plan, slow_but
 from tests.sites import site_of
 
@@ -297,7 +298,7 @@ def test_a_network_of_a_super_model_has_a_map(finished: Callable[..., Path], tmp
 def test_the_command_maps_a_super_model_s_selector(finished: Callable[..., Path], tmp_path: Path) -> None:
     folder = finished("fedsm", "training.rounds=1")
     asked = ["--network", "selector", "--cases", "6", "--device", "cpu"]
-    assert main(["analyse", "tsne", str(folder), "-o", str(tmp_path), *asked]) == 0
+    assert main(["tsne", str(folder), "-o", str(tmp_path), *asked]) == 0
     (one,) = json.loads((tmp_path / "tsne.json").read_text())["maps"]
     run, values = only(folder), []
     selector = SuperModel.load(folder / "supermodel").selector
@@ -424,7 +425,6 @@ FIGURES = {
     "tsne": ["tsne"],
     "inversion": ["inversion", "inversion-images"],
     "convergence": ["convergence"],
-    "privacy": [],
 }
 
 
@@ -436,7 +436,7 @@ def test_the_command_writes_figures_and_their_numbers(
     cases = 1 if kind == "inversion" else 6
     small = ["--cases", str(cases), "--steps", "1", "--iterations", "2", "--device", "cpu"]
     for out in ("first", "second"):
-        assert main(["analyse", kind, *runs, "-o", str(tmp_path / out), *small]) == 0
+        assert main([kind, *runs, "-o", str(tmp_path / out), *small]) == 0
     said = capsys.readouterr().out
     assert str(tmp_path / "first" / f"{kind}.json") in said
     data = json.loads((tmp_path / "first" / f"{kind}.json").read_text())
@@ -454,7 +454,7 @@ def test_the_command_writes_figures_and_their_numbers(
 
 def test_convergence_counts_bytes_and_scores(finished: Callable[..., Path], tmp_path: Path) -> None:
     runs = [finished("fedavg"), finished("local"), finished("central")]
-    assert main(["analyse", "convergence", *map(str, runs), "-o", str(tmp_path)]) == 0
+    assert main(["convergence", *map(str, runs), "-o", str(tmp_path)]) == 0
     fedavg, local, central = json.loads((tmp_path / "convergence.json").read_text())["curves"]
     summary = read_summary(runs[0])
     size = sum(t.nbytes for t in image_plan("fedavg").build_networks()["model"].state_dict().values())
@@ -465,10 +465,11 @@ def test_convergence_counts_bytes_and_scores(finished: Callable[..., Path], tmp_
 
 
 def test_errors_are_one_line(tmp_path: Path, finished: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
-    assert main(["analyse", "drift", str(tmp_path / "none"), "-o", str(tmp_path)]) == 1
+    assert main(["drift", str(tmp_path / "none"), "-o", str(tmp_path)]) == 1
     assert "no finished run" in capsys.readouterr().err
-    assert main(["analyse", "inversion", str(finished("fedavg")), str(finished("local")), "-o", str(tmp_path)]) == 1
+    assert main(["inversion", str(finished("fedavg")), str(finished("local")), "-o", str(tmp_path)]) == 1
     assert "give one run" in capsys.readouterr().err
     for wrong in ("0", "-1", "nan", "inf", "far"):
-        assert main(["analyse", "profile", str(finished("local")), "-o", str(tmp_path), "--reach", wrong]) == 2
+        with pytest.raises(SystemExit, match="2"):
+            main(["profile", str(finished("local")), "-o", str(tmp_path), "--reach", wrong])
         assert "is not a number above 0" in capsys.readouterr().err

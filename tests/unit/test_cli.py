@@ -53,8 +53,8 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("compare --seeds 1,1", "is not a list of different numbers"),
         ("compare --protocol mine", "choose one of paper, released-code, clinical"),
         ("demo --seeds x", "--seeds: 'x' is not a list of different numbers"),
-        ("analyse landscap run -o out", "KIND: 'landscap' is not known; did you mean landscape?"),
-        ("analyse landscape run", "--out is missing"),
+        ("analyse privac run -o out", "analyse: 'privac' is no command; did you mean privacy?"),
+        ("analyse privacy run", "--out is missing"),
         ("fetch ID", "--kit is missing: your own kit"),
         ("nnunet plann", "nnunet: 'plann' is no command; did you mean plan?"),
         ("nnunet plan question.yaml --outt x", "nnunet plan: there is no option --outt; did you mean --out?"),
@@ -73,7 +73,7 @@ def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: py
 def test_an_old_command_answers_with_the_new_one(capsys: pytest.CaptureFixture) -> None:
     """Once, from one table, with an exit code that stops a script; the new one is there."""
     for old, new in NOW.items():
-        assert f"'medsilo {old}' is now '{new}'" in one_line(capsys, 2, old, "--kit", "KIT")
+        assert f"'medsilo {old}' is now '{new}'" in one_line(capsys, 2, *old.split(), "--kit", "KIT")
         assert old not in NAMES
         if new.startswith("medsilo "):
             words = new.split()
@@ -97,7 +97,7 @@ def test_an_old_command_answers_with_the_new_one(capsys: pytest.CaptureFixture) 
         ("provision consortium.yaml --out", "file"),
         ("report run --out", "file/x.html"),
         ("report run --out", "folder"),
-        ("analyse tsne run --out", "file"),
+        ("analyse privacy run --out", "file"),
         ("predict model image --out", "file/x"),
         ("export model --out", "file/x"),
         ("check --html", "file/x.html"),
@@ -198,11 +198,11 @@ def test_names_are_completed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert complete_task("") == sorted(TASKS)
     assert complete_job("fedavg") == ["fedavg", "fedavgm"] and complete_job("jobs/harm") == ["jobs/harmofl"]
     assert complete_methods("local,ce") == ["local,central"]
-    environment = {"_MEDSILO_COMPLETE": "complete_bash", "COMP_WORDS": "medsilo analyse l", "COMP_CWORD": "2"}
+    environment = {"_MEDSILO_COMPLETE": "complete_bash", "COMP_WORDS": "medsilo nnunet p", "COMP_CWORD": "2"}
     done = subprocess.run(
         [sys.executable, "-m", "medsilo.cli"], env={**os.environ, **environment}, capture_output=True, text=True
     )
-    assert done.stdout.split() == ["landscape"]
+    assert done.stdout.split() == ["plan"]
     named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # a test may have no shell above it
     words = [sys.executable, "-m", "medsilo.cli", "--show-completion", "bash"]
     shown = subprocess.run(words, env=named, capture_output=True)

@@ -18,10 +18,8 @@ from medsilo.plan import load_plan
 from medsilo.registry import TASKS
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Summary
 from medsilo.site.settings import read_settings
 from medsilo.tasks.sources import DataSource
-from medsilo_papers.analysis import FinishedRun
 from tests.conftest import make_plan
 from tests.unit.test_cli import one_line
 
@@ -151,15 +149,6 @@ def test_without_a_job_the_verdict_is_about_the_machine_alone() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- names
-def test_a_network_that_a_run_lacks_is_answered_with_those_it_has(tmp_path: Path) -> None:
-    told = {"schema": 1, "status": "finished", "method": "fedavg", "title": "FedAvg", "metric": "accuracy"}
-    summary = Summary.model_validate(told | {"rounds": {"planned": 1, "done": 1}, "sites": {}})
-    run = FinishedRun(tmp_path, "FedAvg", make_plan("fedavg"), summary)
-    run.check_network("model")
-    with pytest.raises(MedsiloError, match=f"--network foo: run '{tmp_path.name}' has model; give one of these"):
-        run.check_network("foo")
-
-
 def test_words_of_options_may_be_written_in_any_case() -> None:
     check = one_of(("simulator", "inprocess"))
     assert check("InProcess") == "inprocess"

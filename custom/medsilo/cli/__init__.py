@@ -72,6 +72,10 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 HELP = {"help_option_names": ["--help", "-h"]}
 # Commands of earlier versions: what does the same now.
 NOW = {
+    **{
+        f"analyse {kind}": f"python -m benchmarks.analyses {kind}"
+        for kind in ("convergence", "drift", "inversion", "landscape", "profile", "tsne")
+    },
     "advise": "medsilo compare",
     "approvals": "medsilo approve",
     "audit-privacy": "medsilo analyse privacy",
@@ -123,8 +127,9 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name in NOW and name not in self.commands:
-            raise typer.BadParameter(f"'medsilo {name}' is now '{NOW[name]}'", ctx=ctx)
+        whole = f"{ctx.command_path} {name}"
+        if (now := NOW.get(whole.partition(" ")[2])) and name not in self.commands:
+            raise typer.BadParameter(f"'{whole}' is now '{now}'", ctx=ctx)
         if name not in self.commands and not name.startswith("-"):
             raise typer.BadParameter(f"{name!r} is no command{_meant(name, list(self.commands))}", ctx=ctx)
         return super().resolve_command(ctx, args)

@@ -18,9 +18,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from medsilo.extend import generator_for
-from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question, drawn, finite_or_none, mean_loss
-from medsilo_papers.figures import COLOURS, panels
+from benchmarks.analyses.analysis import AnalysisResult, Question, finite_or_none, mean_loss
+from benchmarks.analyses.figures import COLOURS, panels
+from medsilo.learning.seeds import generator_for
+from medsilo_papers.finished import FinishedRun, drawn
 
 CASES = 128
 LINES = 10  # directions of FedSM's Fig. 4

@@ -6,9 +6,11 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from medsilo.extend import MedsiloError, Record
-from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question
-from medsilo_papers.figures import panels, style
+from benchmarks.analyses.analysis import AnalysisResult, Question
+from benchmarks.analyses.figures import panels, style
+from medsilo.core.errors import MedsiloError
+from medsilo.runs.record import Record
+from medsilo_papers.finished import FinishedRun
 
 
 def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:

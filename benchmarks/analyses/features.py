@@ -7,9 +7,12 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from medsilo.extend import Compute, MedsiloError, head_layers
-from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question, as_evaluated, drawn
-from medsilo_papers.figures import COLOURS, MARKERS, panels
+from benchmarks.analyses.analysis import AnalysisResult, Question, as_evaluated, part_of
+from benchmarks.analyses.figures import COLOURS, MARKERS, panels
+from medsilo.core.errors import MedsiloError
+from medsilo.learning.layers import head_layers
+from medsilo.learning.loop import Compute
+from medsilo_papers.finished import FinishedRun, drawn
 
 CASES = 100
 PERPLEXITY = 30.0
@@ -54,7 +57,7 @@ def maps(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     found: list[dict[str, Any]] = []
     for run in runs:
         compute = asked.settings.compute()
-        network = run.part(asked.network).to(compute.device) if asked.network else _shared_model(run, compute)
+        network = part_of(run, asked.network).to(compute.device) if asked.network else _shared_model(run, compute)
         values: list[Tensor] = []
         classes: list[int | None] = []
         sites: list[str] = []

@@ -15,9 +15,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import AmplitudeNorm, LossFunction, MedsiloError, batches, generator_for
-from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question, drawn
-from medsilo_papers.figures import COLOURS, MARKERS, panels
+from benchmarks.analyses.analysis import AnalysisResult, Question
+from benchmarks.analyses.figures import COLOURS, MARKERS, panels
+from medsilo.core.errors import MedsiloError
+from medsilo.learning.amplitude import AmplitudeNorm
+from medsilo.learning.loop import LossFunction, batches
+from medsilo.learning.seeds import generator_for
+from medsilo_papers.finished import FinishedRun, drawn
 
 CASES = 2  # images of each site that are attacked
 OTHERS = 32  # images of the site that chance is taken from

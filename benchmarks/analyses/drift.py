@@ -12,23 +12,21 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medsilo.extend import (
-    LeadingTrainer,
-    MedsiloError,
-    Modules,
-    Participant,
-    Phase,
-    Plan,
-    SiteSettings,
-    Stop,
-    Summary,
-    Workbench,
-    inprocess,
-    places_of,
-    views,
-)
-from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question
-from medsilo_papers.figures import panels, style
+from benchmarks.analyses.analysis import AnalysisResult, Question
+from benchmarks.analyses.figures import panels, style
+from medsilo.core.errors import MedsiloError
+from medsilo.core.tensors import Modules
+from medsilo.course.group import places_of, views
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
+from medsilo.federation import inprocess
+from medsilo.federation.crew import LeadingTrainer
+from medsilo.federation.participant import Participant
+from medsilo.learning.loop import Stop
+from medsilo.plan import Plan
+from medsilo.runs.schema import Summary
+from medsilo.site.settings import SiteSettings
+from medsilo_papers.finished import FinishedRun
 
 
 class WatchedTrainer(LeadingTrainer):

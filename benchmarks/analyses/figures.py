@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from medsilo.extend import write_bytes
+from medsilo.core.files import write_bytes
 
 # Okabe and Ito's colours, which most colour-blind readers can tell apart; lines and points differ in form, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")

@@ -1,0 +1,95 @@
+"""A finished run of which this machine has all sites' data: what each site tested, and on which cases."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset
+
+from medsilo.extend import (
+    POOL,
+    MedsiloError,
+    Plan,
+    Record,
+    SiteData,
+    SiteSettings,
+    Summary,
+    generator_for,
+    load_plan,
+    load_tensors,
+    paths,
+    read_for,
+    site_folder,
+)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run, of which this machine has all sites' data."""
+
+    folder: Path
+    label: str  # unique among the runs shown together
+    plan: Plan
+    summary: Summary
+
+    @property
+    def sites(self) -> list[str]:
+        return sorted(self.summary.agreed.sites)
+
+    def data(self, site: str, settings: SiteSettings) -> SiteData:
+        """The site's data, as it trained and was tested on them; of images of any size, pieces."""
+        source = read_for(self.plan, settings.of(site).data)
+        data = self.plan.task.site_data(site, self.sites, self.plan.seed, source)
+        return SiteData(
+            *(self.plan.task.pieces(part, self.plan.seed) for part in (data.train, data.validation, data.test))
+        )
+
+    def model(self, site: str, device: torch.device) -> nn.Module:
+        """The model that the site tested, in evaluation mode: its own file, the pool's, or the one all share."""
+        own, pool = (site_folder(self.folder, name) for name in (site, POOL))
+        folders = [own, pool, self.folder / paths.GLOBAL]
+        files = [folder / paths.BEST for folder in folders]
+        path = next((file for file in files if file.exists()), None)
+        if path is None:
+            raise MedsiloError(f"run '{self.folder.name}': no model of {site} is here; analyse a run that has it")
+        model = self.plan.algorithm.whole(self.plan.build_networks())
+        model.load_state_dict(load_tensors(path)[0])
+        return model.to(device).eval()
+
+    def experts(self, device: torch.device) -> dict[str, nn.Module]:
+        """Return the personal models in the run's super model by site, in evaluation mode; empty where it has none."""
+        found = {}
+        for path in sorted((self.folder / paths.SUPER_MODEL).glob(paths.EXPERT_FILES)):
+            model = self.plan.network.build(self.plan.task.channels, self.plan.task.goal.outputs)
+            model.load_state_dict(load_tensors(path)[0])
+            found[path.stem] = model.to(device).eval()
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """Return what tells this run from others, for the data beside a figure."""
+        keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash", "package", "rounds"}
+        return {"label": self.label, "run": self.folder.name} | self.summary.model_dump(mode="json", include=keys)
+
+
+def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Finished runs; those with the same title are told apart by their folders."""
+    runs = []
+    for folder in folders:
+        summary = Record(folder).summary()
+        if summary is None or not summary.finished:
+            raise MedsiloError(f"{folder.name}: there is no finished run; give a folder that medsilo run has written")
+        runs.append(FinishedRun(folder, summary.title, load_plan(folder / paths.PLAN), summary))
+    titles = Counter(run.label for run in runs)
+    if len({run.folder.resolve() for run in runs}) < len(runs):
+        raise MedsiloError("a run is given twice; give each once")
+    return [replace(run, label=f"{run.label}, {run.folder.name}") if titles[run.label] > 1 else run for run in runs]
+
+
+def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
+    """At most so many cases, in their order; which ones, the seed and the purpose say."""
+    order = torch.randperm(len(data), generator=generator_for(seed, "cases", *purpose))  # type: ignore[arg-type]
+    return Subset(data, sorted(order[:most].tolist()))
