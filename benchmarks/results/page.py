@@ -15,10 +15,10 @@ from scipy import stats
 
 from benchmarks.results.making import Comparison
 from benchmarks.results.pages import HAR, Page, Part
+from benchmarks.results.tables import MOST_SITES, NAMES, sure, table
 from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
 from medsilo.study.cells import results_of
 from medsilo.study.evidence import LEVEL, holm
-from medsilo.study.tables import MOST_SITES, NAMES, sure, table
 
 END = "<!-- end of what the command wrote -->"  # what stands below is kept
 

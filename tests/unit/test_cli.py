@@ -66,7 +66,7 @@ def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: py
     assert words in told
     words = line.split()
     known = (" ".join(words[:2]), *words[:1])
-    where = next((f"medsilo {name}" for name in known if name in {*NAMES, "nnunet"}), "medsilo")
+    where = next((f"medsilo {name}" for name in known if name in {*NAMES, "analyse", "nnunet"}), "medsilo")
     assert told.endswith(f"('{where} --help' explains)")
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from benchmarks.results.tables import rounds_to
 from medsilo.cli import main
 from medsilo.core.errors import PlanError
 from medsilo.federation import inprocess
 from medsilo.federation.inprocess import Loop
-from medsilo.runs.reading import read_summary
+from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import CellResult, Round
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Row, cells_of, parse_sweep, run_cell
 from medsilo.study.compare import asked, command_line
-from medsilo.study.tables import rounds_to
 from tests.conftest import make_plan, wanted
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
@@ -119,11 +119,11 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
     heard = capsys.readouterr()
     assert "diverging, seed 0" in heard.err and "training diverged" in heard.err
     assert "3/3" in heard.out
-    text = (out / "table.md").read_text()
-    assert "2 of 3 runs are finished" in text and " CPU cores" in text
-    assert "| hospital-x | hospital-y |" in text and "hospital-a |" not in text
-    assert "| diverging | – | – |" in text and "training diverged" in text
+    verdict = read_verdict(out)
+    assert (len(verdict.runs), verdict.about.cells) == (2, 3) and " CPU cores" in verdict.about.machine
+    assert verdict.sites == ["hospital-x", "hospital-y"] and "training diverged" in verdict.about.failures[0]
     rows = {row["title"]: row["seeds"] for row in json.loads((out / "table.json").read_text())}
+    assert rows["diverging"] == {}
     for seed in ("0",):
         summary = read_summary(out / f"fedavg-{seed}")
         assert rows["fedavg"][seed]["test"] == summary.mean_test

@@ -84,7 +84,7 @@ def test_a_comparison_with_folds_is_resumed_and_tells_each_patient_once(
     assert {run.fold for run in verdict.runs} == {1, 2, 3}
     rows = {row["title"]: row["seeds"] for row in json.loads((out / "table.json").read_text())}
     assert rows["local"].keys() == {"0", "1"}
-    assert "3 folds" in (out / "report.html").read_text() and "12 of 12 runs" in (out / "table.md").read_text()
+    assert "3 folds" in (out / "report.html").read_text()
     made = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
     gone = out / "local-1-fold-2"
     (gone / "summary.json").unlink()

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.results.tables import sure
 from medsilo.runs.schema import Verdict
 from medsilo.study.cells import Row, cells_of
 from medsilo.study.compare import asked
 from medsilo.study.evidence import LEVEL, Difference, Scores, Variance
-from medsilo.study.tables import sure
 from medsilo.study.verdict import Statistics, _tested
 from tests.conftest import make_plan, wanted
 

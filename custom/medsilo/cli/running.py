@@ -271,8 +271,8 @@ def compare(
     page = write_study(out)
     first = next((one.run for one in read_verdict(out).runs), "")
     _say_answer(screen, out, page, f"a page for each hospital: medsilo report {out / first} --hospitals")
-    rows = json.loads((out / "table.json").read_text(encoding="utf-8"))
-    screen.answer(table=out / "table.md", report=page, verdict=out / "verdict.json", failures=failures, rows=rows)
+    rows = json.loads((out / paths.TABLE).read_text(encoding="utf-8"))
+    screen.answer(table=out / paths.TABLE, report=page, verdict=out / "verdict.json", failures=failures, rows=rows)
     for failure in failures:
         screen.warn(failure)
     return 1 if failures else 0

@@ -58,7 +58,7 @@ HOSPITAL = "_hospital"
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
 VERDICT = "verdict.json"
-TABLE, TABLE_DATA = "table.md", "table.json"
+TABLE = "table.json"
 LOCKS = ".locks"
 
 RUN_TREE: Mapping[str, str] = {
@@ -123,8 +123,7 @@ RUN_TREE: Mapping[str, str] = {
 
 STUDY_TREE: Mapping[str, str] = {
     "<row>-<seed>/": "one run's folder for each row and seed",
-    TABLE: "the comparison as a page; it is renewed after every run",
-    TABLE_DATA: "the same for programs",
+    TABLE: "what came out of every row and seed; it is renewed after every run",
     VERDICT: "scores, differences and intervals; it is written at the end",
     REPORT: "the page about all of it",
     f"{LOCKS}/": "empty files, held by the comparison and by its runs as long as they go on",

@@ -22,10 +22,21 @@ from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.study.boundaries import LEAST, seeds_within
-from medsilo.study.cells import Cell, Engine, Row, alone, base_plan, cells_of, fill, parse_sweep, plan_of, swept_rows
+from medsilo.study.cells import (
+    Cell,
+    Engine,
+    Row,
+    alone,
+    base_plan,
+    cells_of,
+    fill,
+    parse_sweep,
+    plan_of,
+    results_of,
+    swept_rows,
+)
 from medsilo.study.evidence import Endpoint
 from medsilo.study.norms import with_local_pairs
-from medsilo.study.tables import write_page
 from medsilo.study.verdict import Statistics, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
@@ -121,7 +132,7 @@ class Study:
             bar = "#" * (BAR * finished // len(self.cells))
             say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
             if (now := time.monotonic()) < due:
-                write_page(self.folder, self.about, self.plan, self.cells, failures)
+                self._write_table()
                 return
             self.conclude(failures)
             self.show()
@@ -153,8 +164,17 @@ class Study:
                 headline=f"So far, with {len(runs)} of {len(self.cells)} runs: {verdict.headline}"
             )
         write_json(self.folder / paths.VERDICT, verdict.as_json())
-        write_page(self.folder, self.about, self.plan, self.cells, failures, verdict)
+        self._write_table()
         return verdict
+
+    def _write_table(self) -> None:
+        """Write table.json: what came out of each row and seed."""
+        found = {row: results_of(self.cells, row) for row in dict.fromkeys(cell.row for cell in self.cells)}
+        rows = [
+            {"title": row.title, "changes": row.changes, "seeds": {seed: one.as_json() for seed, one in own.items()}}
+            for row, own in found.items()
+        ]
+        write_json(self.folder / paths.TABLE, rows)
 
 
 def _time(seconds: float) -> str:

@@ -1,67 +1,14 @@
-"""A comparison as a page: Markdown for people, JSON for programs."""
+"""A comparison in Markdown: its scores, and how sure their differences are."""
 
-import platform
 import statistics
-import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from medsilo.core.files import write_json, write_text
 from medsilo.plan import Plan
-from medsilo.runs import paths
-from medsilo.runs.schema import About, CellResult, PairedDifference, Verdict
-from medsilo.study.cells import Cell, Row, results_of
+from medsilo.runs.schema import CellResult, PairedDifference, Verdict
+from medsilo.study.cells import Row
 
 MOST_SITES = 8  # with a column each
 NAMES = {"mean": "mean over sites", "pooled": "pooled over cases", "worst-site": "worst site"}
-
-
-def write_page(
-    folder: Path,
-    about: About,
-    plan: Plan,
-    cells: Sequence[Cell],
-    failures: Sequence[str],
-    verdict: Verdict | None = None,
-) -> Path:
-    """table.md and table.json: what was run, where, how long, what came out, how sure it is, what failed."""
-    found = {row: results_of(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
-    finished = sum(1 for cell in cells if cell.summary())
-    hours = sum(one.seconds or 0 for own in found.values() for one in own.values()) / 3600
-    parts = [
-        f"# {about.title}",
-        "",
-        *([f"**{verdict.headline}**", ""] if verdict else []),
-        f"{finished} of {len(cells)} runs are finished; {hours:.2f} hours of runs in all. Machine: {about.machine}. "
-        f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d', time.gmtime())}.",
-        "",
-        *table(cells[0].plan, found),
-        "",
-        *(sure(verdict) if verdict else []),
-        *(
-            f"* **{row.title}**: `{' '.join(row.changes)}`"
-            for row in found
-            if row.changes != (f"algorithm.name={row.title}",)
-        ),
-        *(["", "Failed:", "", *(f"* {failure}" for failure in failures)] if failures else []),
-        "",
-        "## How to repeat it",
-        "",
-        f"    {about.command}",
-        "",
-        "The plan that the rows and `--set` change:",
-        "",
-        *(f"    {line}" for line in plan.to_yaml().rstrip().splitlines()),
-    ]
-    write_json(
-        folder / paths.TABLE_DATA,
-        [
-            {"title": row.title, "changes": row.changes, "seeds": {seed: one.as_json() for seed, one in own.items()}}
-            for row, own in found.items()
-        ],
-    )
-    write_text(folder / paths.TABLE, "\n".join(parts) + "\n")
-    return folder / paths.TABLE
 
 
 def table(plan: Plan, found: dict[Row, dict[int, CellResult]]) -> list[str]:
