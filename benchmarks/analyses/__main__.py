@@ -65,8 +65,9 @@ def quick() -> int:
     from medsilo.api import run
 
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
-        plan = {"algorithm": {"name": "fedavg"}, "task": {"name": "synthetic-signals"}, "training": {"rounds": 1}}
-        run(plan, folder=Path(place, "run"), device="cpu")
+        task = {"name": "synthetic-histology", "size": 32, "patients": 16, "patches": 4}
+        plan = {"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": ["a", "b"]}}
+        run(plan, folder=Path(place, "run"), changes=["training.rounds=1", "network.name=small-cnn"], device="cpu")
         return main(["convergence", f"{place}/run", "-o", f"{place}/figures"])
 
 

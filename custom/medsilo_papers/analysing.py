@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from medsilo.extend import Command, Screen, options, settings_of, write_json
+from medsilo.extend import Command, Screen, options, settings_of
 
 
 def privacy(
@@ -26,6 +26,7 @@ def privacy(
     Ends with 1 where a model should not leave; docs/privacy.md says what the test can't see.
     """
     screen.note("reading the runs")
+    from medsilo.extend import write_json
     from medsilo_papers.release import audit
 
     with screen.busy("testing the models"):
