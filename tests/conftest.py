@@ -17,6 +17,7 @@ import torch
 from _pytest.junitxml import xml_key
 
 from medsilo.cli import parsed
+from medsilo.cli.options import USUAL_SEEDS
 from medsilo.core.package import package_facts
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.schema import About
@@ -60,7 +61,7 @@ def wanted(command: list[str]) -> Asked:
     """Return the comparison that a command line asks for."""
     values = parsed(command)[1]
     own = {field.name: values[field.name] for field in fields(Asked)}
-    return Asked(**own | {"seeds": values["seeds"].numbers})
+    return Asked(**own | {"seeds": (values["seeds"] or USUAL_SEEDS).numbers})
 
 
 @pytest.fixture(autouse=True)

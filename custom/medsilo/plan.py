@@ -162,7 +162,7 @@ class Plan(Section):
         self.algorithm.check(networks)
         self.algorithm.suits(self.training)
         self.algorithm.fits(self.task)
-        own: list[Feature | Algorithm] = [self.network, self.tracking, self.algorithm, self.training, *self.features]
+        own: list[Feature | Algorithm] = [self.tracking, self.algorithm, self.training, self.network, *self.features]
         for part in own:
             for conflict in part.conflicts(self, dict(networks)):
                 raise PlanError(conflict)

@@ -21,6 +21,8 @@ from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
 
+MISSING = object()  # in place of a value in a section that a plan leaves out
+
 
 class Algorithm(Section):
     """A method of the plan. Holds its numbers and no state: that lies in the site's networks and the server's mixers.
@@ -122,7 +124,7 @@ class Algorithm(Section):
         for key, wanted in self.protocols.get(plan.protocol, {}).items():
             own = _value_at(plan, key, wanted)
             if own != wanted:
-                told, act = ("there is none", "set it") if own is None else (repr(own), "change it")
+                told, act = ("there is none", "set it") if own is MISSING else (repr(own), "change it")
                 yield (
                     f"{key}: {told}, but protocol '{plan.protocol}' of {self.name} has {wanted!r}; {act}, or declare "
                     "protocol: clinical"
@@ -197,7 +199,7 @@ def _value_at(plan: Any, key: str, wanted: Any) -> Any:
     own = plan
     for part in key.split("."):
         if own is None:
-            return None
+            return MISSING
         own = getattr(own, part, wanted)
     return own
 

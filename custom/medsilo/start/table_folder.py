@@ -210,6 +210,10 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
     for site, table in tables.items():
         targets[site] = targets[site] or table.event
         if targets[site] is None:
+            if named := table.called(TARGETS):
+                raise DataError(
+                    f"column {named[0]!r} of {table.path.name} has one value at most; nothing can be learned"
+                )
             names = ", ".join(list(table.cells)[:MOST_LEVELS])
             raise DataError(
                 f"no column of {table.path.name} says what is to be learned; call it 'label', or 'time' and 'event' "
