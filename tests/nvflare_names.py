@@ -179,16 +179,78 @@ def context(module: Any) -> None:
 
 
 @relies(
+    "apis.fl_context",
+    "FLContext.get_engine.cancel_client_resources FLContext.get_engine.check_client_resources.get",
+    "FLContext.get_engine.client_manager.clients.get.name FLContext.get_engine.get_cell.is_cell_connected",
+    "FLContext.get_engine.get_cell.register_request_cb FLContext.get_engine.get_clients.token",
+    "FLContext.get_engine.job_runner._make_deploy_message FLContext.get_engine.job_runner.lock",
+    "FLContext.get_engine.job_runner._pending_client_outcomes.setdefault.add",
+    "FLContext.get_engine.job_runner.resolve_client_outcome",
+    "FLContext.get_engine.job_runner.running_jobs.get.get_application",
+    "FLContext.get_engine.job_runner.running_jobs.get.get_deployment",
+    "FLContext.get_engine.job_runner.running_jobs.get.meta",
+    "FLContext.get_engine.job_runner.running_jobs.get.resource_spec FLContext.get_engine.new_context",
+    "FLContext.get_engine.run_processes.get.items FLContext.get_engine.run_processes.get.values.get_fqcn",
+    "FLContext.get_engine.run_processes.get.values.name FLContext.get_engine.run_processes.get.values.token",
+    "FLContext.get_engine.server.admin_server.send_requests_and_get_reply_dict.body",
+    "FLContext.get_engine.server.admin_server.send_requests_and_get_reply_dict.get_header",
+    "FLContext.get_engine.server.admin_server.timeout FLContext.get_engine.server.process_job_failure",
+    "FLContext.get_engine.start_client_job FLContext.get_engine.sync_clients_from_main_process",
+)
+def running_jobs(module: Any) -> None:
+    """The engine of the server's own process knows the jobs that run: their processes with their clients by token, the
+    jobs themselves, and by job whose word is awaited, which one may be let off. It deploys a job, reserves a client's
+    resources (enough or not, and their token or why not) and starts the job there, by messages of its own. A client
+    that starts a job replies with a text that does not change. A job's process learns the clients' new tokens."""
+    server, context = f"{MODULES}.private.fed.server", module.FLContext()
+    runner = import_module(f"{server}.job_runner").JobRunner("folder")
+    with runner.lock:
+        runner._pending_client_outcomes.setdefault("job", set()).add("hospital-a")
+    assert runner.is_client_outcome_pending("job", "hospital-a") and runner.running_jobs == {}
+    runner.resolve_client_outcome("job", "hospital-a")
+    runner.resolve_client_outcome("another job", "hospital-a")
+    assert not runner.is_client_outcome_pending("job", "hospital-a")
+    job = import_module(f"{MODULES}.apis.job_def").Job("job", {"hospital-a": {}}, {"app": ["@ALL"]}, {"name": "study"})
+    assert (job.get_deployment(), job.meta, job.resource_spec) == (
+        *({"app": ["@ALL"]}, {"name": "study"}, {"hospital-a": {}}),
+    )
+    takes(job.get_application, "app", context)
+    takes(runner._make_deploy_message, job, b"app", "app", context)
+    engine = import_module(f"{server}.server_engine").ServerEngine
+    one = import_module(f"{MODULES}.apis.client").Client("hospital-a", "token")
+    silent = SimpleNamespace(
+        _make_message_for_check_resource=lambda *asked: "",
+        get_client_from_name=lambda name: one,
+        _send_admin_requests=lambda *sent: [SimpleNamespace(client_name="hospital-a", reply=None)],
+    )
+    assert engine.check_client_resources(silent, job, {"hospital-a": {}}, context) == {"hospital-a": (False, "")}
+    takes(engine.cancel_client_resources, "self", {"hospital-a": (True, "token")}, {"hospital-a": {}}, context)
+    takes(engine.start_client_job, "self", job, {"hospital-a": "dispatch"}, context)
+    takes(engine.new_context, "self")
+    takes(engine.sync_clients_from_main_process, "self")
+    source_holds(engine, "self.run_processes = {}", "self.client_manager = client_manager")
+    assert import_module(f"{server}.client_manager").ClientManager().clients == {}
+    takes(import_module(f"{server}.fed_server").FederatedServer.process_job_failure, "self", "request")
+    admin = import_module(f"{server}.admin").FedAdminServer
+    takes(admin.send_requests_and_get_reply_dict, "self", {"token": "order"}, timeout_secs=1.0)
+    source_holds(admin, "self.timeout = timeout", "result[r.client_token] = r.reply")
+    started = import_module("medsilo.flare.patches").STARTED
+    source_holds(import_module(f"{MODULES}.private.fed.client.client_engine").ClientEngine.start_app, f'"{started}"')
+
+
+@relies(
     "apis.fl_constant",
     "CellMessageAuthHeaderKey.CLIENT_NAME FLContextKey.CURRENT_RUN",
-    "FLContextKey.RUNNER FilterKey.OUT",
+    "FLContextKey.JOB_BLOCK_REASON FLContextKey.RUNNER FilterKey.OUT RunProcessKey.PARTICIPANTS",
     "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
     "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
     "ServerCommandNames.SUBMIT_UPDATE",
 )
 def constants(module: Any) -> None:
     """The four return codes of an answer do not end a job at NVFlare's server; other codes may, and do not pass. The
-    server refuses a message whose CLIENT_NAME is not that of its token, before an interceptor sees it."""
+    server refuses a message whose CLIENT_NAME is not that of its token, before an interceptor sees it. A hospital whose
+    JOB_BLOCK_REASON is set says that its resources do not suffice, and why. The clients of a job's process are its
+    PARTICIPANTS."""
     runner = import_module(f"{MODULES}.private.fed.server.server_runner").ServerRunner
     code = module.ReturnCode
     passing = {code.OK, code.EXECUTION_EXCEPTION, code.TASK_ABORTED, code.TASK_RESULT_FILTER_ERROR}
@@ -204,6 +266,10 @@ def constants(module: Any) -> None:
         assert (authenticator.validate_auth_headers(sent, verifier, logging.getLogger()) is None) == passes
     server = import_module(f"{MODULES}.private.fed.server.fed_server").FederatedServer
     source_holds(server, "core_cell.add_incoming_filter(", "cb=self._validate_auth_headers")
+    asked = import_module(f"{MODULES}.private.fed.client.scheduler_cmds").CheckResourceProcessor.process
+    source_holds(asked, "get_prop(FLContextKey.JOB_BLOCK_REASON)", "token = block_reason")
+    engine = import_module(f"{MODULES}.private.fed.server.server_engine").ServerEngine
+    source_holds(engine._start_runner_process, "RunProcessKey.PARTICIPANTS: job_clients")
     core = inspect.getsource(import_module(f"{MODULES}.fuel.f3.cellnet.core_cell").CoreCell)
     assert core.index("self.in_filter_reg.find(") < core.index("self.message_interceptor, *")
 
@@ -247,10 +313,84 @@ def workspace(module: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- the workflow
-@relies("apis.client", "Client.name")
+@relies("apis.client", "Client.name Client.token")
 def client(module: Any) -> None:
-    """A client has the hospital's name."""
-    assert module.Client("hospital-a", "token").name == "hospital-a"
+    """A client has the hospital's name, its token and the name of its cell, which is the hospital's without a relay."""
+    found = module.Client("hospital-a", "token")
+    assert (found.name, found.token, found.get_fqcn()) == ("hospital-a", "token", "hospital-a")
+
+
+@relies("apis.job_scheduler_spec", "DispatchInfo")
+def dispatch(module: Any) -> None:
+    """A job is started at a client with an app, the resources that it needs, and the token of their reservation."""
+    found = module.DispatchInfo("app", {"num_of_gpus": 1}, "token")
+    assert (found.app_name, found.resource_requirements, found.token) == ("app", {"num_of_gpus": 1}, "token")
+
+
+@relies("utils.job_launcher_utils", "get_resource_manager_spec")
+def resources(module: Any) -> None:
+    """A job's needs at a hospital are read from its facts; a hospital that is not named needs nothing."""
+    meta = {"resource_spec": {"hospital-a": {"num_of_gpus": 1}}}
+    assert module.get_resource_manager_spec(meta, "hospital-a") == {"num_of_gpus": 1}
+    assert module.get_resource_manager_spec(meta, "hospital-b") == {}
+
+
+@relies("private.fed.utils.fed_utils", "extract_participants.upper")
+def participants(module: Any) -> None:
+    """The names in a part of a job's deploy_map, in each of the forms that NVFlare takes."""
+    forms = (["server", "a"], {"targets": ["server", "a"]}, {"sites": ["server", "a"]}, [{"sites": ["server"]}, "a"])
+    assert all(module.extract_participants(form) == ["server", "a"] for form in forms)
+    assert module.extract_participants(["@ALL"]) == ["@ALL"]
+
+
+@relies("fuel.common.exit_codes", "ProcessExitCode.EXCEPTION")
+def exit_codes(module: Any) -> None:
+    """A client reports a job's process that died with this code, while the job ran and nobody had aborted it."""
+    executor = import_module(f"{MODULES}.private.fed.client.client_executor").JobExecutor
+    source_holds(executor._wait_child_process_finish, "return_code = ProcessExitCode.EXCEPTION", "not abort_requested")
+    own = module.ProcessExitCode
+    assert own.EXCEPTION not in (own.UNSAFE_COMPONENT, own.CONFIG_ERROR, own.INFRASTRUCTURE_ERROR, 0)
+
+
+@relies("private.defs", "CellMessageHeaderKeys.TOKEN JobFailureMsgKey.CODE JobFailureMsgKey.JOB_ID")
+def failure_reports(module: Any) -> None:
+    """A client's report that a job's process ended names the job and the code; the client's token is a header."""
+    keys = import_module(f"{MODULES}.apis.fl_constant").CellMessageAuthHeaderKey
+    assert module.CellMessageHeaderKeys.TOKEN == keys.TOKEN
+    executor = import_module(f"{MODULES}.private.fed.client.client_executor").JobExecutor
+    said = "JobFailureMsgKey.JOB_ID: job_id", "JobFailureMsgKey.CODE: return_code"
+    source_holds(executor._wait_child_process_finish, *said, "topic=CellChannelTopic.REPORT_JOB_FAILURE")
+
+
+@relies("private.admin_defs", "MsgHeader.RETURN_CODE ReturnCode.OK")
+def orders(module: Any) -> None:
+    """A reply to the server's order has a body; without a return code, it is one of success."""
+    reply = module.Message("topic", "done")
+    assert reply.body == "done" and reply.get_header(module.MsgHeader.RETURN_CODE, "none") == "none"
+    assert module.ok_reply().get_header(module.MsgHeader.RETURN_CODE, module.ReturnCode.OK) == module.ReturnCode.OK
+    refused = module.error_reply("why")
+    assert refused.get_header(module.MsgHeader.RETURN_CODE) != module.ReturnCode.OK and refused.body == "why"
+
+
+@relies(
+    "fuel.sec.audit",
+    "AuditService.get_auditor._lock AuditService.get_auditor.audit_file.close",
+    "AuditService.get_auditor.audit_file.name",
+)
+def audit_log(module: Any) -> None:
+    """A process has one auditor or none. It writes lines to its file and flushes each, under a lock, and another that
+    has write, flush and close may take the file's place."""
+    takes(module.AuditService.get_auditor)
+    with tempfile.TemporaryDirectory() as folder:
+        found = module.Auditor(f"{folder}/audit.log")
+        with found._lock:
+            assert found.audit_file.name == f"{folder}/audit.log"
+            found.audit_file.close()
+            lines: list[str] = []
+            found.audit_file = SimpleNamespace(write=lines.append, flush=lambda: None, close=lambda: None)
+        found.add_event("lead", "abort")
+        found.close()
+        assert len(lines) == 1 and "abort" in lines[0]
 
 
 @relies(
@@ -332,20 +472,34 @@ def filters_of_answers(module: Any) -> None:
     source_holds(app, "set_prop(FLContextKey.RUNNER, client_runner")
 
 
-@relies("apis.fl_component", "FLComponent.handle_event")
+@relies(
+    "apis.fl_component",
+    "FLComponent.__init__ FLComponent.handle_event FLComponent.log_critical FLComponent.log_error",
+)
 def component(module: Any) -> None:
-    """A component of a job or a kit is told all events."""
+    """A component of a job or a kit is told all events, and writes to the log."""
     takes(module.FLComponent.handle_event, "self", "event", "context")
+    for log in (module.FLComponent.log_critical, module.FLComponent.log_error):
+        takes(log, "self", "context", "text")
 
 
-@relies("apis.event_type", "EventType.START_RUN EventType.END_RUN EventType.SYSTEM_START EventType.JOB_COMPLETED")
+@relies(
+    "apis.event_type",
+    "EventType.START_RUN EventType.END_RUN EventType.SYSTEM_START EventType.JOB_COMPLETED",
+    "EventType.BEFORE_CHECK_RESOURCE_MANAGER EventType.CLIENT_HEARTBEAT_PROCESSED",
+)
 def events(module: Any) -> None:
     """A job's start and end, and the start of a server, are events of their own. A hospital's parent process is told
-    that a job is over, whatever its end, when its process is gone."""
+    that a job is over, whatever its end, when its process is gone, and that a job asks for its resources, before it is
+    answered. The server's own process is told of each heartbeat of a client."""
     kinds = module.EventType
     assert len({kinds.START_RUN, kinds.END_RUN, kinds.SYSTEM_START, kinds.JOB_COMPLETED}) == 4
     executor = import_module(f"{MODULES}.private.fed.client.client_executor").JobExecutor
     source_holds(executor._wait_child_process_finish, "job_handle.wait()", "fire_event(EventType.JOB_COMPLETED")
+    asked = import_module(f"{MODULES}.private.fed.client.scheduler_cmds").CheckResourceProcessor.process
+    source_holds(asked, "fire_event(EventType.BEFORE_CHECK_RESOURCE_MANAGER")
+    server = import_module(f"{MODULES}.private.fed.server.fed_server").FederatedServer
+    source_holds(server.client_heartbeat, "fire_event(EventType.CLIENT_HEARTBEAT_PROCESSED")
 
 
 @relies("widgets.info_collector", "InfoCollector.CTX_KEY_STATS_COLLECTOR InfoCollector.EVENT_TYPE_GET_STATS")
@@ -461,14 +615,15 @@ def buffers(module: Any) -> None:
     "?Cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
     "Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
-    "?Cell.send_request",
+    "?Cell.send_request.get_header ?Cell.send_request.payload.items",
 )
 def cell(module: Any) -> None:
     """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
     and topic; its BlobHandler has blob_cb, which can be called with a message that was read already. An interceptor
     sees each request first. A request that waits is in requests_dict and ends when it has a result. There is no public
     way to bound a message's size by what the study needs: tests/federation/test_gate.py shows the whole. All requests
-    go through send_request, by keywords, and another function may take its place."""
+    go through send_request, by keywords, and another function may take its place. A cell says which others it is
+    connected to, as it says all that its core does."""
     found = module.Cell("medsilo-contract", "tcp://127.0.0.1:1", secure=False, credentials={})
     try:
         assert callable(found._process_reply) and isinstance(found.requests_dict, dict)
@@ -486,6 +641,9 @@ def cell(module: Any) -> None:
         assert found.byte_streamer.chunk_size == found.byte_streamer.get_chunk_size() == 1 << 20
         found.core_cell.set_message_interceptor(lambda message: None)
         assert found.get_fqcn() == "medsilo-contract"
+        assert [found.is_cell_connected(name) for name in ("medsilo-contract", "hospital-a")] == [True, False]
+        found.core_cell.agents["hospital-a"] = "connected"
+        assert found.is_cell_connected("hospital-a")
         assert found.get_fobs_context({"a": 1})["a"] == 1 and "a" not in found.get_fobs_context()
         source_holds(module.Cell._process_stream_error, "waiter.stream_error", "waiter.result", "in_receiving.set()")
     finally:
@@ -495,30 +653,38 @@ def cell(module: Any) -> None:
 
 @relies(
     "fuel.f3.cellnet.defs",
-    "CellChannel.RETURN_ONLY CellChannel.SERVER_COMMAND Encoding.FOBS MessageHeaderKey.CHANNEL",
+    "CellChannel.RETURN_ONLY CellChannel.SERVER_COMMAND CellChannel.SERVER_MAIN",
+    "CellChannelTopic.REPORT_JOB_FAILURE ReturnCode.OK Encoding.FOBS MessageHeaderKey.CHANNEL",
     "MessageHeaderKey.DESTINATION MessageHeaderKey.ORIGIN MessageHeaderKey.RETURN_CODE MessageHeaderKey.TOPIC",
     "ReturnCode.COMM_ERROR ReturnCode.INVALID_REQUEST ReturnCode.MSG_TOO_BIG ReturnCode.SERVICE_UNAVAILABLE",
     "ReturnCode.TARGET_UNREACHABLE ReturnCode.TIMEOUT",
 )
 def cell_constants(module: Any) -> None:
     """Tasks and answers go over one channel, replies over another. A reply's code tells a line that is down from a
-    request that is refused."""
+    request that is refused. The server's own process takes reports of ended jobs over its main channel."""
+    server = import_module(f"{MODULES}.private.fed.server.fed_server")
+    source_holds(server, "topic=CellChannelTopic.REPORT_JOB_FAILURE,\n            cb=self.process_job_failure")
     assert module.CellChannel.RETURN_ONLY != module.CellChannel.SERVER_COMMAND
     codes = module.ReturnCode
     down = {codes.TIMEOUT, codes.COMM_ERROR, codes.TARGET_UNREACHABLE}
-    assert len(down | {codes.MSG_TOO_BIG, codes.SERVICE_UNAVAILABLE, codes.INVALID_REQUEST}) == 6
+    assert len(down | {codes.MSG_TOO_BIG, codes.SERVICE_UNAVAILABLE, codes.INVALID_REQUEST, codes.OK}) == 7
 
 
-@relies("fuel.f3.cellnet.fqcn", "FqcnInfo.is_on_server")
+@relies("fuel.f3.cellnet.fqcn", "FqcnInfo.is_on_server FQCN.ROOT_SERVER FQCN.join")
 def names_of_cells(module: Any) -> None:
-    """The server and its jobs are on the server by their names, hospitals are not."""
+    """The server and its jobs are on the server by their names, hospitals are not. A job's cell is named below that of
+    the party where it runs."""
+    assert module.FQCN.ROOT_SERVER == "server" and module.FQCN.join(["relay.a", "job"]) == "relay.a.job"
     assert module.FqcnInfo("server").is_on_server and module.FqcnInfo("server.job").is_on_server
     assert not module.FqcnInfo("hospital-a.job").is_on_server
 
 
-@relies("fuel.f3.cellnet.utils", "decode_payload make_reply")
+@relies("fuel.f3.cellnet.utils", "decode_payload make_reply new_cell_message")
 def cell_utils(module: Any) -> None:
-    """A payload is decoded in place, by the encoding that a header of our choice names; a reply has a code."""
+    """A payload is decoded in place, by the encoding that a header of our choice names; a reply has a code and a
+    body, a request headers and a payload."""
+    assert module.new_cell_message({"a": 1}, ["x"]).payload == ["x"]
+    assert module.make_reply("ok", body={"b": 1}).payload == {"b": 1}
     takes(module.decode_payload, "message", "encoding key", fobs_ctx={})
     assert module.make_reply("comm_error", error="why") is not None
 
@@ -621,17 +787,29 @@ def streams(module: Any) -> None:
 # ---------------------------------------------------------------------------------------------------- from outside
 @relies(
     "fuel.flare_api.api_spec",
-    "AuthenticationError AuthorizationError InternalError JobNotFound JobNotRunning NoConnection NoReply SessionClosed",
+    "AuthenticationError AuthorizationError InternalError InvalidTarget JobNotFound JobNotRunning NoConnection",
+    "NoReply SessionClosed SystemInfo.client_info.last_connect_time SystemInfo.client_info.name",
     "SystemInfo.job_info.job_id SystemInfo.server_info.start_time TargetType.SERVER",
 )
 def session_words(module: Any) -> None:
-    """Each kind of failure is an exception of its own; a system's facts say since when it is up and which jobs run."""
+    """Each kind of failure is an exception of its own; a system's facts say since when it is up, which jobs run
+    and when each client was heard last."""
     kinds = [module.AuthenticationError, module.AuthorizationError, module.InternalError, module.JobNotFound]
     kinds += [module.JobNotRunning, module.NoConnection, module.NoReply, module.SessionClosed]
-    assert all(issubclass(kind, Exception) for kind in kinds) and len(set(kinds)) == 8
-    info = module.SystemInfo(module.ServerInfo("started", 1.0), [], [module.JobInfo("job", "app")])
+    kinds += [module.InvalidTarget]
+    assert all(issubclass(kind, Exception) for kind in kinds) and len(set(kinds)) == 9
+    heard = [module.ClientInfo("hospital-a", 2.0)]
+    info = module.SystemInfo(module.ServerInfo("started", 1.0), heard, [module.JobInfo("job", "app")])
     assert info.server_info.start_time == 1.0 and [job.job_id for job in info.job_info] == ["job"]
-    assert info.client_info == []
+    assert [(client.name, client.last_connect_time) for client in info.client_info] == [("hospital-a", 2.0)]
+
+
+@relies("fuel.hci.proto", "MetaKey.STATUS MetaStatusValue.NO_REPLY")
+def replies_of_clients(module: Any) -> None:
+    """A client that does not answer the server's question for its jobs is told of with this status."""
+    commands = import_module(f"{MODULES}.private.fed.server.training_cmds")
+    source_holds(commands, "MetaKey.STATUS: MetaStatusValue.NO_REPLY")
+    assert module.MetaStatusValue.NO_REPLY != module.MetaStatusValue.OK
 
 
 @relies(
@@ -639,7 +817,7 @@ def session_words(module: Any) -> None:
     "Session.abort_job Session.clone_job Session.close Session.do_app_command Session.download_job_result",
     "Session.get_job_meta Session.get_job_status Session.get_system_info.client_info.name",
     "Session.api.cell.core_cell.communicator.stop Session.get_system_info.server_info.start_time Session.list_jobs",
-    "Session.show_stats Session.submit_job Session.try_connect",
+    "Session.show_stats Session.submit_job Session.try_connect Session.get_client_job_status.get",
 )
 def session(module: Any) -> None:
     """The lead's commands over mutual TLS. tests/secure/test_lead.py runs each against a real server."""
@@ -655,6 +833,8 @@ def session(module: Any) -> None:
     takes(own.show_stats, "self", "job", "server")
     takes(own.list_jobs, "self", detailed=True, reverse=True, limit=20)
     takes(own.get_system_info, "self")
+    takes(own.get_client_job_status, "self", ["hospital-a"])
+    assert own.get_client_job_status(SimpleNamespace(_do_command=lambda text: {"meta": {}}), ["hospital-a"]) is None
 
 
 @relies("job_config.api", "FedJob.__init__ FedJob.to FedJob.add_file_to FedJob.job FedJob.clients")

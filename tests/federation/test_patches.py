@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
@@ -239,6 +240,18 @@ def test_need_of_start_again() -> None:
     files = [*Path(str(job_runner.__file__)).parent.rglob("*.py")]
     assert [path.name for path in files for _ in starts.findall(path.read_text("utf-8"))] == ["job_runner.py"]
     assert "engine.start_client_job(" in inspect.getsource(job_runner.JobRunner._start_run)
+
+
+def test_need_of_wait_no_more(tmp_path: Path) -> None:
+    """Only a client's own word, and its removal after minutes without a heartbeat, end the waiting for it."""
+    runner = job_runner.JobRunner(str(tmp_path))
+    runner._pending_client_outcomes["job"] = {"hospital-a"}
+    assert runner.client_outcome_wait_timeout == 900.0
+    assert "is_cell_connected" not in inspect.getsource(job_runner)
+    context = FLContext()
+    engine = SimpleNamespace(job_runner=runner)
+    context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
+    assert not patches.wait_no_more(context, "job", {"hospital-a"}) and not runner._pending_client_outcomes["job"]
 
 
 def test_need_of_filters_of_answers() -> None:

@@ -24,6 +24,7 @@ from nvflare.apis.job_def import ALL_SITES
 from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.task_utils import get_filters
+from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -35,6 +36,7 @@ from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFu
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.admin_defs import MsgHeader
 from nvflare.private.admin_defs import ReturnCode as MsgCode
+from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.private.fed.utils.fed_utils import extract_participants
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
@@ -382,6 +384,27 @@ def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
 def _named(sites: Any) -> list[str]:
     """Return the names in a part of a job's deploy_map."""
     return [ALL_SITES if name.upper() == ALL_SITES else name for name in extract_participants(sites)]
+
+
+def death_of_job(request: Message) -> tuple[str, str]:
+    """Return the client's token and the job, when a client reports that a job's process died; otherwise, nothing."""
+    told = request.payload if isinstance(request.payload, dict) else {}
+    if told.get(JobFailureMsgKey.CODE) != ProcessExitCode.EXCEPTION:
+        return "", ""
+    return str(request.get_header(CellMessageHeaderKeys.TOKEN)), str(told.get(JobFailureMsgKey.JOB_ID))
+
+
+def wait_no_more(fl_ctx: FLContext, job_id: str, clients: set[str]) -> bool:
+    """Let a job that has ended go on without the word of these clients; returns whether the server still lists it.
+
+    Issue (2.9.0): a job that has ended waits 15 minutes for clients that are gone. Each is to say how its process
+    ended, and until then the job's result can't be downloaded. Who has lost its connection can't say it. Please do not
+    wait for clients that are not connected.
+    """
+    runner = fl_ctx.get_engine().job_runner
+    for name in clients:
+        runner.resolve_client_outcome(job_id, name)
+    return job_id in runner.running_jobs
 
 
 class RollingFile(RotatingFileHandler):

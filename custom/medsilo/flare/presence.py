@@ -17,17 +17,15 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import RunProcessKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN, FqcnInfo
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
-from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
 
 from medsilo.core.text import plain
-from medsilo.flare.patches import start_again
+from medsilo.flare.patches import death_of_job, start_again, wait_no_more
 
 LOG = logging.getLogger(__name__)
 CHANNEL, TOPIC = "medsilo", "presence"
@@ -67,7 +65,7 @@ class ReturningSites(FLComponent):
             self.engine = fl_ctx.get_engine()
             self.engine.get_cell().register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self._asked)
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED and self.engine:
-            self._look()
+            self._look(fl_ctx)
 
     def _asked(self, request: Message) -> Message:
         """Tell a job of its hospitals."""
@@ -94,18 +92,18 @@ class ReturningSites(FLComponent):
 
     def _is_closed(self, job: _Job, cell: str, job_id: str) -> bool:
         """Return whether a connection is gone that a hospital or its job's process had; behind a relay it has none."""
-        cells, core = {cell, FQCN.join([cell, job_id])}, self.engine.get_cell().core_cell
-        connected = {name for name in cells if core.is_cell_connected(name)}
+        cells = {cell, FQCN.join([cell, job_id])}
+        connected = {name for name in cells if self.engine.get_cell().is_cell_connected(name)}
         job.seen |= connected
         return not cells & job.seen <= connected
 
-    def _look(self) -> None:
+    def _look(self, fl_ctx: FLContext) -> None:
         """Take in who came back, and let go of who can't tell any more how its process has ended."""
         here = {client.name: client for client in self.engine.get_clients()}
         for job_id in list(self.jobs):
             running = self.engine.run_processes.get(job_id)
             if running is None:
-                self._let_go(job_id)
+                self._let_go(job_id, fl_ctx)
                 continue
             job, known = self.jobs[job_id], running[RunProcessKey.PARTICIPANTS]
             new = [here[old.name] for old in known.values() if here.get(old.name, old).token != old.token]
@@ -119,25 +117,19 @@ class ReturningSites(FLComponent):
                 job.deaths.pop(client.name, None)
                 self._take_in(job_id, client)
 
-    def _let_go(self, job_id: str) -> None:
-        """Do not wait for the word of hospitals that are not there, when a job has ended: NVFlare waits 15 minutes."""
-        job, core = self.jobs[job_id], self.engine.get_cell().core_cell
-        if job_id not in self.engine.job_runner.running_jobs:
+    def _let_go(self, job_id: str, fl_ctx: FLContext) -> None:
+        """Do not wait for the word of hospitals that are not there, when a job has ended."""
+        job, cell = self.jobs[job_id], self.engine.get_cell()
+        # a hospital's cell has its name, unless it is behind a relay
+        gone = {name for name in job.heard & job.seen if not cell.is_cell_connected(name)}
+        if not wait_no_more(fl_ctx, job_id, gone):
             del self.jobs[job_id]
-            return
-        for name in job.heard & job.seen:  # a hospital's cell has its name, unless it is behind a relay
-            if not core.is_cell_connected(name):
-                self.engine.job_runner.resolve_client_outcome(job_id, name)
 
     def _process_ended(self, request: Message) -> Message:
         """Take a hospital's word that a job's process has ended there; one that died is started again."""
-        told, token = request.payload, request.get_header(CellMessageHeaderKeys.TOKEN)
-        client = self.engine.client_manager.clients.get(token)
-        failure = told if isinstance(told, dict) else {}
-        job_id = str(failure.get(JobFailureMsgKey.JOB_ID))
-        job = self.jobs.get(job_id)
-        died = failure.get(JobFailureMsgKey.CODE) == ProcessExitCode.EXCEPTION
-        if died and client and job and job_id in self.engine.run_processes and client.name in job.heard:
+        token, job_id = death_of_job(request)
+        client, job = self.engine.client_manager.clients.get(token), self.jobs.get(job_id)
+        if client and job and job_id in self.engine.run_processes and client.name in job.heard:
             deaths = [then for then in job.deaths.get(client.name, []) if monotonic() - then < WITHIN]
             job.deaths[client.name] = [*deaths, monotonic()]
             if len(deaths) < MOST_DEATHS:
