@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.results.tables import sure
-from medsilo.runs.schema import Verdict
+from medsilo.cli.running import _say_answer
+from medsilo.cli.show import Screen
+from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
 from medsilo.study.cells import Row, cells_of
 from medsilo.study.compare import asked
 from medsilo.study.evidence import LEVEL, Difference, Scores, Variance
@@ -145,3 +147,17 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
     assert "hospital-b for other seeds alone" in "\n".join(sure(one))
     every = of_one_patient(set(one.sites))
     assert every.single == every.sites and every.holds_for.startswith("other people and other seeds")
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_an_interval_without_zero_that_is_open_says_why(
+    sure: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gain = PairedDifference(mean=0.2, low=0.01, high=0.4, p=0.04, seeds=6, adjusted=0.04 if sure else 0.12, sure=sure)
+    row = VerdictRow.model_construct(title="FedAvg", joining={"a": gain})
+    told = Verdict.model_construct(
+        headline="", declared="FedAvg", rows=[row], joining={"a": "yes" if sure else "open", "b": "open", "c": "open"}
+    )
+    monkeypatch.setattr("medsilo.runs.reading.read_verdict", lambda folder: told)
+    _say_answer(Screen(), tmp_path, tmp_path / "report.html", "")
+    assert ("after correction for 3 hospitals" in capsys.readouterr().out) == (not sure)

@@ -289,8 +289,10 @@ def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> Non
     [gains] = [row.joining for row in verdict.rows if row.title == verdict.declared] or [{}]
     for site, answer in verdict.joining.items():
         if answer in words:
-            gain = gains.get(site)
-            screen.say(f"  {site}: {words[answer]}{f', {with_interval(gain)}' if gain else ''}")
+            gain, told = gains.get(site), words[answer]
+            if gain and gain.seeds > 1 and not gain.sure and gain.low * gain.high > 0:
+                told += f" after correction for {len(verdict.joining)} hospitals"
+            screen.say(f"  {site}: {told}{f', {with_interval(gain)}' if gain else ''}")
     screen.say(f"\ntable: {folder / paths.TABLE}\nreport: {page}\n{following}")
 
 
