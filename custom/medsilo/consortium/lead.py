@@ -33,6 +33,7 @@ MEANT = {  # by states of a job that ended without a word of its own
     "FINISHED:ABNORMAL": "the server, or its process for the job, was ended over it",
     "FINISHED:EXECUTION_EXCEPTION": "a process of the job died, at the server or at a hospital",
 }
+LACKING = "medsilo can't be imported"  # begins the reason of a hospital's guard (site_guard.py)
 NO_REASON = "it left no reason; 'nvflare job logs' shows the server's log to a project_admin"
 CONNECT = 10.0  # seconds NVFlare has to reach the server
 POLL = 1.0  # seconds between looks at a running job
@@ -158,6 +159,10 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
                 )
             began = left.rounds or not packed
             raise MedsiloError(f"{f'job {job_id} has ended' if began else 'not started'}: {'; '.join(why)}")
+        lacking = [said for said in _obstacles(job) if job["status"] == "SUBMITTED" and LACKING in said]
+        if lacking and packed:
+            session.abort_job(job_id)
+            raise MedsiloError(f"not started: {lacking[0]}")
         told = _so_far(session, job_id) if job["status"] == "RUNNING" else None
         if told is not None and told.absent is not None:
             for site, reason in told.absent.items():
