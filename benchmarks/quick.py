@@ -48,7 +48,7 @@ def runs(name: str) -> bool:
 
 def main(names: list[str]) -> int:
     """Zero when all ran."""
-    os.environ.setdefault("MALLOC_TOP_PAD_", str(64 << 20))  # else one of them begins its process anew with it
+    os.environ.setdefault("MALLOC_TOP_PAD_", str(64 << 20))  # one of them would start itself a second time to set it
     sys.path.insert(0, str(HERE))
     failed = [name for name in names or benchmarks() if not runs(name)]
     return 1 if failed else 0

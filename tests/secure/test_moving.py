@@ -1,5 +1,7 @@
 """A server that stands up again from its backup, on another place: studies are there, expelled hospitals stay out."""
 
+import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,19 @@ def test_a_backup_is_taken_whole_or_not_at_all(tmp_path: Path, capsys: pytest.Ca
         (tmp_path / "broken.zip").write_bytes(broken)
         code, said = restored(of=tmp_path / "broken.zip")
         assert code == 1 and said.count("\n") == 1 and not new.exists() and not storage.exists()
+    with zipfile.ZipFile(file) as archive:
+        inside = {name: archive.read(name) for name in archive.namelist()}
+    facts = json.loads(inside.pop("backup.json"))
+    forged = [{"kit/../x": b""}, {"/x": b""}, {"other/x": b""}, {"kit/./x": b""}, {"kit/..": b""}, {"kit/\nx": b""}]
+    for more in [*forged, {"storage": "there"}, {"expelled": ["a\nb"]}, {"made": "\x1b[2J"}, {"studies": ""}]:
+        members = {} if {*more} & {*facts} else more
+        with zipfile.ZipFile(tmp_path / "forged.zip", "w") as archive:
+            for name, content in {**inside, **members}.items():
+                archive.writestr(name, content)
+            told = {**facts, "files": len(archive.namelist()), **({} if members else more)}
+            archive.writestr("backup.json", json.dumps(told))
+        code, said = restored(of=tmp_path / "forged.zip")
+        assert code == 1 and said.count("\n") == 1 and not new.exists() and not storage.exists(), more
     assert restored("--expelled", "late")[0] == 0
     assert (new / "medsilo/study/rounds.json").read_text() == "1\n" and (storage / "jobs/one/meta").exists()
     assert (new / "startup/start.sh").stat().st_mode & 0o777 == 0o700 and '"late"' in (

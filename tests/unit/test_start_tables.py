@@ -113,6 +113,12 @@ def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
     ("head", "lines", "words"),
     [
         (["1.0", "2.0"], [[1, 2]] * 9, "numbers in its first line"),
+        (["age", "label", "age"], [[n, n % 2, n] for n in range(30)], "2 columns 'age'"),
+        (
+            [*map("c{}".format, range(2000)), "label"],
+            [[1] * 2000 + [n % 2] for n in range(30)],
+            r"c19 \(is always the same\)$",
+        ),
         (["age", "dose"], [[n, n % 5] for n in range(30)], "no column of x.csv says what is to be learned"),
         (
             ["hospital", "age", "outcome"],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -9,9 +10,9 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from medsilo.consortium.disk import JOB, storage_of, studies_of
 from medsilo.core.errors import MedsiloError
@@ -19,8 +20,13 @@ from medsilo.core.files import make_folder, write_json
 
 EXPELLED = "disabled_clients.json"  # NVFlare's own name for it, in the server's kit
 KIT, STUDIES, STORAGE, FACTS = "kit", "studies", "storage", "backup.json"
+ENTRY = re.compile(rf"({KIT}|{STUDIES}|{STORAGE})(/(?!\.{{1,2}}/)[^/\x00-\x1f]+)*/(?!\.{{1,2}}$)[^/\x00-\x1f]+")
 LEFT_OUT = (".part", ".lock", ".fl")  # ends of the names of files that are of this moment only
 TRIES = 20  # looks at a folder in which a server replaces files meanwhile
+
+
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,4096}$")]  # nothing that moves a terminal's cursor
+Folder = Annotated[Line, Field(pattern=r"^/")]
 
 
 class Backup(BaseModel):
@@ -28,10 +34,10 @@ class Backup(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     form: Literal[1] = 1
-    made: str
-    storage: str
-    studies: str | None  # where they were, if not in the kit
-    expelled: list[str]
+    made: Line
+    storage: Folder
+    studies: Folder | None  # where they were, if not in the kit
+    expelled: list[Line]
     files: int
 
     def places(self, kit: Path) -> dict[str, Path]:
@@ -96,7 +102,9 @@ def _expelled(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise MedsiloError(f"{EXPELLED} is damaged; write anew who is expelled", str(path)) from error
+        raise MedsiloError(
+            f"{EXPELLED} is damaged; write the names of expelled hospitals into a new one", str(path)
+        ) from error
 
 
 def put_back(file: Path, kit: Path, expelled: Collection[str] = ()) -> Backup:
@@ -123,10 +131,14 @@ def _unpacked(file: Path, place: Path) -> Backup:
     """Unpack a backup; each file is compared with its checksum."""
     try:
         with zipfile.ZipFile(file) as archive:
+            inside = archive.infolist()
+            if odd := [one.filename for one in inside if one.filename != FACTS and not ENTRY.fullmatch(one.filename)]:
+                raise ValueError(f"{odd[0]!r} belongs to no part of a server")
+            if sum(one.file_size for one in inside) > shutil.disk_usage(place).free:
+                raise ValueError("it has more bytes than the disk")
             archive.extractall(place)
-            for one in archive.infolist():
-                if (path := place / one.filename).is_file():
-                    path.chmod(one.external_attr >> 16 & 0o700 | 0o600)
+            for one in inside:
+                (place / one.filename).chmod(one.external_attr >> 16 & 0o700 | 0o600)
             kept = Backup.model_validate_json(archive.read(FACTS))
             if kept.files != len(archive.namelist()) - 1 or not (place / KIT / "startup").is_dir():
                 raise ValueError("files are missing")

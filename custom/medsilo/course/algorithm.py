@@ -89,7 +89,7 @@ class Algorithm(Section):
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
         """Measure, at a hospital that did not train, what all others know of their own images; no label is used.
 
-        inputs: of its training cases, in batches, anew with each call; of its test cases where it has no others.
+        inputs: each call goes through its training cases in batches, or through its test cases where it has no others.
         """
 
     def private(self) -> Private:

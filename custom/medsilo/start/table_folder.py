@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,7 +32,7 @@ from medsilo.tasks.survey import PARTS
 
 PATIENTS = ("patient", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
 SITES = ("site", "hospital", "center", "centre", "clinic", "inst", "institution")
-TARGETS = ("label", "target", "outcome", "diagnosis", "response", "readmitted", "y", "num", "class")
+TARGETS = ("label", "target", "outcome", "diagnos", "response", "readmitted", "y", "num", "class")
 EVENTS = ("event", "status", "death", "dead", "died", "recur", "relapse", "deceased", "censor", "e")
 TIMES = ("time", "days", "months", "weeks", "duration", "followup", "survival", "t")
 HAPPENED = ("event", "dead", "death", "died", "deceased", "yes", "true", "relapse", "recurred", "1", "2")
@@ -70,17 +71,17 @@ class CaseTable:
         found = {as_level(as_written(cell, self.decimal)) for cell in self.known(name)}
         return sorted(found, key=lambda cell: (as_number(cell) is None, as_number(cell) or 0.0, cell))
 
-    @property
+    @cached_property
     def patient(self) -> str | None:
         """The column that names patients: the first that is called so, of many values."""
         return next(iter(self.called(PATIENTS, lambda name: len(self.distinct(name)) > self.lines / 10)), None)
 
-    @property
+    @cached_property
     def site(self) -> str | None:
         """The column that names hospitals."""
         return next(iter(self.called(SITES, lambda name: 1 < len(self.distinct(name)) <= self.lines / 3)), None)
 
-    @property
+    @cached_property
     def survival(self) -> tuple[str, str] | None:
         """The columns of time and event, if there are such."""
         most = min(MOST_CLASSES, self.lines / 3)
@@ -90,7 +91,7 @@ class CaseTable:
         near = [(abs(place(time) - place(event)), place(time), time, event) for event in events for time in times]
         return min(near)[2:] if near else None  # they stand side by side
 
-    @property
+    @cached_property
     def target(self) -> str | None:
         """The column of what is to be told: one that is called so."""
         return next(iter(self.called(TARGETS, lambda name: len(self.distinct(name)) > 1)), None)
@@ -146,6 +147,8 @@ def _table(path: Path) -> CaseTable | None:
         return None
     if all(as_number(cell) is not None for cell in head):
         raise DataError(f"{path.name} has numbers in its first line, which has to name the columns; add such a line")
+    if twice := [name for name, times in Counter(filter(None, head)).items() if times > 1]:
+        raise DataError(f"{path.name} has {head.count(twice[0])} columns {twice[0]!r}; give each its own name")
     cells = {name: tuple(line[place] for line in lines) for place, name in enumerate(head) if name}
     commas = sum(as_number(cell.replace(",", ".")) is not None for own in cells.values() for cell in own if "," in cell)
     return CaseTable(path, len(lines), cells, "," if commas else ".")
@@ -248,20 +251,22 @@ def _read(
             levels = sorted({level for table in tables.values() for level in table.distinct(name)})
             columns.append({"name": name, "levels": levels})
     if not columns:
-        raise DataError("no column can be read: " + ", ".join(f"{name} ({why})" for name, why in left.items()))
+        raise DataError(
+            "no column can be read: " + ", ".join(f"{name} ({left[name]})" for name in [*left][:MOST_LEVELS])
+        )
     return tuple(columns), left
 
 
 def _why_not(table: CaseTable, name: str) -> str:
     values = table.distinct(name)
-    if name in (table.patient, table.site) or name in table.called(PATIENTS):
+    if name in (table.patient, table.site) or any(_says(name, word) for word in PATIENTS):
         return "names patients or hospitals"
-    if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES}:
-        return "says who is trained on, or nothing"
-    if name.lower() in TARGETS or name in table.called(EVENTS + TIMES):
+    if name.lower() in TARGETS or any(_says(name, word) for word in EVENTS + TIMES):
         return "may tell the answer"
     if len(table.known(name)) < RARE * table.lines:
         return "is empty in most lines"
+    if {value.lower() for value in values} <= {*PARTS, *OTHER_NAMES}:
+        return "says who is trained on"
     if len(values) < 2:
         return "is always the same"
     if table.is_numbers(name):

@@ -197,7 +197,7 @@ class SealedServer(RoundAggregation):
 
     # ------------------------------------------------------------------ who spoils a round
     def _check_deals(self, sums: MaskedSums, number: int, exchange: Exchange) -> None:
-        """Let all look into the boxes that they are dealt; whoever spoilt one is left out, and nobody else."""
+        """Have each hospital check the boxes it received; only a hospital that sent a bad one is left out."""
         deals, accusations = sums.deals(), list[Accusation]()
 
         def checked(site: str, letters: Letters) -> None:
