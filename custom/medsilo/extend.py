@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.network import NORM, Dimensions
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
+    from medsilo.privacy.accounting import gaussian_for
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
