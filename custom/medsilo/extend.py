@@ -50,7 +50,15 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.consortium.description import read_consortium
     from medsilo.consortium.lead import inquire
     from medsilo.core.errors import Full, YamlError
-    from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
+    from medsilo.core.files import (
+        load_tensors,
+        load_yaml,
+        save_tensors,
+        why_unread,
+        write_bytes,
+        write_json,
+        write_text,
+    )
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.spill import TYPES
@@ -72,6 +80,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
+    from medsilo.report import template
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder

@@ -142,8 +142,8 @@ class StatisticsSite:
             raise Refused(f"this hospital has fewer than {self.floor} patients of the question {where}; ask without it")
         if any(model.common for model in question.models):
             raise Refused(
-                f"Cox with strata: none tells the covariates of single patients, and this hospital tells of {self.floor} "
-                f"or more {where}; set strata: hospital"
+                f"Cox with strata: none tells the covariates of single patients, and this hospital tells of "
+                f"{self.floor} or more {where}; set strata: hospital"
             )
         if question.curves and not self.sealed:
             raise Refused("curves of fewer than three hospitals would show each one's events; ask three, or none")
@@ -152,8 +152,8 @@ class StatisticsSite:
             self.own.book.join_sum(f"{self.own.data} {cohort}", question.sites, self.own.study, 1)
         if of := self.own.book.divide(self.own.data, self._groups(), self.floor):
             raise Refused(
-                f"with this and earlier questions, sums of {of} would tell of fewer than {self.floor} patients {where}; "
-                "ask about groups that differ in more, or in nobody"
+                f"with this and earlier questions, sums of {of} would tell of fewer than {self.floor} patients "
+                f"{where}; ask about groups that differ in more, or in nobody"
             )
 
     def _groups(self) -> dict[str, list[set[str]]]:
@@ -309,9 +309,7 @@ class Hospitals:
     def _ask(self, task: str, receive: Receive, letters: Mapping[str, Any] | None = None, **about: Any) -> None:
         def outgoing(site: str) -> Parcel:
             own = {"task": task, "study": self.study, "letter": (letters or {}).get(site, {}), **about}
-            asked = StatisticsRequest(
-                question=self.question.hash, package=self.package, timeout=self.timeout, **own
-            )
+            asked = StatisticsRequest(question=self.question.hash, package=self.package, timeout=self.timeout, **own)
             return Parcel(facts=asked.model_dump(mode="json"))
 
         if missing := self.channel.ask(self.sites, outgoing, receive, self.timeout):

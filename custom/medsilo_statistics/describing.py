@@ -35,11 +35,11 @@ class Moments:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the mean, the noise included."""
-        from scipy import stats
+        from scipy.special import stdtrit
 
         if not self.count > 1:
             return np.nan, np.nan
-        half = float(stats.t.ppf(0.975, self.count - 1)) * np.sqrt(self.deviation**2 / self.count + self.noise)
+        half = float(stdtrit(self.count - 1, 0.975)) * np.sqrt(self.deviation**2 / self.count + self.noise)
         return self.mean - half, self.mean + half
 
     def patients_for(self, half: float) -> float:
@@ -47,22 +47,8 @@ class Moments:
         return float(np.ceil((NORMAL * self.deviation / half) ** 2))
 
 
-def share_interval(count: float, total: float, noise: float = 0.0) -> tuple[float, float]:
-    """Return the 95 % interval of a share: Wilson's; with noise on both numbers the normal one, as wide as both."""
-    if not total > 0:
-        return np.nan, np.nan
-    share = min(max(count / total, 0.0), 1.0)
-    if noise:
-        half = NORMAL * np.sqrt(share * (1 - share) / total + noise * (1 + share**2) / total**2)
-        return max(0.0, share - half), min(1.0, share + half)
-    size = NORMAL**2 / total
-    middle = (share + size / 2) / (1 + size)
-    half = NORMAL * np.sqrt(share * (1 - share) / total + size / 4 / total) / (1 + size)
-    return middle - half, middle + half
-
-
 def quantile(variable: Variable, counts: Floats, share: float) -> float:
-    """Return a quantile of a histogram; it is off by half a step at most, as values are counted at the nearest place."""
+    """Return a quantile of a histogram; values were counted at the nearest place, so it is off by half a step."""
     total = float(counts.sum())
     if not total > 0 or variable.range is None:
         return np.nan
@@ -107,7 +93,7 @@ class Survival:
         shown = np.flatnonzero(events > 0)
         d, n = events[shown], risk[shown]
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.cumprod(1 - d / n)
+            share: Floats = np.cumprod(1 - d / n)
             spread = np.sqrt(np.cumsum(d / (n * (n - d)))) / np.log(share)
             low, high = (share ** np.exp(sign * NORMAL * spread) for sign in (-1, 1))
         ended = share <= 0
@@ -124,7 +110,7 @@ class Survival:
 
 def log_rank(counts: Sequence[Floats]) -> tuple[float, int, float]:
     """Return the log-rank test's statistic, degrees of freedom and p. counts: of each group, by place."""
-    from scipy import stats
+    from scipy.special import chdtrc
 
     events = np.stack([own[:, 0] for own in counts])
     risk = np.stack([np.cumsum(own.sum(1)[::-1])[::-1] for own in counts])
@@ -136,4 +122,4 @@ def log_rank(counts: Sequence[Floats]) -> tuple[float, int, float]:
     spread = np.einsum("gt,ht,t->gh", share, -share, factor) + np.diag((share * factor).sum(1))
     free = len(counts) - 1
     found = float(apart @ np.linalg.pinv(spread[:-1, :-1], hermitian=True) @ apart) if free and shown.any() else 0.0
-    return found, free, float(stats.chi2.sf(found, free)) if free else 1.0
+    return found, free, float(chdtrc(free, found)) if free else 1.0

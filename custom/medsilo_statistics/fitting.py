@@ -1,4 +1,4 @@
-"""Regressions of sums: Newton's steps, what they end with in the variables' own units, and estimates of hospitals together."""
+"""Regressions of sums: Newton's steps, their end in the variables' own units, and hospitals' estimates together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -111,7 +111,8 @@ class Climb:
         if size.min(initial=1.0) <= SINGULAR * max(size.max(initial=0.0), 1.0):
             worst = self.terms[int(size.argmin())]
             early = f"has a covariate that is the same for all: {worst!r}; leave it out"
-            return self._fail(early if self.steps == 1 else self._endless())
+            self._fail(early if self.steps == 1 else self._endless())
+            return None
         scaled = information / np.outer(size, size)
         values, vectors = np.linalg.eigh(scaled)
         if self.noise:
@@ -119,7 +120,8 @@ class Climb:
         elif values[0] < SINGULAR:
             own = [name for name, part in zip(self.terms, vectors[:, 0], strict=True) if abs(part) > 0.1]
             early = f"has covariates that follow from each other: {', '.join(own[:6])}; leave one out"
-            return self._fail(early if self.steps == 1 else self._endless())
+            self._fail(early if self.steps == 1 else self._endless())
+            return None
         return (vectors / values) @ vectors.T / np.outer(size, size)
 
     def fit(self) -> Fit:
@@ -195,7 +197,7 @@ class Combined(Message):
 
 def combined(estimates: Sequence[float], errors: Sequence[float]) -> tuple[list[Combined], float]:
     """Return the estimates of hospitals together, and I². DerSimonian and Laird's, and Hartung and Knapp's interval."""
-    from scipy import stats
+    from scipy.special import stdtrit
 
     y, v = np.array(estimates), np.square(errors)
     count, weight = len(y), 1 / np.square(errors)
@@ -210,7 +212,7 @@ def combined(estimates: Sequence[float], errors: Sequence[float]) -> tuple[list[
     ]
     if count > 1:
         spread = np.sqrt(own @ np.square(y - mean) / ((count - 1) * own.sum()))
-        found.append(_combined("Hartung-Knapp", mean, float(stats.t.ppf(0.975, count - 1) * spread), tau2))
+        found.append(_combined("Hartung-Knapp", mean, float(stdtrit(count - 1, 0.975) * spread), tau2))
     return found, max(0.0, 1 - (count - 1) / q) if q > 0 else 0.0
 
 

@@ -1,7 +1,7 @@
 """The answer to a question, typed: Table 1, curves and regressions, with what is too small to be told left out."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -118,13 +118,15 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
             levels = [told(float(own)) for own in row[:-1]]
             return Cell(known=told(known), missing=told(patients - known), odd=odd, levels=levels)
         moments = Moments.of(variable, row, noise)
-        counts = {"known": told(moments.count), "missing": told(patients - moments.count), "odd": odd}
+        counts: dict[str, Any] = {"known": told(moments.count), "missing": told(patients - moments.count), "odd": odd}
         if counts["known"] is None:
             return Cell(**counts)
         low, high = moments.interval
         values = {"mean": moments.mean, "deviation": moments.deviation, "low": low, "high": high}
-        shown = {key: float(own) for key, own in values.items() if np.isfinite(own)}
-        quarters = [] if bins is None or not np.isfinite(bins).all() else [quantile(variable, bins, q) for q in QUARTERS]
+        shown: dict[str, Any] = {key: float(own) for key, own in values.items() if np.isfinite(own)}
+        quarters = (
+            [] if bins is None or not np.isfinite(bins).all() else [quantile(variable, bins, q) for q in QUARTERS]
+        )
         return Cell(**counts, **shown, quarters=[own if np.isfinite(own) else None for own in quarters])
 
     titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
@@ -154,12 +156,16 @@ def _apart(one: Cell, other: Cell) -> Told:
         if None in (*one.levels, *other.levels):
             return None
         return difference_of_shares(np.array(one.levels, np.float64), np.array(other.levels, np.float64))
-    own = [Moments(each.known or 0, each.mean, each.deviation) for each in (one, other) if each.mean is not None and each.deviation is not None]
+    own = [
+        Moments(each.known or 0, each.mean, each.deviation)
+        for each in (one, other)
+        if each.mean is not None and each.deviation is not None
+    ]
     return difference(*own) if len(own) == 2 else None
 
 
 def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> Curves:
-    """Return curves, each as far as enough patients are at risk. Groups with fewer patients than the floor have none."""
+    """Return curves, each as far as enough are at risk. Groups with fewer patients than the floor have none."""
     variable, marks = question.variables[curve.time], 6
     groups, shown = [], []
     last = max((int(np.flatnonzero(own.sum(1) > 0.5)[-1]) for own in counts if (own > 0.5).any()), default=1)

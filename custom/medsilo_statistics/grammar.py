@@ -44,7 +44,7 @@ class Filter:
         return tuple(self._used)
 
     def meets(self, values: Mapping[str, NDArray[np.float64]]) -> Mask:
-        """Return who meets it. values: by variable, those of categories as places of their levels, NaN where missing."""
+        """Return who meets it. values: by variable, of categories the places of their levels, NaN where missing."""
         return self._mask(self._tree, values)
 
     def _check(self, node: ast.expr) -> None:

@@ -1,7 +1,7 @@
 """The course of a question at the server: one sum for table and curves, then steps of all regressions at once."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ TABLE_BITS, NARROW_BITS, WIDE_BITS = 24, 6, 18
 class Adding(Protocol):
     """What sums are asked of."""
 
-    sites: Sequence[str]
+    sites: list[str]
     sealed: bool
     floor: int
 
@@ -132,4 +132,3 @@ def _needed(question: Question, column: Column, name: str, half: float) -> float
     shares = [own / cell.known for own in cell.levels if own is not None]
     spread = max((share * (1 - share) for share in shares), default=0.25)
     return Moments(cell.known, 0.0, math.sqrt(spread)).patients_for(half)
-

@@ -20,11 +20,21 @@ Words = Annotated[tuple[Word, ...], Field(max_length=100)]
 
 def _levels(given: Any) -> Any:
     """Return levels with what each is called at hospitals; a list means that they are called so."""
-    if isinstance(given, list | tuple):
-        given = {str(level): [level] for level in given} if len(set(map(str, given))) == len(given) else given
+    if isinstance(given, list | tuple) and len(set(map(str, given))) == len(given):
+        given = {level: [level] for level in given}
     if not isinstance(given, dict):
         return given
-    return {str(key): tuple(map(str, own)) if isinstance(own, list | tuple) else own for key, own in given.items()}
+    words = {True: "yes", False: "no"}  # as YAML reads these
+
+    def text(value: Any) -> str:
+        return words[value] if isinstance(value, bool) else str(value)
+
+    return {
+        {"true": "yes", "false": "no"}.get(str(key), text(key)): tuple(map(text, own))
+        if isinstance(own, list | tuple)
+        else own
+        for key, own in given.items()
+    }
 
 
 class Variable(Section):

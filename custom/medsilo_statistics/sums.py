@@ -104,13 +104,13 @@ def table(patients: Patients) -> Sums:
             [_at_times(known_ones.only(mask), curve.time, curve.event) for mask in known_ones.groups(curve.by)]
         )
     for number, model in enumerate(question.models):
-        own = patients.known(model.variables)
-        y = outcome(own, model)
-        moments = [len(own), y.sum(), np.square(y).sum()]
-        shown = events(own, model) if model.kind == "cox" else np.ones(len(own), bool)
-        found[f"start {number}"] = np.array([*moments, *own.matrix(model)[shown].sum(0)], np.float64)
+        those = patients.known(model.variables)
+        y = outcome(those, model)
+        moments = [len(those), y.sum(), np.square(y).sum()]
+        shown = events(those, model) if model.kind == "cox" else np.ones(len(those), bool)
+        found[f"start {number}"] = np.array([*moments, *those.matrix(model)[shown].sum(0)], np.float64)
         if model.common and model.time and model.event:
-            found[f"times {number}"] = _at_times(own, model.time, model.event)[:, 0]
+            found[f"times {number}"] = _at_times(those, model.time, model.event)[:, 0]
     return found
 
 
@@ -186,7 +186,7 @@ def common_risk(patients: Patients, model: Regression, step: ModelStep) -> tuple
 def risk_sums(
     x: Floats, times: NDArray[np.int64], happened: NDArray[np.bool_], at: Floats, shown: NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """Return sums of weights, weighted x and weighted x x' at each shown time: of who is at risk, of who has the event."""
+    """Return sums of weights, weighted x and x x' at each shown time: of who is at risk, of who has the event."""
     weight = np.exp(np.clip(x @ at, -30.0, 12.0))[:, None]
     own = np.concatenate([weight, weight * x, weight * upper(x[:, :, None] * x[:, None, :])], 1)
     order = np.argsort(-times, kind="stable")
