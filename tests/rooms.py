@@ -102,7 +102,7 @@ PLUGINS = {
     "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
     "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
-    "medsilo_statistics": "exact statistics over hospitals before a study, of sealed sums: Table 1, curves, regressions",
+    "medsilo_statistics": "exact statistics over hospitals before a study, of sealed sums",
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.

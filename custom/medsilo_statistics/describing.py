@@ -93,12 +93,12 @@ class Survival:
         shown = np.flatnonzero(events > 0)
         d, n = events[shown], risk[shown]
         with np.errstate(divide="ignore", invalid="ignore"):
-            share: Floats = np.cumprod(1 - d / n)
+            share: Floats = np.cumprod(1 - d / n, dtype=np.float64)
             spread = np.sqrt(np.cumsum(d / (n * (n - d)))) / np.log(share)
             low, high = (share ** np.exp(sign * NORMAL * spread) for sign in (-1, 1))
         ended = share <= 0
         low[ended] = high[ended] = 0.0
-        times = variable.range[0] + shown * variable.width
+        times: Floats = variable.range[0] + shown * variable.width
         return cls(times, share, low, high, risk, float(events.sum()), float(counts.sum()))
 
     @property

@@ -15,6 +15,7 @@ CLOSE, NEAR, SINGULAR, SLIPPED = 1e-8, 1e-6, 1e-10, 1e-9
 FAR = 50.0  # of a scaled coefficient
 PRIVATE_STEPS = 4
 NORMAL = 1.959963984540054
+BURIED = "has too few patients for the noise; offer more ε, or fewer variables"
 
 
 class Fit(Message):
@@ -111,16 +112,14 @@ class Climb:
         if size.min(initial=1.0) <= SINGULAR * max(size.max(initial=0.0), 1.0):
             worst = self.terms[int(size.argmin())]
             early = f"has a covariate that is the same for all: {worst!r}; leave it out"
-            self._fail(early if self.steps == 1 else self._endless())
+            self._fail(BURIED if self.noise else early if self.steps == 1 else self._endless())
             return None
         scaled = information / np.outer(size, size)
         values, vectors = np.linalg.eigh(scaled)
-        if self.noise:
-            values = np.maximum(values, 0.05)
-        elif values[0] < SINGULAR:
+        if values[0] < SINGULAR:
             own = [name for name, part in zip(self.terms, vectors[:, 0], strict=True) if abs(part) > 0.1]
             early = f"has covariates that follow from each other: {', '.join(own[:6])}; leave one out"
-            self._fail(early if self.steps == 1 else self._endless())
+            self._fail(BURIED if self.noise else early if self.steps == 1 else self._endless())
             return None
         return (vectors / values) @ vectors.T / np.outer(size, size)
 
