@@ -98,7 +98,7 @@ class Survival:
             low, high = (share ** np.exp(sign * NORMAL * spread) for sign in (-1, 1))
         ended = share <= 0
         low[ended] = high[ended] = 0.0
-        times: Floats = variable.range[0] + shown * variable.width
+        times = np.asarray(variable.range[0] + shown * variable.width, np.float64)
         return cls(times, share, low, high, risk, float(events.sum()), float(counts.sum()))
 
     @property

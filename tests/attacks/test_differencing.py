@@ -145,7 +145,7 @@ OFFER = {"epsilon": 1.0, "delta": 1e-5}
 def test_noise_costs_what_the_ledger_says_and_no_more_is_answered(tmp_path: Path) -> None:
     demands = Demands(epsilon=50.5, delta=1e-5)
     sites = settings_of(drawn(3, 60), tmp_path, privacy=demands)
-    question = {"table": ["age", "stage"], "models": [{"kind": "logistic", "outcome": "dead", "covariates": ["age"]}]}
+    question = {"table": ["age", "stage"], "models": [{"kind": "logistic", "outcome": "dead", "covariates": ["score"]}]}
     with pytest.raises(MedsiloError, match="answers only with noise"):
         asked(sites, tmp_path, **question)
     found = asked(sites, tmp_path, privacy={**OFFER, "epsilon": 50.0}, **question)
@@ -162,7 +162,7 @@ def test_noise_costs_what_the_ledger_says_and_no_more_is_answered(tmp_path: Path
     entries = [entry for entry in ledger.standing().entries if entry.kind == "charged"]
     assert len(entries) == 5 and 49 < ledger.standing().epsilon(1e-5) <= 50
     with pytest.raises(MedsiloError, match="this hospital allows 50.5"):
-        asked(sites, tmp_path, privacy=OFFER, where="age > 20", **question)
+        asked(sites, tmp_path, privacy={**OFFER, "epsilon": 50.0}, where="age > 20", **question)
 
 
 def test_one_patient_moves_an_answer_by_no_more_than_the_noise_is_made_for() -> None:
