@@ -400,8 +400,8 @@ PAGES = {
     "shift": Page(
         "Where HarmoFL and AdaFed win: the shift made smaller and larger",
         f"{SYNTHETIC}The tasks, numbers and rows of [HarmoFL's](harmofl-synthetic.md) and "
-        "[AdaFed's](adafed-synthetic.md) pages, with what differs between the hospitals turned down and up. For FedSM what differs is on or off: "
-        "[its page](fedsm-synthetic.md) has both.",
+        "[AdaFed's](adafed-synthetic.md) pages, with what differs between the hospitals turned down and up. For FedSM "
+        "what differs is on or off: [its page](fedsm-synthetic.md) has both.",
         (*map(_looks, (0.0, 0.5, 1.0, 2.0)), *map(_labels, (100.0, 1.0, 0.3, 0.1))),
     ),
     "baselines": Page(
