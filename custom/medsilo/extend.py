@@ -50,15 +50,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.consortium.description import read_consortium
     from medsilo.consortium.lead import inquire
     from medsilo.core.errors import Full, YamlError
-    from medsilo.core.files import (
-        load_tensors,
-        load_yaml,
-        save_tensors,
-        why_unread,
-        write_bytes,
-        write_json,
-        write_text,
-    )
+    from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.spill import TYPES
@@ -70,7 +62,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
     from medsilo.federation.pool import POOL
-    from medsilo.federation.protection import book_of, read_for
+    from medsilo.federation.protection import read_for
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Outgoing, Receive
     from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
@@ -80,7 +72,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
-    from medsilo.report import template
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder

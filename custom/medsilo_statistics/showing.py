@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from medsilo.extend import MedsiloError, template, write_text
+from medsilo.extend import MedsiloError, fill, save
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.fitting import Fit
 from medsilo_statistics.found import Cell, Curves, Found
@@ -290,7 +290,7 @@ def page(found: Found) -> str:
     apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
     asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
     charts = [(question.curves[n], survival_chart(own, question.curves[n].time)) for n, own in enumerate(found.curves)]
-    return template.fill(
+    return fill(
         "statistics.html",
         question.title,
         folder=Path(__file__).parent,
@@ -322,7 +322,7 @@ def write_all(found: Found, folder: Path, docx: bool = False) -> list[Path]:
         ]
         texts[f"curve-{number}.csv"] = ShownTable("", ("group", "time", "share", "low", "high"), points).as_csv()
     for name, text in texts.items():
-        write_text(folder / name, text)
+        save(text, folder / name)
     written = [folder / name for name in texts]
     return [*written, _write_docx(shown, folder / "tables.docx")] if docx else written
 
