@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field
 
 from medsilo.extend import Judged, MedsiloError, Section, package_facts
-from medsilo_release.folder import Hash, Package, Release, Share, Word
+from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
 from medsilo_release.signed import canonical, fingerprint, read_signed, write_signed
 
 MOST_RECEIPTS = 4096
@@ -25,7 +25,7 @@ class Receipt(Section):
     release: Hash
     hospital: Hospital
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
-    package: Package  # that tested it
+    package: PackageFacts  # that tested it
     metric: Word
     score: Share | None  # None: fewer test cases than the hospital tells a score of
     cases: Annotated[int, Field(ge=0, le=10**9)] | None  # in the hospital's steps
@@ -46,7 +46,7 @@ def write_receipt(release: Release, found: Judged, hospital: str, folder: Path, 
         release=release.hash,
         hospital=hospital,
         made=f"{datetime.now(UTC):%Y-%m-%d}",
-        package=Package(**package_facts()),
+        package=PackageFacts(**package_facts()),
         metric=release.manifest.metric,
         score=found.told["test"],
         cases=found.told["test_cases"],

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen, judged, options, settings_of
+from medsilo.extend import Command, MedsiloError, Screen, options
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
@@ -29,7 +29,7 @@ def release(
     It holds the model, its plan and its card, with the scores that hospitals told. Tell the hospitals the fingerprint
     of your key by another way than the folder.
     """
-    from medsilo_release.folder import Release, write_release
+    from medsilo_release.release_folder import Release, write_release
     from medsilo_release.signed import fingerprint, own_key
 
     with screen.busy("releasing"):
@@ -60,9 +60,10 @@ def validate(
     steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo_release.folder import Release
-    from medsilo_release.pages import write_validation
+    from medsilo.extend import judged, settings_of
     from medsilo_release.receipts import write_receipt
+    from medsilo_release.release_folder import Release
+    from medsilo_release.release_pages import write_validation
     from medsilo_release.signed import fingerprint, own_key, public_bytes
 
     if len(releases) > MOST_COMPARED:
@@ -93,9 +94,9 @@ def merge(
     ] = None,
 ) -> int:
     """Put the receipts of a release on one page: hospitals side by side, and which receipts do not count, and why."""
-    from medsilo_release.folder import Release
-    from medsilo_release.pages import write_merged
     from medsilo_release.receipts import known_keys, merged
+    from medsilo_release.release_folder import Release
+    from medsilo_release.release_pages import write_merged
 
     release = Release.open(of)
     found = merged(release, receipts, known_keys(keys) if keys else None)

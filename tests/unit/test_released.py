@@ -15,8 +15,8 @@ from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
-from medsilo_release.folder import Release, write_release
 from medsilo_release.receipts import Receipt, merged
+from medsilo_release.release_folder import Release, write_release
 from medsilo_release.signed import fingerprint, own_key, public_bytes, write_signed
 from tests.conftest import SITES, make_plan
 

@@ -31,7 +31,7 @@ Word = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Package(Section):
+class PackageFacts(Section):
     """The medsilo that did it."""
 
     version: Word
@@ -45,7 +45,7 @@ class Scored(Section):
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
 
 
-class Manifest(Section):
+class ReleaseManifest(Section):
     """release.json: what the folder holds, and what the model was in its study."""
 
     form: Literal[1] = 1
@@ -55,7 +55,7 @@ class Manifest(Section):
     method: Word
     metric: Word
     plan_hash: Hash
-    package: Package
+    package: PackageFacts
     expects: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], Field(max_length=20)]
     models: Annotated[tuple[Annotated[str, Field(pattern=r"^model-\d{1,2}$")], ...], Field(min_length=1, max_length=16)]
     files: Annotated[dict[Word, Hash], Field(min_length=1, max_length=MOST_FILES)]
@@ -75,13 +75,13 @@ class Release:
     """A release that was verified."""
 
     folder: Path
-    manifest: Manifest
+    manifest: ReleaseManifest
     lead: bytes  # the public key that signed it
 
     @classmethod
     def open(cls, folder: Path, lead: str = "") -> Self:
         """Return a release whose files are those that were signed. lead: the fingerprint that its key must have."""
-        manifest, key = read_signed(folder / MANIFEST, Manifest)
+        manifest, key = read_signed(folder / MANIFEST, ReleaseManifest)
         if lead and fingerprint(key) != lead.strip().lower():
             raise MedsiloError(
                 f"the release is signed by {fingerprint(key)}, not by {lead}; ask the lead which is right"
@@ -135,14 +135,14 @@ def write_release(
             write_card(source, out / name)
         if after:
             (out / CHANGES).write_text("\n".join(changes(after, committee, facts[0])) + "\n", "utf-8")
-        manifest = Manifest(
+        manifest = ReleaseManifest(
             made=f"{datetime.now(UTC):%Y-%m-%d}",
             task=committee.plan.task.name,
             title=committee.plan.task.title,
             method=" and ".join(dict.fromkeys(fact["method_title"] for fact in facts)),
             metric=facts[0]["metric"],
             plan_hash=sources[0].plan.hash,
-            package=Package(**package_facts()),
+            package=PackageFacts(**package_facts()),
             expects=tuple(_expects(committee)),
             models=tuple(names),
             files=dict(_hashes(out)),

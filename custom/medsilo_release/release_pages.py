@@ -20,8 +20,8 @@ from medsilo.extend import (
     save,
     shown,
 )
-from medsilo_release.folder import Release
 from medsilo_release.receipts import Merged
+from medsilo_release.release_folder import Release
 from medsilo_release.signed import fingerprint
 
 HERE = Path(__file__).parent
