@@ -16,13 +16,9 @@ PLUGINS = (
     "medsilo_nnunet",
     "medsilo_papers",
     "medsilo_rehearsal",
-<<<<<<< HEAD
-    "medsilo_series",
-    "medsilo_statistics",
-=======
     "medsilo_release",
     "medsilo_series",
->>>>>>> h/core
+    "medsilo_statistics",
 )
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
 NAME = "medsilo"  # of the distribution that they are all in
