@@ -55,10 +55,16 @@ def test_one_command_asks_three_hospitals(
         assert main(["approve", hash, "--kit", str(consortium.kit(asker)), "--by", "engineer"]) == 0
         assert main(command) == 0
         found = Found.read(json.loads((out / "answers.json").read_text()))
+        print(f"{found.seconds:.1f} s")
         assert found.sealed and found.floor == 3 and found.hash == hash
         np.testing.assert_allclose(found.fits[0].coefficients, wanted.fits[0].coefficients, rtol=1e-7)
         assert found.columns[-1].cells["stage"] == wanted.columns[-1].cells["stage"]
-        assert main([*command[:1], str(_nested(file, question)), *command[2:]]) == 1  # by the book of any hospital
+        nested = [*command[:1], str(_nested(file, question)), *command[2:]]
+        assert main(nested) == 1
+        told = capsys.readouterr().err
+        hash = next(word for word in told.split() if len(word.rstrip(";")) == 64).rstrip(";")
+        assert main(["approve", hash, "--kit", str(consortium.kit(asker)), "--by", "engineer"]) == 0
+        assert main(nested) == 1
         assert "fewer than 3 patients" in capsys.readouterr().err
     finally:
         for path, text in before.items():
