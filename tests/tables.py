@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from medsilo.extend import DataSource, SiteSettings
-from medsilo_statistics.asking import FILE, INQUIRY
-from medsilo_statistics.found import Found
-from medsilo_statistics.question import make_question
+from medsilo_statistics.asked_question import make_question
+from medsilo_statistics.asking_hospitals import FILE, INQUIRY
+from medsilo_statistics.found import StatisticsFound
 
 REAL = Path(__file__).resolve().parents[2] / "shared/data"
 VARIABLES: dict[str, Any] = {
@@ -49,10 +49,10 @@ def settings_of(frames: Mapping[str, pd.DataFrame], folder: Path, **more: Any) -
     return found
 
 
-def asked(sites: Mapping[str, SiteSettings], folder: Path, sealed: bool = True, **question: Any) -> Found:
+def asked(sites: Mapping[str, SiteSettings], folder: Path, sealed: bool = True, **question: Any) -> StatisticsFound:
     """Ask these hospitals in this process."""
     named = {"sites": sorted(sites)} if sealed else {}
     own = make_question({"variables": VARIABLES, **named, **question}, "question.yaml")
     found = INQUIRY.here(own, sites, folder / "inquiries" / own.hash[:8])[FILE]
-    assert isinstance(found, Found)
+    assert isinstance(found, StatisticsFound)
     return found

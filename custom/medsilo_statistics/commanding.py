@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medsilo.extend import FILE_NAME, Command, MedsiloError, Screen, options
+from medsilo.extend import Command, MedsiloError, Screen, options
 
 if TYPE_CHECKING:
-    from medsilo_statistics.found import Found
-    from medsilo_statistics.question import Question
+    from medsilo_statistics.asked_question import Question
+    from medsilo_statistics.found import StatisticsFound
 
 
 def statistics(
@@ -36,7 +36,7 @@ def statistics(
     With --kit all hospitals that the question names are asked by a job, else those whose folders are given. Written
     are report.html, answers.json, and each table as CSV and LaTeX.
     """
-    from medsilo_statistics.question import read_question
+    from medsilo_statistics.asked_question import read_question
     from medsilo_statistics.showing import write_all
 
     asked = read_question(question)
@@ -55,24 +55,24 @@ def statistics(
     return 0
 
 
-def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "Found":
+def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "StatisticsFound":
     """Have the hospitals of a consortium asked by a job."""
     from medsilo.extend import inquire
-    from medsilo_statistics.asking import ENOUGH, FILE
-    from medsilo_statistics.found import Found
+    from medsilo_statistics.asking_hospitals import ENOUGH, FILE
+    from medsilo_statistics.found import StatisticsFound
 
     if not question.sites:
         raise MedsiloError("the question names no hospitals, and they agree on whose sums are added; set sites in it")
     name = "statistics-sealed" if len(question.sites) >= ENOUGH else "statistics"
     (file,) = (path for path in inquire(name, question.in_yaml(), kit, out, screen.say) if path.name == FILE)
-    return Found.read(json.loads(file.read_text("utf-8")))
+    return StatisticsFound.read(json.loads(file.read_text("utf-8")))
 
 
-def of_folders(question: "Question", folders: Sequence[Path], out: Path) -> "Found":
+def of_folders(question: "Question", folders: Sequence[Path], out: Path) -> "StatisticsFound":
     """Ask hospitals whose folders are on this machine: each with its medsilo.yaml, or with its table alone."""
-    from medsilo.extend import DataSource, SiteSettings, read_settings
-    from medsilo_statistics.asking import FILE, INQUIRY
-    from medsilo_statistics.found import Found
+    from medsilo.extend import FILE_NAME, DataSource, SiteSettings, read_settings
+    from medsilo_statistics.asking_hospitals import FILE, INQUIRY
+    from medsilo_statistics.found import StatisticsFound
 
     if len({folder.resolve().name for folder in folders}) < len(folders):
         raise MedsiloError("two folders have the same name, which is the hospital's; rename one")
@@ -83,18 +83,18 @@ def of_folders(question: "Question", folders: Sequence[Path], out: Path) -> "Fou
         local = data.model_copy(update={"folder": (folder / data.folder).resolve()}) if own.data else data
         settings[folder.resolve().name] = own.model_copy(update={"data": local, "approval": "none"})
     found = INQUIRY.here(question, settings, out / "inquiry" / question.hash[:12])[FILE]
-    assert isinstance(found, Found)
+    assert isinstance(found, StatisticsFound)
     return found
 
 
 def in_python(
     question: Mapping[str, Any] | Path | str, hospitals: Sequence[Path | str], *, folder: Path | str | None = None
-) -> "Found":
+) -> "StatisticsFound":
     """Ask hospitals whose folders are on this machine, and return the answer; with `folder` its page is written there.
 
     question: a dictionary, or a YAML file.
     """
-    from medsilo_statistics.question import make_question, read_question
+    from medsilo_statistics.asked_question import make_question, read_question
     from medsilo_statistics.showing import write_all
 
     own = make_question(question, "the question") if isinstance(question, Mapping) else read_question(Path(question))

@@ -1,18 +1,18 @@
-"""What sums say of patients: moments, quantiles, differences between groups, survival curves and their test."""
+"""Descriptions of patients by sums: moments, quantiles, differences between groups, survival curves and their test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from medsilo_statistics.asked_question import Variable
 from medsilo_statistics.patients import Floats
-from medsilo_statistics.question import Variable
 
 NORMAL = 1.959963984540054
 
 
 @dataclass(frozen=True)
-class Moments:
+class GroupMoments:
     """Number, mean and standard deviation of a variable in a group; with noise its share in the mean's variance."""
 
     count: float
@@ -21,7 +21,7 @@ class Moments:
     noise: float = 0.0
 
     @classmethod
-    def of(cls, variable: Variable, row: Floats, noise: float = 0.0) -> "Moments":
+    def of(cls, variable: Variable, row: Floats, noise: float = 0.0) -> "GroupMoments":
         """Return them of a row of sums; NaN where there is nobody. noise: variance of each sum."""
         count, total, square = (float(own) for own in row[:3])
         if not count > 1:
@@ -56,7 +56,7 @@ def quantile(variable: Variable, counts: Floats, share: float) -> float:
     return float(variable.range[0] + min(place, len(counts) - 1) * variable.width)
 
 
-def difference(one: Moments, other: Moments) -> float:
+def difference(one: GroupMoments, other: GroupMoments) -> float:
     """Return the standardised mean difference."""
     spread = np.sqrt((one.deviation**2 + other.deviation**2) / 2)
     return float(abs(one.mean - other.mean) / spread) if spread > 0 else np.nan
@@ -73,7 +73,7 @@ def difference_of_shares(one: Floats, other: Floats) -> float:
 
 
 @dataclass(frozen=True)
-class Survival:
+class SurvivalCurve:
     """A Kaplan-Meier curve at the times of events."""
 
     times: Floats
@@ -85,7 +85,7 @@ class Survival:
     patients: float
 
     @classmethod
-    def of(cls, variable: Variable, counts: Floats) -> "Survival":
+    def of(cls, variable: Variable, counts: Floats) -> "SurvivalCurve":
         """Return the curve of events and ends of observation, by place. Bands by Greenwood on log(-log)."""
         assert variable.range
         events = counts[:, 0]

@@ -7,10 +7,17 @@ import numpy as np
 from pydantic import Field
 
 from medsilo.extend import Message, Name
-from medsilo_statistics.describing import Moments, Survival, difference, difference_of_shares, log_rank, quantile
-from medsilo_statistics.fitting import Combined, Fit
+from medsilo_statistics.asked_question import Curve, Question
+from medsilo_statistics.describing import (
+    GroupMoments,
+    SurvivalCurve,
+    difference,
+    difference_of_shares,
+    log_rank,
+    quantile,
+)
+from medsilo_statistics.newton import Combined, FittedModel
 from medsilo_statistics.patients import Floats
-from medsilo_statistics.question import Curve, Question
 from medsilo_statistics.sums import Sums
 
 QUARTERS = (0.25, 0.5, 0.75)
@@ -19,7 +26,7 @@ Line = Annotated[list[float], Field(max_length=20_000)]
 Few = Annotated[list[Told], Field(max_length=100)]
 
 
-class Cell(Message):
+class TableCell(Message):
     """A variable in a group."""
 
     known: Told = None
@@ -33,12 +40,12 @@ class Cell(Message):
     levels: Few = []
 
 
-class Column(Message):
+class TableColumn(Message):
     """A group of patients, or a hospital."""
 
     title: str = Field(max_length=300)
     patients: Told = None
-    cells: dict[str, Cell] = Field({}, max_length=100)
+    cells: dict[str, TableCell] = Field({}, max_length=100)
 
 
 class CurveFound(Message):
@@ -68,8 +75,8 @@ class Curves(Message):
 class OwnPart(Message):
     """The part that one hospital tells of itself alone."""
 
-    columns: list[Column] = Field([], max_length=100)
-    fits: dict[str, Fit] = Field({}, max_length=20)  # by the model's place
+    columns: list[TableColumn] = Field([], max_length=100)
+    fits: dict[str, FittedModel] = Field({}, max_length=20)  # by the model's place
 
 
 class MetaFound(Message):
@@ -82,7 +89,7 @@ class MetaFound(Message):
     inconsistency: float = 0.0  # I²
 
 
-class Found(Message):
+class StatisticsFound(Message):
     """The whole answer, as it is written to answers.json."""
 
     question: dict[str, object]
@@ -91,19 +98,19 @@ class Found(Message):
     sealed: bool
     floor: int = Field(ge=1)
     deviation: float = Field(0.0, ge=0)  # of the noise on each number of the table, of all hospitals together
-    columns: list[Column] = Field(max_length=101)  # the groups; the last is of all
+    columns: list[TableColumn] = Field(max_length=101)  # the groups; the last is of all
     apart: dict[str, Told] = Field({}, max_length=100)  # standardised differences, the greatest between two groups
     sites_apart: dict[str, Told] = Field({}, max_length=100)  # the same between two hospitals
     wanted: dict[str, Told] = Field({}, max_length=100)  # patients that an interval needs
     curves: list[Curves] = Field([], max_length=20)
-    fits: list[Fit] = Field([], max_length=20)
+    fits: list[FittedModel] = Field([], max_length=20)
     meta: list[MetaFound] = Field([], max_length=2000)
     own: dict[Name, OwnPart] = Field({}, max_length=256)
     remarks: list[str] = Field([], max_length=1000)
     seconds: float = 0.0
 
 
-def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, unit: int = 1) -> list[Column]:
+def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, unit: int = 1) -> list[TableColumn]:
     """Return the columns of Table 1. noise: variance of each sum; unit: what counts are told as multiples of."""
 
     def told(count: float) -> Told:
@@ -111,23 +118,23 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
             return None
         return max(0.0, round(count / unit) * unit) if unit > 1 or not noise else max(0.0, round(count, 1))
 
-    def cell(name: str, row: Floats, bins: Floats | None, patients: float) -> Cell:
+    def cell(name: str, row: Floats, bins: Floats | None, patients: float) -> TableCell:
         variable, odd = question.variables[name], told(float(row[-1]))
         if variable.levels:
             known = float(row[:-1].sum())
             levels = [told(float(own)) for own in row[:-1]]
-            return Cell(known=told(known), missing=told(patients - known), odd=odd, levels=levels)
-        moments = Moments.of(variable, row, noise)
+            return TableCell(known=told(known), missing=told(patients - known), odd=odd, levels=levels)
+        moments = GroupMoments.of(variable, row, noise)
         counts: dict[str, Any] = {"known": told(moments.count), "missing": told(patients - moments.count), "odd": odd}
         if counts["known"] is None:
-            return Cell(**counts)
+            return TableCell(**counts)
         low, high = moments.interval
         values = {"mean": moments.mean, "deviation": moments.deviation, "low": low, "high": high}
         shown: dict[str, Any] = {key: float(own) for key, own in values.items() if np.isfinite(own)}
         quarters = (
             [] if bins is None or not np.isfinite(bins).all() else [quantile(variable, bins, q) for q in QUARTERS]
         )
-        return Cell(**counts, **shown, quarters=[own if np.isfinite(own) else None for own in quarters])
+        return TableCell(**counts, **shown, quarters=[own if np.isfinite(own) else None for own in quarters])
 
     titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
     found = []
@@ -136,11 +143,11 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
         patients = float(own["patients"])
         cells = {name: cell(name, own[f"row {name}"], own.get(f"histogram {name}"), patients) for name in question.rows}
         shown = told(patients)
-        found.append(Column(title=title, patients=shown, cells={} if shown is None else cells))
+        found.append(TableColumn(title=title, patients=shown, cells={} if shown is None else cells))
     return found
 
 
-def apart(question: Question, columns: Sequence[Column]) -> dict[str, Told]:
+def apart(question: Question, columns: Sequence[TableColumn]) -> dict[str, Told]:
     """Return for each variable the greatest standardised difference between two columns."""
     found: dict[str, Told] = {}
     for name in question.rows:
@@ -151,13 +158,13 @@ def apart(question: Question, columns: Sequence[Column]) -> dict[str, Told]:
     return found
 
 
-def _apart(one: Cell, other: Cell) -> Told:
+def _apart(one: TableCell, other: TableCell) -> Told:
     if one.levels and other.levels:
         if None in (*one.levels, *other.levels):
             return None
         return difference_of_shares(np.array(one.levels, np.float64), np.array(other.levels, np.float64))
     own = [
-        Moments(each.known or 0, each.mean, each.deviation)
+        GroupMoments(each.known or 0, each.mean, each.deviation)
         for each in (one, other)
         if each.mean is not None and each.deviation is not None
     ]
@@ -173,7 +180,7 @@ def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> C
     assert variable.range
     times = [float(variable.range[0] + place * variable.width) for place in places]
     for title, own in zip(question.levels_of(curve.by), counts, strict=True):
-        found = Survival.of(variable, np.maximum(own, 0))
+        found = SurvivalCurve.of(variable, np.maximum(own, 0))
         if found.patients < max(floor, 1) or not np.isfinite(own).all():
             groups.append(CurveFound(title=title))
             continue

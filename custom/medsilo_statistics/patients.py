@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medsilo.extend import TABLE, DataError, DataSource, columns, sheet
-from medsilo_statistics.question import Question, Regression, Variable
+from medsilo_statistics.asked_question import Question, RegressionAsked, Variable
 
 Floats = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class Patients:
         found = np.rint((np.nan_to_num(self.values[name], nan=own.range[0]) - own.range[0]) / own.width)
         return np.minimum(found, own.places - 1).astype(np.int64)
 
-    def matrix(self, model: Regression) -> Floats:
+    def matrix(self, model: RegressionAsked) -> Floats:
         """Return the matrix of a regression, without gaps: numbers scaled, categories as columns of 0 and 1."""
         found = [] if model.kind == "cox" else [np.ones(len(self))]
         for name in model.covariates:

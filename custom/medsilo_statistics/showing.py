@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from medsilo.extend import MedsiloError, fill, save
+from medsilo_statistics.asked_question import Question, make_question
 from medsilo_statistics.describing import NORMAL
-from medsilo_statistics.fitting import Fit
-from medsilo_statistics.found import Cell, Curves, Found
-from medsilo_statistics.question import Question, make_question
+from medsilo_statistics.found import Curves, StatisticsFound, TableCell
+from medsilo_statistics.newton import FittedModel
 
 WIDTH, LEFT, FLOOR, LINE = 640, 60, 250, 18
 RATIO = {"logistic": "Odds ratio", "poisson": "Rate ratio", "cox": "Hazard ratio", "linear": "Coefficient"}
@@ -53,7 +53,7 @@ class ShownTable:
         return [(row[0], [{"value": "", "text": own, "aside": "", "look": ""} for own in row[1:]]) for row in self.rows]
 
 
-def tables(found: Found) -> list[ShownTable]:
+def tables(found: StatisticsFound) -> list[ShownTable]:
     """Return Table 1 and a table of each regression and of hospitals' estimates together."""
     question = make_question(found.question, "the answer's question")
     shown = [_table_one(question, found)] if question.rows or question.by else []
@@ -88,7 +88,7 @@ def tables(found: Found) -> list[ShownTable]:
     return shown
 
 
-def _table_one(question: Question, found: Found) -> ShownTable:
+def _table_one(question: Question, found: StatisticsFound) -> ShownTable:
     hospitals = [(site, own.columns[-1]) for site, own in found.own.items() if own.columns]
     groups = found.columns if question.by else found.columns[-1:]
     columns = [*((own.title, own) for own in groups), *hospitals]
@@ -98,7 +98,7 @@ def _table_one(question: Question, found: Found) -> ShownTable:
         variable = question.variables[name]
         label = f"{name}, {variable.unit}" if variable.unit else name
         apart = _number(found.apart.get(name), 3)
-        cells = [own.cells.get(name, Cell()) for _, own in columns]
+        cells = [own.cells.get(name, TableCell()) for _, own in columns]
         if variable.levels:
             rows.append([f"{label}, n (%)", *("" for _ in columns), apart])
             for place, level in enumerate(variable.levels):
@@ -112,7 +112,7 @@ def _table_one(question: Question, found: Found) -> ShownTable:
     return ShownTable("Table 1", ["", *(title for title, _ in columns), "SMD"], rows)
 
 
-def _model_rows(fit: Fit, ratio: bool) -> list[list[str]]:
+def _model_rows(fit: FittedModel, ratio: bool) -> list[list[str]]:
     if fit.why:
         return [[f"not fitted: it {fit.why}", "", "", "", "", ""]]
     rows = []
@@ -142,15 +142,15 @@ def _p(value: float) -> str:
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
-def _mean(cell: Cell) -> str:
+def _mean(cell: TableCell) -> str:
     return "–" if cell.mean is None else f"{_number(cell.mean)} ({_number(cell.deviation, 3)})"
 
 
-def _quarters(cell: Cell) -> str:
+def _quarters(cell: TableCell) -> str:
     return "–" if len(cell.quarters) < 3 else "{1} [{0}, {2}]".format(*(_number(own) for own in cell.quarters))
 
 
-def _share(cell: Cell, place: int, few: str) -> str:
+def _share(cell: TableCell, place: int, few: str) -> str:
     own = cell.levels[place] if place < len(cell.levels) else None
     return _count(own, few) + (f" ({own / cell.known:.1%})".replace("%", "") if own is not None and cell.known else "")
 
@@ -255,7 +255,7 @@ def forest(title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) ->
     return _markup(svg)
 
 
-def _forests(question: Question, found: Found) -> list[tuple[str, Markup]]:
+def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Markup]]:
     drawn = []
     for number, (model, fit) in enumerate(zip(question.models, found.fits, strict=True)):
         skip = int(model.kind != "cox")
@@ -273,7 +273,7 @@ def _forests(question: Question, found: Found) -> list[tuple[str, Markup]]:
 
 
 # ---------------------------------------------------------------------------------------------------- files
-def page(found: Found) -> str:
+def page(found: StatisticsFound) -> str:
     """Return the page."""
     question = make_question(found.question, "the answer's question")
     everybody, kind = found.columns[-1].patients, "sealed: sums alone were read" if found.sealed else "in clear"
@@ -308,7 +308,7 @@ def page(found: Found) -> str:
     )
 
 
-def write_all(found: Found, folder: Path, docx: bool = False) -> list[Path]:
+def write_all(found: StatisticsFound, folder: Path, docx: bool = False) -> list[Path]:
     """Write the page, the answer, CSV and LaTeX of all tables, and the curves; with `docx` a document, too."""
     shown = tables(found)
     texts = {"report.html": page(found), "answers.json": found.model_dump_json(indent=1)}

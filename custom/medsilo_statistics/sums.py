@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from medsilo.extend import Message
+from medsilo_statistics.asked_question import Question, RegressionAsked
 from medsilo_statistics.patients import Floats, Patients
-from medsilo_statistics.question import Question, Regression
 
 Sums = dict[str, Floats]
 Shapes = dict[str, tuple[int, ...]]
@@ -29,14 +29,14 @@ class ModelStep(Message):
     times: Annotated[list[Place], Field(max_length=MOST_TIES)] = []  # of events, where all have one baseline
 
 
-class Step(Message):
-    """What is summed: the table and the curves first, then steps of regressions."""
+class SumStep(Message):
+    """A sum: that of table and curves first, then of steps of regressions."""
 
     steps: Annotated[list[ModelStep], Field(max_length=20)] = []  # none: the table
     bits: Annotated[int, Field(ge=10, le=40)] = 40  # no number is above 2^bits
 
 
-def shapes(question: Question, step: Step) -> Shapes:
+def shapes(question: Question, step: SumStep) -> Shapes:
     """Return the shapes of an answer."""
     if step.steps:
         found: Shapes = {}
@@ -65,7 +65,7 @@ def shapes(question: Question, step: Step) -> Shapes:
     return found
 
 
-def of(patients: Patients, step: Step) -> Sums:
+def of(patients: Patients, step: SumStep) -> Sums:
     """Return a hospital's part. patients: those whom the question is about."""
     if not step.steps:
         return table(patients)
@@ -121,7 +121,7 @@ def _at_times(patients: Patients, time: str, event: str) -> Floats:
     return np.stack([np.bincount(places[own], minlength=count) for own in (happened, ~happened)], 1).astype(np.float64)
 
 
-def outcome(patients: Patients, model: Regression) -> Floats:
+def outcome(patients: Patients, model: RegressionAsked) -> Floats:
     """Return what a regression explains: a scaled number, 0 or 1, a count over the greatest one, an event."""
     if model.kind == "linear" and model.outcome:
         return patients.scaled(model.outcome)
@@ -131,7 +131,7 @@ def outcome(patients: Patients, model: Regression) -> Floats:
     return (patients.values[model.outcomes[-1]] == 1).astype(np.float64)
 
 
-def events(patients: Patients, model: Regression) -> NDArray[np.bool_]:
+def events(patients: Patients, model: RegressionAsked) -> NDArray[np.bool_]:
     """Return who had the event."""
     return patients.values[model.outcomes[-1]] == 1
 
@@ -150,7 +150,7 @@ def whole(part: Floats, width: int) -> Floats:
     return found
 
 
-def regression(patients: Patients, model: Regression, at: Floats) -> Floats:
+def regression(patients: Patients, model: RegressionAsked, at: Floats) -> Floats:
     """Return patients, log likelihood, gradient and information; of Cox the hospital's own partial likelihood."""
     x, y = patients.matrix(model), outcome(patients, model)
     if model.kind == "cox":
@@ -174,7 +174,7 @@ def regression(patients: Patients, model: Regression, at: Floats) -> Floats:
     return np.concatenate([[len(y), likelihood], x.T @ (y - fitted), upper((x * weight[:, None]).T @ x)])
 
 
-def common_risk(patients: Patients, model: Regression, step: ModelStep) -> tuple[Floats, Floats]:
+def common_risk(patients: Patients, model: RegressionAsked, step: ModelStep) -> tuple[Floats, Floats]:
     """Return the sums over who is at risk, and over who has the event, at times on which hospitals agreed."""
     assert model.time
     places = patients.places(model.time)
@@ -220,7 +220,7 @@ def partial_likelihood(risk: Floats, tied: Floats, counts: Floats, covariates: F
     return np.concatenate([[counts.sum(), likelihood], gradient, information])
 
 
-def sensitivity(question: Question, step: Step) -> float:
+def sensitivity(question: Question, step: SumStep) -> float:
     """Return how far one patient moves an answer at most, in Euclidean length."""
     square = 0.0
     for name, shape in shapes(question, step).items():

@@ -16,8 +16,8 @@ from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.site.book import Book
 from medsilo.site.ledger import Ledger
-from medsilo_statistics.question import make_question
-from medsilo_statistics.sums import ModelStep, Step, of, sensitivity, table, without_likelihood
+from medsilo_statistics.asked_question import make_question
+from medsilo_statistics.sums import ModelStep, SumStep, of, sensitivity, table, without_likelihood
 from tests.tables import VARIABLES, asked, drawn, settings_of
 
 VICTIM = {"age": 71.3, "stage": "III", "score": 3, "time": 450, "dead": 1, "marker": 5.55}
@@ -187,7 +187,7 @@ def test_one_patient_moves_an_answer_by_no_more_than_the_noise_is_made_for() -> 
     )
     rng = np.random.default_rng(3)
     worst = dict.fromkeys(("table", 0, 1), 0.0)
-    steps = {"table": Step(), **{n: Step(steps=[ModelStep(model=n, at=[0.1] * 5)]) for n in (0, 1)}}
+    steps = {"table": SumStep(), **{n: SumStep(steps=[ModelStep(model=n, at=[0.1] * 5)]) for n in (0, 1)}}
     for _ in range(60):
         extreme = {"age": [0, 120], "stage": [0, 1, 2], "score": [0, 10], "time": [0, 2000], "dead": [0, 1]}
         values = {name: rng.choice(own, 8).astype(float) for name, own in extreme.items()}
@@ -229,7 +229,7 @@ def test_a_lying_server_gets_no_sums_in_clear(tmp_path: Path) -> None:
     from medsilo.federation.inquiry import SiteOfInquiry
     from medsilo.runs.messages import Parcel
     from medsilo.sealing.signing import Unsigned
-    from medsilo_statistics.asking import StatisticsSite
+    from medsilo_statistics.asking_hospitals import StatisticsSite
 
     sites = settings_of(drawn(3, 40), tmp_path, smallest_metric=5)
     question = make_question({"variables": VARIABLES, "sites": sorted(sites), "table": ["age"]}, "q")

@@ -9,8 +9,8 @@ import yaml
 
 from medsilo.cli import main
 from medsilo.flare.inquiry_job import SEALED_EXECUTOR
-from medsilo_statistics.asking import SEALED
-from medsilo_statistics.found import Found
+from medsilo_statistics.asking_hospitals import SEALED
+from medsilo_statistics.found import StatisticsFound
 from tests.secure.consortium import LEAD, Consortium
 from tests.tables import VARIABLES, asked, drawn, settings_of
 
@@ -54,7 +54,7 @@ def test_one_command_asks_three_hospitals(
         assert f"{asker} refused: this hospital has not approved question {hash}" in told
         assert main(["approve", hash, "--kit", str(consortium.kit(asker)), "--by", "engineer"]) == 0
         assert main(command) == 0
-        found = Found.read(json.loads((out / "answers.json").read_text()))
+        found = StatisticsFound.read(json.loads((out / "answers.json").read_text()))
         print(f"{found.seconds:.1f} s")
         assert found.sealed and found.floor == 3 and found.hash == hash
         np.testing.assert_allclose(found.fits[0].coefficients, wanted.fits[0].coefficients, rtol=1e-7)

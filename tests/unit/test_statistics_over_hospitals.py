@@ -13,10 +13,10 @@ import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.site.settings import SiteSettings
-from medsilo_statistics.fitting import Fit, combined
-from medsilo_statistics.found import CurveFound, Found
+from medsilo_statistics.asked_question import make_question
+from medsilo_statistics.found import CurveFound, StatisticsFound
 from medsilo_statistics.grammar import Filter
-from medsilo_statistics.question import make_question
+from medsilo_statistics.newton import FittedModel, combined
 from tests.conftest import over_all
 from tests.tables import REAL, VARIABLES, asked, drawn, settings_of
 
@@ -37,7 +37,7 @@ def pooled(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([own.assign(hospital=name) for name, own in frames.items()], ignore_index=True)
 
 
-def check_fit(fit: Fit, coefficients: Any, errors: Any) -> None:
+def check_fit(fit: FittedModel, coefficients: Any, errors: Any) -> None:
     assert not fit.why
     np.testing.assert_allclose(fit.coefficients, np.asarray(coefficients), rtol=CLOSE, atol=CLOSE)
     np.testing.assert_allclose(fit.errors, np.asarray(errors), rtol=CLOSE, atol=CLOSE)
@@ -74,7 +74,7 @@ def patients(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, di
 
 
 @pytest.fixture(scope="module")
-def answer(patients: Any) -> Found:
+def answer(patients: Any) -> StatisticsFound:
     _, sites, folder = patients
     return asked(
         sites,
@@ -86,7 +86,7 @@ def answer(patients: Any) -> Found:
     )
 
 
-def test_table_one_is_that_of_all_patients(patients: Any, answer: Found) -> None:
+def test_table_one_is_that_of_all_patients(patients: Any, answer: StatisticsFound) -> None:
     whole, _, _ = patients
     assert answer.sealed and answer.floor == 1
     for column, own in zip(answer.columns, (whole[whole.dead == 0], whole[whole.dead == 1], whole), strict=True):
@@ -104,7 +104,7 @@ def test_table_one_is_that_of_all_patients(patients: Any, answer: Found) -> None
     np.testing.assert_allclose(answer.apart["age"], apart, rtol=1e-9)
 
 
-def test_curves_and_log_rank_are_those_of_all_patients(patients: Any, answer: Found) -> None:
+def test_curves_and_log_rank_are_those_of_all_patients(patients: Any, answer: StatisticsFound) -> None:
     whole, _, _ = patients
     duration = pytest.importorskip("statsmodels.duration.survfunc")
     (curves,) = answer.curves
@@ -116,7 +116,7 @@ def test_curves_and_log_rank_are_those_of_all_patients(patients: Any, answer: Fo
     assert curves.freedom == 2
 
 
-def test_regressions_are_those_of_all_patients(patients: Any, answer: Found) -> None:
+def test_regressions_are_those_of_all_patients(patients: Any, answer: StatisticsFound) -> None:
     sm = pytest.importorskip("statsmodels.api")
     whole = patients[0].dropna()
     columns = whole[["age"]].assign(II=whole.stage == "II", III=whole.stage == "III", score=whole.score).astype(float)
@@ -136,7 +136,7 @@ def test_regressions_are_those_of_all_patients(patients: Any, answer: Found) -> 
     np.testing.assert_allclose(answer.fits[3].likelihood, fits[3].llf, rtol=1e-7)
 
 
-def test_sealed_and_clear_give_the_same(patients: Any, answer: Found) -> None:
+def test_sealed_and_clear_give_the_same(patients: Any, answer: StatisticsFound) -> None:
     _, sites, folder = patients
     question = {key: own for key, own in answer.question.items() if key in ("table", "by", "curves", "models")}
     clear = asked(sites, folder, sealed=False, **question)
@@ -331,7 +331,7 @@ def test_the_command_writes_page_and_tables(tmp_path: Path, capsys: pytest.Captu
     assert r"II\_\&" in (tmp_path / "out/tables.tex").read_text()
     assert (tmp_path / "out/table-1.csv").read_text().startswith(",no,yes,All,hospital-0,hospital-1,hospital-2,SMD\n")
     assert (tmp_path / "out/curve-1.csv").read_text().count("\n") > 50
-    answer = Found.read(json.loads((tmp_path / "out/answers.json").read_text()))
+    answer = StatisticsFound.read(json.loads((tmp_path / "out/answers.json").read_text()))
     again = medsilo.statistics(question, folders)  # type: ignore[attr-defined]
     assert again.fits == answer.fits and again.columns == answer.columns
     assert main(["statistics", str(tmp_path / "q.yaml"), "-o", str(tmp_path / "out")]) == 1

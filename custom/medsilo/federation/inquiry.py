@@ -46,12 +46,12 @@ class SiteOfInquiry:
 
     @cached_property
     def book(self) -> Book:
-        """What the hospital remembers."""
+        """The hospital's memory."""
         return book_of(self.settings, self.name, self.folder)
 
     @property
     def data(self) -> str:
-        """What stands for the hospital's data."""
+        """A name of the hospital's data that tells nothing of them."""
         return data_set(self.settings.data.folder if self.settings.data else None, "")
 
     def check_approved(self, question: str, method: str, sites: Sequence[str]) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import Field
 
 from medsilo.extend import MedsiloError, Message
+from medsilo_statistics.asked_question import Question, RegressionAsked
 from medsilo_statistics.patients import Floats, Patients
-from medsilo_statistics.question import Question, Regression
 from medsilo_statistics.sums import MOST_STEPS, Sums, partial_likelihood, regression, table, whole
 
 CLOSE, NEAR, SINGULAR, SLIPPED = 1e-8, 1e-6, 1e-10, 1e-9
@@ -18,7 +18,7 @@ NORMAL = 1.959963984540054
 BURIED = "has too few patients for the noise; offer more ε, or fewer variables"
 
 
-class Fit(Message):
+class FittedModel(Message):
     """A fitted regression, in the variables' own units."""
 
     terms: list[str] = Field(max_length=1000)
@@ -36,7 +36,7 @@ class Fit(Message):
         return [float(np.sqrt(max(own[place], 0.0))) for place, own in enumerate(self.covariance)]
 
 
-def terms(question: Question, model: Regression) -> list[str]:
+def terms(question: Question, model: RegressionAsked) -> list[str]:
     """Return the names of a regression's coefficients."""
     found = [] if model.kind == "cox" else ["intercept"]
     for name in model.covariates:
@@ -49,7 +49,7 @@ class Climb:
     """Newton's steps of one regression: it is told sums at `at`, and says where it wants them next."""
 
     question: Question
-    model: Regression
+    model: RegressionAsked
     start: Floats  # patients, sum and square sum of the outcome, sums of the matrix' columns
     noise: float = 0.0  # variance of each number of a sum
     at: Floats = field(init=False)
@@ -123,10 +123,10 @@ class Climb:
             return None
         return (vectors / values) @ vectors.T / np.outer(size, size)
 
-    def fit(self) -> Fit:
+    def fit(self) -> FittedModel:
         """Return what it ended with, in the variables' own units."""
         counted = self.model.kind in ("cox", "logistic")
-        told = Fit(
+        told = FittedModel(
             terms=self.terms, patients=self.start[0], events=self.start[1] if counted else None, steps=self.steps
         )
         if self.why:
@@ -165,7 +165,9 @@ class Climb:
         return turn @ self.at + shift, turn @ spread @ turn.T
 
 
-def common_likelihood(sums: Sums, number: int, model: Regression, start: Floats, counts: Floats, at: Floats) -> Floats:
+def common_likelihood(
+    sums: Sums, number: int, model: RegressionAsked, start: Floats, counts: Floats, at: Floats
+) -> Floats:
     """Return what `Climb` takes, of the sums at the times of events that all hospitals have in common."""
     risk, tied = (sums[f"model {number} {part}"] for part in ("risk", "tied"))
     if (risk[:, 0] <= 0).any():
@@ -173,7 +175,7 @@ def common_likelihood(sums: Sums, number: int, model: Regression, start: Floats,
     return partial_likelihood(risk, tied, counts, start[3:], at, model.ties)
 
 
-def own_fit(patients: Patients, model: Regression) -> Fit:
+def own_fit(patients: Patients, model: RegressionAsked) -> FittedModel:
     """Return the regression of one hospital's patients alone."""
     number = patients.question.models.index(model)
     start = table(patients)[f"start {number}"]

@@ -41,12 +41,12 @@ from medsilo.extend import (
     package_facts,
     sealed_bounds,
 )
-from medsilo_statistics.fitting import PRIVATE_STEPS, Fit, own_fit
-from medsilo_statistics.found import Found, OwnPart, columns_of
-from medsilo_statistics.leading import answered
+from medsilo_statistics.asked_question import Question, read_question
+from medsilo_statistics.course_of_question import answered
+from medsilo_statistics.found import OwnPart, StatisticsFound, columns_of
+from medsilo_statistics.newton import PRIVATE_STEPS, FittedModel, own_fit
 from medsilo_statistics.patients import Patients, read_patients
-from medsilo_statistics.question import Question, read_question
-from medsilo_statistics.sums import MOST_STEPS, Step, Sums, of, sensitivity, shapes, table, without_likelihood
+from medsilo_statistics.sums import MOST_STEPS, Sums, SumStep, of, sensitivity, shapes, table, without_likelihood
 
 SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
 ENOUGH = 3  # hospitals, whose sums are sealed
@@ -60,7 +60,7 @@ class StatisticsRequest(SumRequest):
     package: dict[str, Any]
     timeout: Annotated[float, Field(gt=0)] = 604_800
     task: Literal["begin", "meet", "offer", "seal", "open", "sum", "own"]
-    step: Step = Step()
+    step: SumStep = SumStep()
 
 
 class BeginAnswer(Message):
@@ -187,7 +187,7 @@ class StatisticsSite:
         return read_patients(self.question, self.settings.data, self.own.name).asked
 
     # ------------------------------------------------------------------ what leaves
-    def _tensors(self, step: Step) -> Tensors:
+    def _tensors(self, step: SumStep) -> Tensors:
         """Return sums as they leave; with privacy with noise, which is on the ledger then."""
         self.given += 1
         if self.given > (sums_of(self.question) if self.question.privacy else MOST_SUMS):
@@ -205,7 +205,7 @@ class StatisticsSite:
     def _width(self, number: int) -> int:
         return self.question.width_of(self.question.models[number])
 
-    def _noisy(self, sums: Sums, step: Step) -> Tensors:
+    def _noisy(self, sums: Sums, step: SumStep) -> Tensors:
         noise, moved = noise_of(self.question), sensitivity(self.question, step)
         source = NoiseSource()
         found = {name: source.with_normal(torch.from_numpy(own), noise * moved) for name, own in sums.items()}
@@ -246,7 +246,7 @@ class StatisticsSite:
             if model.meta:
                 counts = sums[f"start {number}"][: 2 if model.kind in ("cox", "logistic") else 1]
                 few = self.floor > 1 and bool((counts < self.floor).any())
-                fit = Fit(terms=[], why=f"has fewer than {self.floor} patients or events") if few else None
+                fit = FittedModel(terms=[], why=f"has fewer than {self.floor} patients or events") if few else None
                 fits[str(number)] = fit or own_fit(self.patients, model)
         return OwnPart(columns=columns, fits=fits)
 
@@ -274,7 +274,7 @@ class Hospitals:
         if self.sums:
             self.sums.meet()
 
-    def sum(self, step: Step) -> Sums:
+    def sum(self, step: SumStep) -> Sums:
         """Return the sums over all hospitals."""
         self.number += 1
         wanted = shapes(self.question, step)
@@ -302,7 +302,7 @@ class Hospitals:
         self._ask("own", received)
         return dict(sorted(found.items()))
 
-    def deviation(self, step: Step) -> float:
+    def deviation(self, step: SumStep) -> float:
         """Return the standard deviation of the noise on each number of a sum."""
         return noise_of(self.question) * sensitivity(self.question, step) * math.sqrt(len(self.sites))
 
@@ -317,7 +317,7 @@ class Hospitals:
             raise MedsiloError(f"the question needs all hospitals: {why}")
 
 
-def collected(question: Question, channel: Channel, sites: Sequence[str], timeout: float) -> dict[str, Found]:
+def collected(question: Question, channel: Channel, sites: Sequence[str], timeout: float) -> dict[str, StatisticsFound]:
     """Return the answer of all hospitals, in one file."""
     started = time.monotonic()
     hospitals = Hospitals(question, channel, sites, timeout)

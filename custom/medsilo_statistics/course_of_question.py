@@ -6,36 +6,36 @@ from typing import Protocol
 
 import numpy as np
 
-from medsilo_statistics.describing import Moments
-from medsilo_statistics.fitting import Climb, Combined, Fit, combined, common_likelihood
-from medsilo_statistics.found import Column, Found, MetaFound, OwnPart, apart, columns_of, curves_of
+from medsilo_statistics.asked_question import Question
+from medsilo_statistics.describing import GroupMoments
+from medsilo_statistics.found import MetaFound, OwnPart, StatisticsFound, TableColumn, apart, columns_of, curves_of
+from medsilo_statistics.newton import Climb, Combined, FittedModel, combined, common_likelihood
 from medsilo_statistics.patients import Floats
-from medsilo_statistics.question import Question
-from medsilo_statistics.sums import MOST_TIES, ModelStep, Step, Sums
+from medsilo_statistics.sums import MOST_TIES, ModelStep, Sums, SumStep
 
 TABLE_BITS, NARROW_BITS, WIDE_BITS = 24, 6, 18
 
 
 class Adding(Protocol):
-    """What sums are asked of."""
+    """The hospitals, as they are asked for sums."""
 
     sites: list[str]
     sealed: bool
     floor: int
 
-    def sum(self, step: Step) -> Sums:
+    def sum(self, step: SumStep) -> Sums:
         """Return sums over all hospitals."""
 
     def own(self) -> dict[str, OwnPart]:
         """Return what each hospital tells of itself."""
 
-    def deviation(self, step: Step) -> float:
+    def deviation(self, step: SumStep) -> float:
         """Return the standard deviation of the noise on each number of a sum."""
 
 
-def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]) -> Found:
+def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]) -> StatisticsFound:
     """Ask for all that the question needs, and return its answer."""
-    first = Step(bits=TABLE_BITS)
+    first = SumStep(bits=TABLE_BITS)
     sums, deviation = hospitals.sum(first), hospitals.deviation(first)
     floor = 1 if question.privacy else hospitals.floor
     columns = columns_of(question, sums, floor, deviation**2)
@@ -44,7 +44,7 @@ def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]
     own = hospitals.own() if alone else {}
     meta, remarks = _meta(question, own)
     few = [f"{column.title}: fewer than {floor} patients" for column in columns if column.patients is None]
-    return Found(
+    return StatisticsFound(
         question=question.model_dump(mode="json"),
         hash=question.hash,
         sites=list(hospitals.sites),
@@ -64,12 +64,12 @@ def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]
     )
 
 
-def _climbed(question: Question, hospitals: Adding, sums: Sums) -> list[Fit]:
+def _climbed(question: Question, hospitals: Adding, sums: Sums) -> list[FittedModel]:
     """Return all regressions, a step of each in every sum."""
     climbs, times = [], dict[int, Floats]()
     for number, model in enumerate(question.models):
         # The noise is known before the first step: it does not depend on the coefficients.
-        step = Step(steps=[ModelStep(model=number, at=[])]) if question.privacy else Step()
+        step = SumStep(steps=[ModelStep(model=number, at=[])]) if question.privacy else SumStep()
         climb = Climb(question, model, sums[f"start {number}"], hospitals.deviation(step) ** 2)
         if hospitals.floor > 1 and 0 < climb.start[0] < hospitals.floor and not question.privacy:
             climb.why, climb.done = f"has fewer than {hospitals.floor} patients with all its variables", True
@@ -82,7 +82,7 @@ def _climbed(question: Question, hospitals: Adding, sums: Sums) -> list[Fit]:
     while climbing := [number for number, climb in enumerate(climbs) if not climb.done]:
         asked = [_step(number, climbs[number], times.get(number)) for number in climbing]
         wide = WIDE_BITS if any(number in times for number in climbing) else NARROW_BITS
-        answer = hospitals.sum(Step(steps=asked, bits=min(40, 4 + wide + math.ceil(math.log2(max(size, 2.0))))))
+        answer = hospitals.sum(SumStep(steps=asked, bits=min(40, 4 + wide + math.ceil(math.log2(max(size, 2.0))))))
         for number in climbing:
             climb, model = climbs[number], question.models[number]
             if model.common:
@@ -122,13 +122,13 @@ def _meta(question: Question, own: dict[str, OwnPart]) -> tuple[list[MetaFound],
     return found, remarks
 
 
-def _needed(question: Question, column: Column, name: str, half: float) -> float | None:
+def _needed(question: Question, column: TableColumn, name: str, half: float) -> float | None:
     """Return how many patients a 95 % interval of a mean, or of the most uncertain share, needs for this half width."""
     cell = column.cells.get(name)
     if cell is None or not cell.known:
         return None
     if not question.variables[name].levels:
-        return None if cell.deviation is None else Moments(cell.known, 0.0, cell.deviation).patients_for(half)
+        return None if cell.deviation is None else GroupMoments(cell.known, 0.0, cell.deviation).patients_for(half)
     shares = [own / cell.known for own in cell.levels if own is not None]
     spread = max((share * (1 - share) for share in shares), default=0.25)
-    return Moments(cell.known, 0.0, math.sqrt(spread)).patients_for(half)
+    return GroupMoments(cell.known, 0.0, math.sqrt(spread)).patients_for(half)

@@ -88,7 +88,7 @@ class Variable(Section):
 
     @property
     def places(self) -> int:
-        """How many places the range has."""
+        """The number of places on the range."""
         return round(2 * self.half / self.width) + 1
 
     @property
@@ -105,7 +105,7 @@ class Curve(Section):
     by: Word | None = None
 
 
-class Regression(Section):
+class RegressionAsked(Section):
     """A regression. Numbers enter as they are, categories as a column for each level but the first."""
 
     kind: Literal["linear", "logistic", "poisson", "cox"]
@@ -145,7 +145,7 @@ class Regression(Section):
         return self.kind == "cox" and self.strata == "none"
 
 
-class Offer(Section):
+class NoiseOffer(Section):
     """The privacy that is offered to each patient, for all answers together."""
 
     epsilon: float = Field(gt=0, le=1000)
@@ -166,14 +166,14 @@ class Question(Section):
     by: Word | None = Field(None, description="the columns of Table 1: a variable with levels")
     table: Words = Field((), description="the rows of Table 1")
     curves: tuple[Curve, ...] = Field((), max_length=20)
-    models: tuple[Regression, ...] = Field((), max_length=20)
+    models: tuple[RegressionAsked, ...] = Field((), max_length=20)
     by_hospital: bool = Field(False, description="each hospital tells its own column of Table 1, as far as it may")
     wanted: dict[Word, Annotated[float, Field(gt=0)]] = Field(
         {},
         max_length=100,
         description="half widths of 95 % intervals of means or shares, to say how many cases they need",
     )
-    privacy: Offer | None = Field(None, description="noise at every hospital, charged to its ledger")
+    privacy: NoiseOffer | None = Field(None, description="noise at every hospital, charged to its ledger")
 
     @field_validator("sites")
     @classmethod
@@ -226,7 +226,7 @@ class Question(Section):
         """Return the levels of a variable; one without a name where there is none."""
         return tuple(self.variables[name].levels) if name else ("",)
 
-    def width_of(self, model: Regression) -> int:
+    def width_of(self, model: RegressionAsked) -> int:
         """Return the columns of a regression's matrix."""
         return (model.kind != "cox") + sum(self.variables[name].columns for name in model.covariates)
 
@@ -237,7 +237,7 @@ class Question(Section):
 
     @property
     def values(self) -> int:
-        """How many numbers an answer has at most."""
+        """The most numbers that an answer has."""
         groups = len(self.levels_of(self.by))
         table = sum(groups * (5 + self._cells(name)) for name in self.rows)
         curves = sum(2 * len(self.levels_of(own.by)) * self.variables[own.time].places for own in self.curves)
