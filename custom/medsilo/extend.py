@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
     from medsilo.federation.pool import POOL
-    from medsilo.federation.protection import book_of, read_for
+    from medsilo.federation.protection import read_for
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Outgoing, Receive
     from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.network import NORM, Dimensions
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
+    from medsilo.privacy.accounting import gaussian_for
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
     from medsilo.report.template import fill, save
