@@ -281,18 +281,15 @@ def compare(
 def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> None:
     """Say what a comparison found, for each hospital whether joining pays there, and the next command."""
     from medsilo.runs.reading import read_verdict
-    from medsilo.study.verdict import with_interval
+    from medsilo.study.words import in_patients, in_points, verdict_in_words
 
     verdict = read_verdict(folder)
     screen.say(f"\n{verdict.headline}")
-    words = {"yes": "joining pays", "no": "joining costs", "open": "open whether joining pays"}
-    [gains] = [row.joining for row in verdict.rows if row.title == verdict.declared] or [{}]
-    for site, answer in verdict.joining.items():
-        if answer in words:
-            gain, told = gains.get(site), words[answer]
-            if gain and gain.seeds > 1 and not gain.sure and gain.low * gain.high > 0:
-                told += f" after correction for {len(verdict.joining)} hospitals"
-            screen.say(f"  {site}: {told}{f', {with_interval(gain)}' if gain else ''}")
+    for site, one in verdict.gains.items():
+        told = ", ".join(filter(None, [in_points(one.gain), in_patients(verdict.metric, one.gain.mean)]))
+        screen.say(f"  {site}: {verdict_in_words(one)}; {one.method}: {told}")
+    if verdict.between != verdict.headline:
+        screen.say(verdict.between)
     screen.say(f"\ntable: {folder / paths.TABLE}\nreport: {page}\n{following}")
 
 

@@ -7,6 +7,7 @@ from medsilo.report.read import read
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import PairedDifference, Verdict
+from medsilo.study.words import in_points
 
 
 @dataclass(frozen=True)
@@ -22,26 +23,14 @@ class StoryRows:
 def write_demo(folder: Path, told: StoryRows) -> Path:
     """Write the demo's page and return where it is."""
     verdict = read_verdict(folder)
-    joined, running = verdict.first, _against(verdict, told.running)
+    running = _against(verdict, told.running)
     story = {
         "pictures": _pictures(folder, verdict, told.pictured),
-        "joined": joined and _gain(joined),
-        "running": running and _gain(_turned(running)),
-        "seeds": len(verdict.seeds),
+        "running": running and in_points(_turned(running)),
         "tensors": told.tensors,
         "different": told.different,
     }
-    return write_study(folder, template="demo.html", headline=headline(joined), story=story)
-
-
-def headline(joined: PairedDifference | None) -> str:
-    """Return the answer to the demo's one question, from training together minus training alone."""
-    if joined is None:
-        return "The demo's question has no answer: its runs alone or together failed."
-    if joined.low <= 0 <= joined.high:
-        return f"It is open whether three small hospitals gain by training together: {_gain(joined)}."
-    word = "gain" if joined.mean > 0 else "lose"
-    return f"Three small hospitals {word} by training together: {_gain(joined)}."
+    return write_study(folder, template="demo.html", story=story)
 
 
 def _pictures(folder: Path, verdict: Verdict, title: str) -> dict[str, list[str]]:
@@ -59,11 +48,3 @@ def _against(verdict: Verdict, title: str) -> PairedDifference | None:
 def _turned(one: PairedDifference) -> PairedDifference:
     """Return the difference the other way round."""
     return one.model_copy(update={"mean": -one.mean, "low": -one.high, "high": -one.low})
-
-
-def _gain(one: PairedDifference) -> str:
-    return f"{_points(one.mean)} points of accuracy ({_points(one.low)} to {_points(one.high)})"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}".replace("-", "−")

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ UNSTEADY = 0.02  # a row is on its own when chance alone makes it as unsteady as
 TAIL = (1 - LEVEL) / 2
 POWER = 0.8  # share of studies in which the gain would be found
 MOST_SEEDS = 30
+MOST_PATIENTS = 100_000
 DRAWS = 2000  # of studies, for their power
 WORTH = 0.8  # more seeds are proposed if they bring the gain down to this share of what it is at least
 
@@ -452,6 +454,24 @@ def sensitivity(found: Collection[Difference]) -> DetectableGain | None:
     return DetectableGain(
         seeds=seeds, gain=gain, more_seeds=more, smaller_gain=gains[more], low=low, high=high, words=words
     )
+
+
+def patients_needed(one: Difference, patients: int, gain: float, error: float) -> int | None:
+    """Return how many test patients make such a study find this gain with probability `POWER`, as `patients` of them
+    and its seeds spread the difference (Lachin 1981); None where no number would, or the spread is not known."""
+    if patients < 2 or not one.patients.degrees:
+        return None
+    luck = Variance(one.luck.variance / one.seeds, one.luck.degrees)
+
+    def enough(number: int) -> bool:
+        spread = Variance(one.patients.variance * patients / number, number - 1)
+        parts = [part for part in (spread, luck) if part.variance]
+        errors = statistics.NormalDist().inv_cdf(POWER) + (critical(error, parts) if parts else 0)
+        return errors * math.sqrt(sum(part.variance for part in parts)) <= gain
+
+    if not enough(MOST_PATIENTS):
+        return None
+    return bisect_left(range(MOST_PATIENTS), True, lo=2, key=enough)
 
 
 def _parts(one: Difference, seeds: int) -> list[Variance]:
