@@ -44,7 +44,7 @@ class Series:
 def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float] | None]:
     """Return the lowest and the highest of several curves at each place; nothing where one has no value."""
     columns = zip(*curves, strict=False) if len(curves) > 1 else ()
-    return [None if None in column else (min(column), max(column)) for column in columns]  # type: ignore[type-var]
+    return [None if None in column else (min(column), max(column)) for column in columns]
 
 
 def bridged(series: Sequence[Series], skipped: Collection[int]) -> list[Series]:

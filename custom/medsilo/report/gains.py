@@ -1,4 +1,4 @@
-"""The first screen of a comparison: the question, and for each hospital its gain as a picture, in words, its verdict."""
+"""The first screen of a comparison: the question, and each hospital's gain as a picture, in words, with its verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from medsilo.study.words import in_patients, in_points, verdict_in_words
 LOOKS = {"worth it": 2, "promising": 3, "no gain": 1, "too few patients": 0, "too few seeds": 0}  # the marker
 SURE = {"surely higher": 2, "surely lower": 4, "open": 0}
 WIDTH, ROW, EDGE = 320, 26, 16
-EVERYONE = "All hospitals together"
+EVERYONE = "All together"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
     """Return the question, its lines with their pictures on one scale, and what to know of them. sites: only these."""
     if verdict.gains:
         return _of_hospitals(verdict, sites)
-    rows = {row.title: getattr(row.difference, verdict.primary.removesuffix("-site")) for row in verdict.rows if row.against}
+    rows = {
+        row.title: getattr(row.difference, verdict.primary.removesuffix("-site")) for row in verdict.rows if row.against
+    }
     lines = [
         Gain(title, word := ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open", word, one)
         for title, one in rows.items()
@@ -93,7 +95,13 @@ def _whisker(one: Gain, marks: Sequence[float], key: str) -> Markup:
 def _axis(marks: Sequence[float]) -> Markup:
     """Return the numbers below the pictures, for the eye alone: each line says its own in words."""
     svg = ElementTree.Element(
-        "svg", {"class": "chart picture", "viewBox": f"0 0 {WIDTH} 16", "style": f"max-width:{WIDTH}px", "aria-hidden": "true"}
+        "svg",
+        {
+            "class": "chart picture",
+            "viewBox": f"0 0 {WIDTH} 16",
+            "style": f"max-width:{WIDTH}px",
+            "aria-hidden": "true",
+        },
     )
     for mark in marks:
         text = f"{mark:+g}".replace("-", "−") if mark else "0"

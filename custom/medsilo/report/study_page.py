@@ -11,8 +11,8 @@ from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
-from medsilo.report.gains import first_screen
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.gains import first_screen
 from medsilo.report.learned import guessing_at, learned
 from medsilo.report.panels import MethodScores, Subject
 from medsilo.report.provenance import provenance
@@ -30,9 +30,7 @@ ENDPOINTS = {"mean": "Mean over sites", "pooled": "Pooled over cases", "worst-si
 Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
 
 
-def write_study(
-    folder: Path, destination: Path | None = None, *, template: str = "study.html", **more: Any
-) -> Path:
+def write_study(folder: Path, destination: Path | None = None, *, template: str = "study.html", **more: Any) -> Path:
     """Read a comparison's folder, write its page and return where it is.
 
     A page of its own kind gives its template, with what that shows.
@@ -111,10 +109,6 @@ def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
     notices += [notice for notice in findings.notices(runs) if notice.word == STANDS_OUT]
-    for row in verdict.rows:
-        if row.unlike:
-            text = f"{row.title} and {row.against} differ in more than the method: {row.unlike}."
-            notices.append(Notice("caution", "Norms", text))
     kept = sorted({site for row in verdict.rows for site in row.means_only})
     if kept:
         text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
@@ -209,7 +203,9 @@ def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
             continue
         by_round += bridged([Series(title, values, style, band=band)], skipped)
         places = [statistics.mean(column) / MEGABYTE for column in zip(*sent, strict=False)]
-        by_bytes += bridged([Series(title, values[: len(places)], style, places=places, band=band[: len(places)])], skipped)
+        by_bytes += bridged(
+            [Series(title, values[: len(places)], style, places=places, band=band[: len(places)])], skipped
+        )
     if not by_round:
         return []
     known = [value for one in by_round for value in one.values if value is not None]

@@ -571,12 +571,14 @@ class HospitalGain(RecordPart):
     """One hospital's gain from joining, and the verdict on it."""
 
     word: Literal["worth it", "promising", "no gain", "too few patients", "too few seeds"] = Field(
-        description="`worth it`: surely better; `promising`: better, by what chance alone gives in less than a fifth of "
-        "studies; `no gain`: at most two points; else what there is too little of to tell"
+        description="`worth it`: surely better; `promising`: better, and chance alone would show as much in less than "
+        "one of five studies; `no gain`: at most two points; else what there are too few of to tell"
     )
     method: Text = Field(description="the row whose gain it is")
     gain: PairedDifference = Field(description="that row's model minus the one that the site trains alone")
-    patients: Count | None = Field(None, description="those of the test cases; `null` where the site keeps their scores")
+    patients: Count | None = Field(
+        None, description="those of the test cases; `null` where the site keeps their scores"
+    )
     needed: Count | None = Field(
         None, description="test patients, or seeds, with which four of five such studies would find the gain, if known"
     )

@@ -3,7 +3,7 @@
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
@@ -456,22 +456,29 @@ def sensitivity(found: Collection[Difference]) -> DetectableGain | None:
     )
 
 
-def patients_needed(one: Difference, patients: int, gain: float, error: float) -> int | None:
-    """Return how many test patients make such a study find this gain with probability `POWER`, as `patients` of them
-    and its seeds spread the difference (Lachin 1981); None where no number would, or the spread is not known."""
+def needed(
+    one: Difference, patients: int, gain: float, error: float
+) -> tuple[Literal["patients", "seeds"], int | None]:
+    """Return what a study has too little of to find this gain with probability `POWER`, and how many would do, as
+    `patients` spread the difference now (Lachin 1981). Seeds cost machine time alone, so they are what is missing only
+    where the patients are enough. None: more than `MOST_PATIENTS`, or nobody knows how patients differ."""
     if patients < 2 or not one.patients.degrees:
-        return None
-    luck = Variance(one.luck.variance / one.seeds, one.luck.degrees)
+        return "patients", None
 
-    def enough(number: int) -> bool:
-        spread = Variance(one.patients.variance * patients / number, number - 1)
-        parts = [part for part in (spread, luck) if part.variance]
+    def enough(people: int, seeds: int | None) -> bool:
+        parts = [Variance(one.patients.variance * patients / people, people - 1)]
+        parts += [Variance(one.luck.variance / seeds, seeds - 1)] if seeds else []
+        parts = [part for part in parts if part.variance]
         errors = statistics.NormalDist().inv_cdf(POWER) + (critical(error, parts) if parts else 0)
         return errors * math.sqrt(sum(part.variance for part in parts)) <= gain
 
-    if not enough(MOST_PATIENTS):
-        return None
-    return bisect_left(range(MOST_PATIENTS), True, lo=2, key=enough)
+    def fewest(holds: Callable[[int], bool]) -> int | None:
+        found = bisect_left(range(MOST_PATIENTS), True, lo=2, key=holds)
+        return found if found < MOST_PATIENTS else None
+
+    if enough(patients, None):
+        return "seeds", fewest(lambda seeds: enough(patients, seeds))
+    return "patients", fewest(lambda people: enough(people, None))
 
 
 def _parts(one: Difference, seeds: int) -> list[Variance]:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
+from medsilo.plan import Plan
 from medsilo.runs.schema import (
     About,
     Differences,
@@ -34,7 +35,7 @@ from medsilo.study.evidence import (
     joined,
     level,
     luck_of,
-    patients_needed,
+    needed,
     seeds_of,
     sensitivity,
 )
@@ -99,7 +100,7 @@ class Statistics:
             means_only = {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
             entry = VerdictRow(
                 title=row.title,
-                method=row.method or plan.algorithm.name,
+                method=row.method or self._plan(row).algorithm.name,
                 changes=list(row.changes),
                 seeds=sorted(self.found[row]),
                 score=self._score(row),
@@ -172,9 +173,11 @@ class Statistics:
             if one.task == other.task and one.participation.sites == other.participation.sites:
                 yield seed
 
+    def _plan(self, row: Row) -> Plan:
+        return next(cell.plan for (of, _), cell in self.cells.items() if of == row)
+
     def _unlike(self, row: Row, base: Row) -> str | None:
-        one, other = (next(cell.plan for (of, _), cell in self.cells.items() if of == each) for each in (row, base))
-        return unlike(one, other)
+        return unlike(self._plan(row), self._plan(base))
 
     def _difference(
         self,
@@ -267,21 +270,17 @@ class Statistics:
         gain, found = asked[row], found_at[site][row]
         own = next(scores[site] for scores in self.found[row].values())
         patients = None if own.summed_up is not None else int(own.patients.max()) + 1
-        error = self._error / len(found_at)
-        needed = patients_needed(found, patients or 0, max(gain.mean, LITTLE), error)
-        needed = needed and max(needed, (patients or 0) + 1)
-        word: Word = "too few patients"
+        what, number = needed(found, patients or 0, max(gain.mean, LITTLE), self._error / len(found_at))
+        word: Word = "too few seeds" if what == "seeds" else "too few patients"
         if gain.sure and gain.mean > 0:
-            word, needed = "worth it", None
+            word, number = "worth it", None
         elif gain.seeds == 1:
-            word, needed = "too few seeds", SEEDS
+            word, number = "too few seeds", SEEDS
         elif gain.high <= LITTLE:
-            word, needed = "no gain", None
+            word, number = "no gain", None
         elif gain.mean > 0 and gain.p < LIKELY:
             word = "promising"
-        elif found.patients.variance and needed is None:
-            word = "too few seeds"
-        return HospitalGain(word=word, method=row.title, gain=gain, patients=patients, needed=needed)
+        return HospitalGain(word=word, method=row.title, gain=gain, patients=patients, needed=number)
 
     def _tested(self, found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
         return _tested(found, self._error)
