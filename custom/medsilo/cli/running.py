@@ -253,7 +253,6 @@ def compare(
     from functools import partial
 
     from medsilo.report.study_page import write_study
-    from medsilo.runs.reading import read_verdict
     from medsilo.runs.schema import About
     from medsilo.study.compare import Asked, Study, asked, command_line, most_at_once
 
@@ -269,8 +268,7 @@ def compare(
         failures = study.run_within(minutes, *how) if minutes else study.run(*how)
     screen.doing("writing the page")
     page = write_study(out)
-    first = next((one.run for one in read_verdict(out).runs), "")
-    _say_answer(screen, out, page, f"a page for each hospital: medsilo report {out / first} --hospitals")
+    _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")
     rows = json.loads((out / paths.TABLE).read_text(encoding="utf-8"))
     screen.answer(table=out / paths.TABLE, report=page, verdict=out / "verdict.json", failures=failures, rows=rows)
     for failure in failures:

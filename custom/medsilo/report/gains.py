@@ -15,6 +15,7 @@ from medsilo.study.words import in_patients, in_points, verdict_in_words
 
 LOOKS = {"worth it": 2, "promising": 3, "no gain": 1, "too few patients": 0, "too few seeds": 0}  # the marker
 SURE = {"surely higher": 2, "surely lower": 4, "open": 0}
+LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
 WIDTH, ROW, EDGE = 320, 26, 16
 EVERYONE = "All together"
 
@@ -46,7 +47,8 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
 
 
 def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, Any]:
-    lines = [Gain(EVERYONE, "", "", verdict.first)] if verdict.first and not sites else []
+    told = sites is None or len(verdict.gains) >= LEAST
+    lines = [Gain(EVERYONE, "", "", verdict.first)] if verdict.first and told else []
     for site, one in verdict.gains.items():
         if sites is None or site in sites:
             name = site if verdict.declared else f"{site}, {one.method}"
@@ -68,7 +70,7 @@ def _drawn(question: str, head: str, lines: Sequence[Gain], verdict: Verdict, no
             "look": one.look.replace(" ", "-") or "everyone",
             "chart": _whisker(one, marks, f"gain-{place}"),
             "points": in_points(one.found),
-            "patients": in_patients(verdict.metric, one.found.mean),
+            "patients": in_patients(verdict.metric, one.found.mean) if one.verdict else "",  # the sentence says it
         }
         for place, one in enumerate(lines)
     ]

@@ -1,6 +1,5 @@
 """A gain in points and in patients, as pages and the terminal say it. Light: no page brings numpy for it."""
 
-from medsilo.core.text import counted
 from medsilo.runs.schema import HospitalGain, PairedDifference
 
 OF_PATIENTS = {  # scores that are a share of something that a reader can count
@@ -33,7 +32,4 @@ def verdict_in_words(found: HospitalGain) -> str:
     """Return the verdict, with how many patients or seeds are needed where there are too few."""
     if not found.word.startswith("too few"):
         return found.word
-    what = found.word.removeprefix("too few ").removesuffix("s")
-    if found.needed is None:
-        return f"{found.word} to tell"
-    return f"{found.word}: {counted(found.needed, what)} needed"
+    return f"{found.word} to tell" if found.needed is None else f"{found.word}: {found.needed:,} needed"
