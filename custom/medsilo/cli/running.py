@@ -36,13 +36,13 @@ def demo(
     """
     screen.begin(f"demo with seeds {seeds}: loading PyTorch and NVFlare")
     from medsilo.report.demo_page import StoryRows, write_demo
-    from medsilo.study.demo import HARMONISED, RUNNING, run_demo
+    from medsilo.study.demo import HARMONISED, run_demo
 
     with screen.busy("running the demo") as tell_more:
         done = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say, tell_more)
     screen.doing("writing the page")
     same = done.same
-    told = StoryRows(RUNNING, HARMONISED, same.tensors if same else 0, same.different if same else None)
+    told = StoryRows(HARMONISED, same.tensors if same else 0, same.different if same else None)
     page = write_demo(done.folder, told)
     _say_answer(screen, done.folder, page, "now with your data: medsilo init FOLDER -o study")
     screen.answer(report=page, failures=done.failures, equal=bool(same and not same.different))

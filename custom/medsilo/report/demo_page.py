@@ -6,15 +6,13 @@ from pathlib import Path
 from medsilo.report.read import read
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_verdict
-from medsilo.runs.schema import PairedDifference, Verdict
-from medsilo.study.words import in_points
+from medsilo.runs.schema import Verdict
 
 
 @dataclass(frozen=True)
 class StoryRows:
     """The rows that the story is about, and how the study under NVFlare compares."""
 
-    running: str
     pictured: str  # the row whose first run has pictures of the hospitals' images
     tensors: int
     different: int | None  # None where the simulator failed
@@ -23,10 +21,8 @@ class StoryRows:
 def write_demo(folder: Path, told: StoryRows) -> Path:
     """Write the demo's page and return where it is."""
     verdict = read_verdict(folder)
-    running = _against(verdict, told.running)
     story = {
         "pictures": _pictures(folder, verdict, told.pictured),
-        "running": running and in_points(_turned(running)),
         "tensors": told.tensors,
         "different": told.different,
     }
@@ -38,13 +34,3 @@ def _pictures(folder: Path, verdict: Verdict, title: str) -> dict[str, list[str]
     runs = [run.run for run in verdict.runs if run.row == title]
     found = read(folder / runs[0]).pictures if runs else {}
     return {site: [before for before, _ in pairs] for site, pairs in found.items()}
-
-
-def _against(verdict: Verdict, title: str) -> PairedDifference | None:
-    """Return a row's difference from the one that all are held against."""
-    return next((row.difference.mean for row in verdict.rows if row.title == title), None)
-
-
-def _turned(one: PairedDifference) -> PairedDifference:
-    """Return the difference the other way round."""
-    return one.model_copy(update={"mean": -one.mean, "low": -one.high, "high": -one.low})

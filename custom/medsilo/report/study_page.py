@@ -66,7 +66,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         joining=[_joining(row, verdict.sites) for row in rows if any(row.joining.values())],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
-        holdings=holdings.pictures(runs),
+        holdings=holdings.tables(runs),
         checks=checks(subjects),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
