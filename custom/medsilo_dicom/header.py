@@ -134,8 +134,8 @@ def read_headers(path: Path) -> tuple[Header, ...]:
     if header.kind in (*SEGMENTATIONS, STRUCTURES):
         return (replace(header, refers=_asked(lambda: _referred(elements), frozenset())),)
     wrong = damage or _asked(lambda: _unlike_a_slice(elements, len(data)), STRANGE)
-    frames = () if wrong else _asked(lambda: _frames(header, elements, data), ())
-    return frames or (replace(header, wrong=wrong or STRANGE),)
+    strange = (replace(header, wrong=wrong or STRANGE),)
+    return strange if wrong else _asked(lambda: _frames(header, elements, data), strange)
 
 
 def _elements(data: bytes, wanted: Sequence[str]) -> Any:
@@ -150,8 +150,8 @@ def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
     groups = _elements(data, ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
     shared, own = groups.SharedFunctionalGroupsSequence[0], groups.PerFrameFunctionalGroupsSequence
     if len(own) != int(elements.NumberOfFrames):
-        return ()
-    found = []
+        raise ValueError("frames lack their groups")
+    found: list[Header] = []
     for number, frame in enumerate(own):
 
         def group(name: str, frame: Any = frame) -> Any:

@@ -86,7 +86,7 @@ def _stacked(headers: Sequence[Header]) -> ImageSeries:
         raise DataError("series have rows and columns that are not at right angles; export them again")
     along, down = along / np.linalg.norm(along), down / np.linalg.norm(down)
     normal = np.cross(along, down)
-    order = sorted(headers, key=lambda header: (float(np.array(header.position) @ normal), header.instance, header.frame))
+    order = sorted(headers, key=lambda one: (float(np.array(one.position) @ normal), one.instance, one.frame))
     places = np.array([header.position for header in order])
     heights = (places - places[0]) @ normal
     steps = np.diff(heights)
