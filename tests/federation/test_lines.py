@@ -20,7 +20,7 @@ from medsilo.core.errors import Refused
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.janitor import LostConnections
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
-from medsilo.flare.patience import LIMITS, Patience, limits
+from medsilo.flare.patience import LIMITS, PIECE, Patience, limits
 from medsilo.flare.pieces import ArrivingTensors, PatientRequests, PiecedTensors, _Pieces, in_one, in_pieces
 from medsilo.flare.wire import to_parcel
 from medsilo.runs.messages import Parcel
@@ -102,6 +102,25 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
         assert all(torch.equal(sent[name], came[name]) for name in sent)
     alone, ahead = seconds
     assert alone > 24 and ahead < alone / 3, seconds
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_consortiums_line_takes_little_more_than_the_bytes_need(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.9 MB/s and 200 ms each way, a fourteenth of a model of 688 MB, in pieces of the defaults."""
+    line, large = Line(rate=0.9e6, delay=0.2), Parcel({"model": {"w": torch.arange(12_000_000.0)}}, {"task": "round"})
+    for way in (cells.relay.up, cells.relay.down):
+        way.line = line
+    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, PIECE))
+    for cell in (cells.job, cells.site):
+        PatientRequests(cell, Patience.of(make_plan("fedavg", "participation.timeout=600")))
+    began = time.monotonic()
+    assert cells.send(answer_of(large), timeout=60) == ReturnCode.OK
+    ratio = (time.monotonic() - began) * line.rate / large.size()
+    print(f"{ratio:.3f} of bytes/bandwidth")
+    assert ratio < 1.15, ratio
 
 
 @pytest.mark.slow
