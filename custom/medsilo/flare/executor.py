@@ -169,7 +169,7 @@ def _changes_answers(fl_ctx: FLContext) -> bool:
 
 
 class Busy:
-    """When the processes that train here were last seen at work."""
+    """Looks at whether the processes that train here work."""
 
     def __init__(self) -> None:
         self.looked = self.worked = time.monotonic()

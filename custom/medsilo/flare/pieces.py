@@ -155,7 +155,7 @@ class _Pieces(TensorDownloadable):
         if ended:
             return ProduceRC.EOF, None, {}
         if parts is None:
-            raise RuntimeError("nobody asks for these tensors any more")
+            raise MedsiloError("nobody asks for these tensors any more")
         items = [save({name: parts[name]}) for name in self.pieces[number]]
         LEFTOVERS.sent(sum(map(len, items)))
         return ProduceRC.OK, items, {NEXT: number + 1, PIECES: len(self.pieces)}
