@@ -711,10 +711,18 @@ def blobs(module: Any) -> None:
         module.BlobTask(stream.StreamFuture(1), module.BlobStream(b"x" * 11, {}), max_size=handler.max_blob_size)
 
 
-@relies("fuel.f3.streaming.download_service", "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF")
+@relies(
+    "fuel.f3.streaming.download_service",
+    "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF ProduceRC.OK _PropKey.REF_ID _PropKey.STATE",
+)
 def downloads(module: Any) -> None:
-    """Tensors are fetched over this channel and topic, until a reply says that there are no more."""
+    """Tensors are fetched over this channel and topic, until a reply says that there are no more. A request names the
+    tensors and holds the state that came with the piece before, unchanged; the reply holds the next state."""
     assert module.OBJ_DOWNLOADER_CHANNEL and module.OBJ_DOWNLOADER_TOPIC
+    source_holds(
+        module._download_object, "req_payload[_PropKey.STATE] = req_state", "state = payload.get(_PropKey.STATE)"
+    )
+    source_holds(module._download_object, "req_payload = {_PropKey.REF_ID: ref_id}", "new_state != request_state")
     assert module.ProduceRC.EOF not in (module.ProduceRC.OK, module.ProduceRC.ERROR)
 
 

@@ -24,7 +24,6 @@ BY_HAND = {
     "apis.shareable.Shareable.get_peer_context",
     "apis.shareable.Shareable.set_peer_context",
     "apis.shareable.Shareable.set_return_code",
-    "app_opt.pt.tensor_downloader.TensorDownloadable.release",
     "fuel.f3.streaming.blob_streamer.BlobHandler.max_blob_size",
     "fuel.f3.streaming.byte_receiver.RxTask._remove_task",
     "fuel.f3.streaming.byte_receiver.RxTask.stop",

@@ -29,7 +29,7 @@ from nvflare.fuel.f3.streaming import byte_receiver
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobStream, BlobTask
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
-from nvflare.fuel.f3.streaming.download_service import Consumer, download_object
+from nvflare.fuel.f3.streaming.download_service import Consumer, _download_object, download_object
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamFuture
 from nvflare.fuel.sec.audit import AuditService
@@ -206,6 +206,12 @@ def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
     PatientRequests(cell, Patience(silence=5.0))
     download_object("hospital-a", "ref", 1.0, cell, Fetched())
     assert len(asked) == 3
+
+
+def test_need_of_AskedPiece() -> None:
+    """What this costs on a long line, tests/federation/test_lines.py measures."""
+    source = inspect.getsource(_download_object)
+    assert source.count("download_request_thread_pool.submit(") == 1 and "reply = pending_future.result()" in source
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -83,7 +83,7 @@ def test_under_stop_the_round_waits_for_it_and_nothing_is_lost(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """All that runs at a hospital dies, and then what NVFlare runs there for the job alone."""
-    changes = ["training.rounds=100", "participation.timeout=300"]
+    changes = ["training.rounds=100", "participation.timeout=600"]  # as measured
     inprocess.run(make_plan("fedbn", *changes, sites=[A, B]), folder=tmp_path / "loop")
     job, record = start(pair, tmp_path, "waited-for", *changes)
 

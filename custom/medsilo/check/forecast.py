@@ -1,5 +1,6 @@
 """Time and memory of the rounds to come, estimated from a few batches."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -71,7 +72,7 @@ def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, 
     else:
         yield Finding("memory", "ok", told)
     for one in tried:
-        seconds, limit = round_seconds(one, plan, cases), plan.participation.timeout
+        seconds, limit = round_seconds(one, plan, cases), plan.participation.limit or math.inf
         told = (
             f"phase {one.phase}: a round will take about {duration(seconds)} here, all {one.rounds} of them about "
             f"{duration(seconds * one.rounds)}, beside the other sites' and the network's time"

@@ -10,6 +10,7 @@ from medsilo.core.tensors import Modules
 from medsilo.core.text import is_safe_name
 
 MOST_SITES = 4096
+MEASURED = {"timeout": 600, "silence": 420}  # the values that stand for "as measured": plans keep their hashes
 
 
 class Participation(Feature):
@@ -35,7 +36,13 @@ class Participation(Feature):
         "`wait`: ask a site that is lost or whose training process crashed again until `patience` is over (a refusal "
         "is final). `continue`: go on without it. All three end the study when fewer than `minimum` sites contribute",
     )
-    timeout: int = Field(600, ge=1, le=86_400, description="seconds that a site has for one answer")
+    timeout: int = Field(
+        MEASURED["timeout"],
+        ge=1,
+        le=86_400,
+        description="seconds that a site has for one answer. Leave 600, the default, and it has as long as it lives "
+        "and works: what is alive is measured",
+    )
     patience: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
     )
@@ -46,10 +53,11 @@ class Participation(Feature):
         "where others differ, its warnings say so",
     )
     silence: int = Field(
-        420,
+        MEASURED["silence"],
         ge=1,
         le=86_400,
-        description="seconds a connection may be down before the server gives the answer up",
+        description="seconds a connection may be down before the server gives the answer up. Leave 420, the default, "
+        "and it is 20 minutes, and less under `continue`, by how long the site was silent before",
     )
 
     @field_validator("sites", "unseen")
@@ -84,6 +92,16 @@ class Participation(Feature):
     def everyone(self) -> tuple[str, ...]:
         """All named hospitals, those that train and those that don't."""
         return tuple(sorted({*self.sites, *self.unseen}))
+
+    @property
+    def limit(self) -> int | None:
+        """The seconds for one answer that the plan sets; None where what a site does is measured."""
+        return None if self.timeout == MEASURED["timeout"] else self.timeout
+
+    @property
+    def longest_silence(self) -> int | None:
+        """The seconds without a sign that the plan sets; None where they are measured."""
+        return None if self.silence == MEASURED["silence"] else self.silence
 
     @property
     def required(self) -> int:

@@ -1,5 +1,6 @@
 """The one controller of all methods: gives the coordinator its place on NVFlare's server."""
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +21,10 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import Trackers, tracked
 from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.patches import LEFTOVERS, cell_of_job
-from medsilo.flare.patience import Patience
+from medsilo.flare.patience import LONGEST, Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.presence import Presence
-from medsilo.flare.transport import Away, FlareTransport, dead
+from medsilo.flare.transport import Away, FlareTransport, Longest, dead
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import (
     cloned_from,
@@ -158,13 +159,18 @@ class MedsiloController(Controller):
         before = record.summary()
         sites = [client.name for client in fl_ctx.get_engine().get_clients()]
         away: Away = dead
+        longest: Longest = float
         if self.gate and self.engine == "nvflare":
             sync = fl_ctx.get_engine().sync_clients_from_main_process
-            self.presence = Presence(self.gate.cell, self.gate.heard, sync, Patience.of(plan).silence)
-            self.presence.begin()
+            silence, measured = Patience.of(plan).silence, plan.participation.limit is None
+            patience = silence if measured else math.inf
+            presence = self.presence = Presence(self.gate.cell, self.gate.heard, sync, silence, patience)
+            presence.begin()
             goes_on = plan.participation.when_missing == "continue"
-            away = self.presence.away if goes_on else self.presence.hopeless  # others wait for who may come back
-        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away)
+            away = presence.away if goes_on else presence.hopeless  # others wait for who may come back
+            if measured:  # and the server's own process tells who is there
+                longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
+        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away, longest)
         if self.gate:
             self.gate.allow(answer_bounds(plan))
             PatientRequests(self.gate.cell, Patience.of(plan))

@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -43,6 +44,9 @@ from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 
+STOOD_STILL = 600.0  # seconds without work after which a site gives up an answer, where the plan sets no limit
+LOOK = 10.0  # seconds between two looks at whether there is work
+LEAST = 0.05  # of a core that works
 ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
 
 
@@ -57,6 +61,7 @@ class MedsiloExecutor(Executor):
         self.folder: Path | None = None  # of this site in the study
         self.clock: Clock | None = None  # how long it works for that
         self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
+        self.measured = False  # the plan sets no limit for an answer
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -79,17 +84,18 @@ class MedsiloExecutor(Executor):
             plan = plan_of_job(fl_ctx)
             gate.allow(request_bounds(plan))
             PatientRequests(cell, Patience.of(plan))
+            self.measured = plan.participation.limit is None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started, parcel = time.monotonic(), Parcel()
-        running: list[Clock] = []  # the site's, as soon as this work has begun
+        checks: list[Callable[[], None]] = []  # of this work, as soon as it has begun
 
         def stop() -> None:
             if abort_signal.triggered:
                 raise Aborted("the run was aborted")
-            for clock in running:
-                clock.check()
-            if time.monotonic() - started > parcel.facts.get("timeout", math.inf):  # NVFlare tells a site nothing of it
+            for check in checks:
+                check()
+            if not self.measured and time.monotonic() - started > parcel.facts.get("timeout", math.inf):
                 raise Refused("took longer than participation.timeout: nobody waits for this answer any more")
 
         def work() -> Shareable:
@@ -97,7 +103,7 @@ class MedsiloExecutor(Executor):
                 return to_shareable(parcel)
             site, clock = self._site(parcel, fl_ctx, stop)
             with clock.running():
-                running.append(clock)
+                checks.extend([clock.check, Busy().check] if self.measured else [clock.check])
                 reply = site.answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
@@ -160,6 +166,34 @@ class MedsiloExecutor(Executor):
 def _changes_answers(fl_ctx: FLContext) -> bool:
     """Return whether a filter of the hospital or of the job sees answers: it must see all that leaves."""
     return filters_of_answers(fl_ctx, TASK) != []
+
+
+class Busy:
+    """Looks at whether the processes that train here work."""
+
+    def __init__(self) -> None:
+        self.looked = self.worked = time.monotonic()
+        self.used = _used()
+
+    def check(self) -> None:
+        """Raise Died where they have done nothing for too long."""
+        now = time.monotonic()
+        if now - self.looked > LOOK:
+            used = _used()
+            if used - self.used > LEAST * (now - self.looked):
+                self.worked = now
+            self.looked, self.used = now, used
+        if now - self.worked > STOOD_STILL:
+            raise Died(f"its training stood still for {now - self.worked:.0f} s")
+
+
+def _used() -> float:
+    """Return the seconds of processors that training took so far: of its own processes, or of this one."""
+    own, used = psutil.Process(), 0.0
+    for process in own.children(recursive=True) or [own]:
+        with suppress(psutil.Error):  # it has ended
+            used += sum(process.cpu_times()[:2])
+    return used
 
 
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:

@@ -27,10 +27,11 @@ from nvflare.apis.utils.task_utils import get_filters
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from nvflare.fuel.f3.streaming.download_service import _PropKey
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFuture
 from nvflare.fuel.sec.audit import AuditService
@@ -46,9 +47,10 @@ if TYPE_CHECKING:
 
 BUFFER = 1 << 18  # bytes of a message's buffer, in addition to its own; larger messages are sent in pieces of this size
 MOST_LEFT = 64 << 20  # bytes that may be left behind
-MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends a piece at a time, and again what was cut
+MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends pieces.MOST_AHEAD, and again what was cut
 MOST_KEPT = 256  # finished ones, kept for a while for pieces that come twice
 AUDIT, AUDITS = 16 << 20, 10  # bytes of audit.log until it is set aside, and how many of these are kept
+NEXT, PIECES = "next", "pieces"  # in the state that comes with a piece: the number of the next, and how many there are
 LOOK = 1.0  # seconds between two looks at what was kept for long enough
 STARTED = "Start the client app..."  # what a client replies whose process of a job starts
 NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
@@ -305,6 +307,37 @@ def send_requests_by(cell: Cell, request: Send) -> Send:
     own: Send = cell.send_request
     cell.send_request = request
     return own
+
+
+class AskedPiece:
+    """A piece of tensors that a request asks for, by its number.
+
+    Issue (2.9.0): one piece of tensors is on its way at a time. `_download_object` asks for the next one when the one
+    before has come, so a line between far places stands idle for its whole way there and back after each. Please let
+    the caller say how many may be on their way.
+    """
+
+    def __init__(self, request: Message) -> None:
+        self.asked: dict[str, Any] = request.payload
+        self.tensors: str = self.asked[_PropKey.REF_ID]
+        self.number = number_of(self.asked.get(_PropKey.STATE))
+
+    def other(self, number: int) -> Message:
+        """Return the request for another piece of the same tensors."""
+        return new_cell_message({}, {**self.asked, _PropKey.STATE: {NEXT: number}})
+
+
+def number_of(state: dict[str, int] | None) -> int:
+    """Return the number of the piece that is asked for with the state of the one before."""
+    return (state or {}).get(NEXT, 0)
+
+
+def pieces_in(reply: Message) -> int:
+    """Return how many pieces there are, as a reply with one of them says; 0 where it says nothing."""
+    match reply.payload:
+        case {_PropKey.STATE: {"pieces": int(pieces)}}:
+            return pieces
+    return 0
 
 
 # ---------------------------------------------------------------------------------------------------- the server

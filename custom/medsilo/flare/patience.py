@@ -1,6 +1,7 @@
 """The time that a site has.
 
-NVFlare's time limits that a hospital's line can hit follow from three keys of the plan, and stand here only.
+NVFlare's time limits that a hospital's line can hit stand here only. They follow from what is measured, or from three
+keys of the plan where these are set.
 
 `participation.silence`: how long a site may be silent. `participation.timeout`: how long a site has for one answer.
 `transport.slowest`: how slow a line may be.
@@ -15,7 +16,10 @@ from medsilo.plan import Plan
 PIECE_SECONDS = 10.0  # that a piece of a tensor takes on the slowest line
 LARGEST_PIECE = 16 << 20  # bytes
 SMALLEST_PIECE = 1 << 14
+PIECE = 1 << 20  # bytes, where lines are measured
 ASK_AGAIN = 30.0  # seconds after which a request is made again whose reply a cut line may have swallowed
+DOWN = 1200.0  # seconds that a line may be down where nobody says less: twice the longest cuts that hospitals told of
+LONGEST = 86_400.0  # seconds for one answer of a site that shows signs of life
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Patience:
     """The time and the bytes that a plan allows."""
 
     silence: float  # of a site
-    rate: float = 500_000.0  # bytes a second of the slowest line
+    rate: float | None = None  # bytes a second of the slowest line; None: lines are measured
     again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
     away: float = 0.0  # that a round waits for a site that is lost
 
@@ -31,12 +35,15 @@ class Patience:
     def of(cls, plan: Plan) -> "Patience":
         """Return what a plan grants; nobody is waited for longer than for an answer."""
         own = plan.participation
-        silence, away = min(own.silence, own.timeout), own.patience if own.when_missing == "wait" else 0
-        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4), float(away))
+        silence = float(min(own.longest_silence or DOWN, own.limit or LONGEST))
+        away = own.patience if own.when_missing == "wait" else 0
+        return cls(silence, plan.transport.rate, min(ASK_AGAIN, silence / 4), float(away))
 
     @property
     def piece(self) -> int:
         """Return the bytes of a piece of a tensor: what arrived stays when the line is cut within the next."""
+        if self.rate is None:
+            return PIECE
         return min(LARGEST_PIECE, max(SMALLEST_PIECE, int(PIECE_SECONDS * self.rate)))
 
 
@@ -57,7 +64,7 @@ LIMITS = (
         "both",
         2 << 20,
         lambda patience: patience.piece,
-        "bytes of tensors that are asked for at once: ten seconds of the slowest line; larger tensors travel in pieces",
+        "bytes of tensors that travel in one piece: 1 MiB, or ten seconds of `transport.slowest`",
     ),
     Limit(
         "tensor_streaming_per_request_timeout",

@@ -1,11 +1,13 @@
-"""Large tensors in pieces: NVFlare asks for tensors one by one, so a cut line costs no more than the piece it cut.
-Requests that a line has lost are made again.
+"""Tensors in pieces, so that a cut line costs no more than the pieces that were on their way. Requests that a line has
+lost are made again, and as many stand at once as the line has room for.
 
 NVFlare 2.9 sends a tensor as a whole however large it is, and begins it anew after a cut.
 """
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
@@ -18,12 +20,13 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, ProduceRC
+from safetensors.torch import save
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.spill import Spill
 from medsilo.core.tensors import Tensors
-from medsilo.flare.patches import LEFTOVERS, send_requests_by
+from medsilo.flare.patches import LEFTOVERS, NEXT, PIECES, AskedPiece, number_of, pieces_in, send_requests_by
 from medsilo.flare.patience import Patience
 
 LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
@@ -130,16 +133,57 @@ def site_of(process: str) -> str:
 
 
 class _Pieces(TensorDownloadable):
-    """Pieces for NVFlare to fetch in place of tensors."""
+    """Tensors for NVFlare to fetch in numbered pieces: small ones together, large ones cut."""
 
     def __init__(self, tensors: Tensors, most: int) -> None:
-        super().__init__(in_pieces(tensors, most), most)
+        parts = in_pieces(tensors, most)
+        super().__init__(parts, most)
+        self.tensors: Tensors | None = parts
+        self.pieces: list[list[str]] = []  # the names of the parts in each
+        room = 0
+        for name, part in parts.items():
+            room -= part.nbytes
+            if room < 0 or not self.pieces:
+                self.pieces.append([])
+                room = most - part.nbytes
+            self.pieces[-1].append(name)
 
     def produce(self, state: dict, requester: str) -> tuple[str, Any, dict]:
-        told = super().produce(state, requester)
-        LEFTOVERS.sent(sum(map(len, told[1] or [])))
-        FETCHING.saw(told[0] == ProduceRC.EOF)
-        return told
+        number, parts = number_of(state), self.tensors
+        ended = number >= len(self.pieces)
+        FETCHING.saw(ended)
+        if ended:
+            return ProduceRC.EOF, None, {}
+        if parts is None:
+            raise MedsiloError("nobody asks for these tensors any more")
+        items = [save({name: parts[name]}) for name in self.pieces[number]]
+        LEFTOVERS.sent(sum(map(len, items)))
+        return ProduceRC.OK, items, {NEXT: number + 1, PIECES: len(self.pieces)}
+
+    def release(self) -> None:
+        self.tensors = None
+        super().release()
+
+
+AHEAD = 1.0  # seconds of a line's own speed, as measured, for which pieces are asked for ahead
+MOST_AHEAD = 16  # of the same tensors
+
+
+@dataclass
+class _OnTheirWay:
+    """Pieces of the same tensors that were asked for ahead."""
+
+    coming: dict[int, Future[Message]] = field(default_factory=dict)
+    came: int = 0
+    since: float = field(default_factory=monotonic)
+    ended: bool = False
+
+    def room(self) -> int:
+        """Return how many more the line has room for, by its speed so far."""
+        return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
+
+
+ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # by NVFlare's name for the tensors that are being fetched
 
 
 class PiecedTensors(TensorDecomposer):
@@ -150,13 +194,18 @@ class PiecedTensors(TensorDecomposer):
     def to_downloadable(self, items: dict, max_chunk_size: int, fobs_ctx: dict) -> TensorDownloadable:
         return _Pieces(items, max_chunk_size)
 
-    def download(self, *args: Any, **kwargs: Any) -> tuple[str, dict]:
-        if self.to_files:
-            return self._to_files(*args, **kwargs)
-        failed, pieces = super().download(*args, **kwargs)
-        return (failed, pieces) if failed else (failed, in_one(pieces))
+    def download(self, *, ref_id: str, **kwargs: Any) -> tuple[str, dict]:
+        own = ON_THEIR_WAY[ref_id] = _OnTheirWay()
+        try:
+            if self.to_files:
+                return self._to_files(ref_id=ref_id, **kwargs)
+            failed, pieces = super().download(ref_id=ref_id, **kwargs)
+            return (failed, pieces) if failed else (failed, in_one(pieces))
+        finally:
+            own.ended = True
+            ON_THEIR_WAY.pop(ref_id, None)
 
-    def _to_files(self, *args: Any, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
+    def _to_files(self, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
         arriving, problems = ArrivingTensors(), []
 
         def take(pieces: Tensors) -> None:
@@ -166,7 +215,7 @@ class PiecedTensors(TensorDecomposer):
                 problems.append(error)
                 raise
 
-        failed, _ = download_tensors(*args, tensors_received_cb=take, **kwargs)
+        failed, _ = download_tensors(tensors_received_cb=take, **kwargs)
         if problems:
             raise Refused(f"its answer was not taken: {problems[0]}", private=problems[0].private)
         return (failed, {}) if failed else (failed, arriving.whole())
@@ -181,6 +230,7 @@ class PatientRequests:
 
     def __init__(self, cell: Cell, patience: Patience) -> None:
         self.patience, self.send = patience, send_requests_by(cell, self.request)
+        self.fetchers = ThreadPoolExecutor(256, "pieces")  # nearly all that one does is wait
 
     def request(self, *given: Any, **asked: Any) -> Message:
         """Send a request and return the reply, in the place of NVFlare's cell."""
@@ -192,14 +242,28 @@ class PatientRequests:
             asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
         return self.send(*given, **asked)
 
-    def _fetch(self, **asked: Any) -> Message:
+    def _fetch(self, request: Message, **asked: Any) -> Message:
+        """Return a piece, and ask for those after it."""
+        piece = AskedPiece(request)
+        own = ON_THEIR_WAY.get(piece.tensors, _OnTheirWay())
+        there = own.coming.pop(piece.number, None)
+        reply = there.result() if there else self._patiently(own, request=request, **asked)
+        own.came += 1
+        for number in range(piece.number + 1, min(pieces_in(reply), piece.number + 1 + own.room())):
+            if number not in own.coming:
+                asking = {**asked, "request": piece.other(number)}
+                own.coming[number] = self.fetchers.submit(self._patiently, own, **asking)
+        return reply
+
+    def _patiently(self, own: _OnTheirWay, **asked: Any) -> Message:
         """Ask for a piece until it is there, or its owner was silent for too long."""
         aborted, since = asked.get("abort_signal"), monotonic()
         while True:
             reply = self.send(**asked | {"timeout": self.patience.again})
             if reply.get_header(MessageHeaderKey.RETURN_CODE) not in PASSING or (aborted and aborted.triggered):
                 return reply
-            if monotonic() - since > self.patience.silence:
+            own.came, own.since = 0, monotonic()  # its speed is measured anew
+            if own.ended or monotonic() - since > self.patience.silence:
                 return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
             sleep(PAUSE)
 

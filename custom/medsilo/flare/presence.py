@@ -5,6 +5,7 @@ jobs that run: its process is started there again, and goes on from the hospital
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -170,6 +171,7 @@ class _Site:
 
     cell: str
     starts: int = 0
+    known: float = field(default_factory=monotonic)  # since when the job asks for it
     heard: float = 0.0
     longest: float = 0.0  # silence after which it was heard again
     problem: str = ""  # that keeps it away until somebody there mends it
@@ -180,11 +182,18 @@ class _Site:
 class Presence:
     """The hospitals of a job that can't answer, as the server's own process and their silence tell."""
 
-    def __init__(self, cell: Cell, heard: dict[str, float], sync: Callable[[], None], silence: float) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        heard: dict[str, float],
+        sync: Callable[[], None],
+        silence: float,
+        patience: float = math.inf,
+    ) -> None:
         """heard: by cell of a hospital that is asked for, when it was heard last; sync: learns who has new tokens;
         silence: the most seconds that a hospital with an open connection may say nothing; fewer, while its own silences
-        were short."""
-        self.cell, self.heard, self.sync, self.silence = cell, heard, sync, silence
+        were short. patience: seconds after which nobody waits any more for one that is away."""
+        self.cell, self.heard, self.sync, self.silence, self.patience = cell, heard, sync, silence, patience
         self.sites: dict[str, _Site] = {}
         self.ended = threading.Event()
 
@@ -234,11 +243,20 @@ class Presence:
 
     def away(self) -> dict[str, str]:
         """Return who can't answer now, and why."""
-        return {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
+        return self.hopeless() | {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
 
     def hopeless(self) -> dict[str, str]:
-        """Return who can't answer before somebody there does something, and why."""
-        return {name: why for name, why in self.away().items() if self.sites[name].problem}
+        """Return for whom nobody waits any more, and why: it needs somebody there, or has been away for too long."""
+        found, now = {}, monotonic()
+        for name, site in list(self.sites.items()):
+            since, why = site.away or (now, "")
+            if not self.heard.get(site.cell):
+                since, why = site.known, "its process of the job gave no sign of life"
+            if site.problem:
+                found[name] = site.problem
+            elif now - since > self.patience:
+                found[name] = f"{why} ({now - since:.0f} s ago)"
+        return found
 
     def told(self) -> dict[str, str]:
         """Return who can't answer now, why and since when."""

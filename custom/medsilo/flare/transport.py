@@ -25,6 +25,7 @@ DEAD = "its process died"
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
 
 
+Longest = Callable[[float], float]  # the seconds that are granted for an answer, of those that are asked for
 Away = Callable[[], Mapping[str, str]]  # the sites that nobody waits for, and why
 
 
@@ -37,12 +38,12 @@ class _Question:
     """One question to some sites: a task for each, and how it went. NVFlare's threads call it back."""
 
     def __init__(
-        self, controller: Controller, outgoing: Outgoing, receive: Receive, timeout: float, away: Away
+        self, controller: Controller, outgoing: Outgoing, receive: Receive, timeout: float, away: Away, longest: Longest
     ) -> None:
         self.controller, self.outgoing, self.receive, self.timeout = controller, outgoing, receive, timeout
-        self.away = away
+        self.away, self.longest = away, longest
         self.gone: dict[str, str] = {}  # sites that nobody waits for any more, and why
-        self.deadline = monotonic() + timeout
+        self.begun = monotonic()
         self.tasks: dict[str, Task] = {}
         self.refused: dict[str, Missing] = {}
         self.answered: set[str] = set()
@@ -53,7 +54,7 @@ class _Question:
         task = self.tasks[site] = Task(
             name=TASK,
             data=Shareable(),
-            timeout=max(1, int(self.timeout)),
+            timeout=0,  # is_over looks at the time
             before_task_sent_cb=self._before_sending,
             after_task_sent_cb=self._after_sending,
             result_received_cb=self._received,
@@ -107,7 +108,9 @@ class _Question:
         """Return whether waiting is over: each site has answered or can't any more, or the time is up."""
         ended = {site for site, task in self.tasks.items() if task.completion_status is not None}
         self.gone |= {site: why for site, why in self.away().items() if site in self.tasks}
-        return len(ended | self.answered | self.gone.keys()) == len(self.tasks) or monotonic() > self.deadline
+        return len(ended | self.answered | self.gone.keys()) == len(
+            self.tasks
+        ) or monotonic() > self.begun + self.longest(self.timeout)
 
     def cancel(self) -> None:
         """Take back the tasks that no site has answered."""
@@ -129,14 +132,22 @@ class _Question:
 class FlareTransport:
     """Carries parcels between a controller and its sites."""
 
-    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, away: Away = dead) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        fl_ctx: FLContext,
+        abort_signal: Signal,
+        away: Away = dead,
+        longest: Longest = float,
+    ) -> None:
         self.controller, self.fl_ctx, self.abort_signal, self.away = controller, fl_ctx, abort_signal, away
+        self.longest = longest
         self.question: _Question | None = None  # that stands
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Ask all these sites at once; returns those without an accepted answer, and why."""
         missing = self._absent(sites)
-        question = self.question = _Question(self.controller, outgoing, receive, timeout, self.away)
+        question = self.question = _Question(self.controller, outgoing, receive, timeout, self.away, self.longest)
         for site in sites:
             if site not in missing:
                 task = question.task_for(site)
