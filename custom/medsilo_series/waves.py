@@ -19,7 +19,7 @@ DAMAGED = "a recording's header can't be read; export it again"
 
 @dataclass(frozen=True)
 class Wave:
-    """What a header says. names: of the signals, in turn."""
+    """Facts of a header. names: of the signals, in turn."""
 
     names: tuple[str, ...]
     rate: float  # Hz
