@@ -1,4 +1,4 @@
-"""Which device a site takes, and that its numbers repeat. A CPU runs the same code; what needs CUDA is else skipped."""
+"""A site takes the device that it asks for, and its numbers repeat. A CPU runs the same; the rest waits for CUDA."""
 
 import pytest
 import torch
