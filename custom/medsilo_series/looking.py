@@ -30,6 +30,7 @@ from medsilo.extend import (
     patient_in,
     sheet,
 )
+from medsilo_series import waves
 from medsilo_series.recordings import ARRAY, ARRAYS, Reader, Recording, arrays_in
 from medsilo_series.windows import stretches
 
@@ -61,6 +62,7 @@ class SeriesLooks:
     gaps: int  # recordings with gaps or missing values
     opened: int
     left_out: dict[str, int]  # why -> recordings
+    dealt: bool  # whether a column of the table says whose a recording is
 
     @property
     def found(self) -> list[str]:
@@ -69,7 +71,9 @@ class SeriesLooks:
         lines = [f"classification of time series: {count} recordings of {patients} patients, labels {self.where}"]
         if self.hospitals:
             told = ", ".join(f"{site} {number}" for site, number in self.recordings.items())
-            lines.append(f"{len(self.hospitals)} hospitals, each a folder: {told}")
+            lines.append(
+                f"{len(self.hospitals)} hospitals, each {'in column site' if self.dealt else 'a folder'}: {told}"
+            )
         rate = f", {self.rate:g} in a second" if self.rate else ""
         lines.append(f"{self.opened} recordings were opened: {len(self.signals)} signals, {self.rows} rows{rate}")
         lines += [f"left out: {what} ({number})" for what, number in self.left_out.items()]
@@ -91,6 +95,10 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
     source = DataSource.model_validate({"folder": folder, **described})
     places = {site: folder / site for site in hospitals} or {"": folder}
     listings = {site: find_recordings(source, place) for site, place in places.items()}
+    dealt = not hospitals and all(entry.site for entry in listings[""].entries)
+    if dealt:
+        hospitals, entries = tuple(sorted({entry.site for entry in listings[""].entries})), listings[""].entries
+        listings = {site: Listing([one for one in entries if one.site == site]) for site in hospitals}
     by_folder = bool(source.recordings) and not source.inside.label
     if source.recordings and not source.inside.patient:
         patient = patient_in({site: [one.name for one in own.entries] for site, own in listings.items()}, by_folder)
@@ -123,6 +131,7 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in every),
         len(every),
         dict(wrong),
+        dealt,
     )
 
 
@@ -179,11 +188,16 @@ def _hospitals(names: Sequence[str]) -> tuple[str, ...]:
 
 def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return what the first recording says of how all are to be read, and its signals."""
+    if table.is_file():  # other files may lie there, too
+        told = table.read_text("utf-8", errors="replace")
+        names = [name for name in names if PurePosixPath(name).name in told] or names
     endings = {PurePosixPath(name).suffix.lower() for name in names}
     if len(endings) > 1:
         raise DataError(f"recordings have several endings, {', '.join(sorted(endings))}; keep one kind in the folder")
     ending = endings.pop()
     found = {} if table.is_file() else {"recordings": f"**/*{ending}"}
+    if ending in waves.ENDINGS:
+        return found, waves.wave_of(folder / names[0]).names
     described = _arrays if ending in (ARRAYS, ARRAY) else _columns
     own, signals = described(folder / names[0], table.is_file())
     return found | own, signals
@@ -269,6 +283,7 @@ def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None =
             "task.standardise", "site", "each hospital by its own training cases: devices differ in gain and offset"
         ),
         shares,
+        *([Choice("task.partition", {"kind": "column"}, "by the table's column site")] if looks.dealt else []),
         Choice("network.name", "activity-cnn", "two convolutions along time"),
         Choice("network.norm", "group", "no running statistics, which hospitals with other devices would spoil"),
         *choices.steps_of(
@@ -302,7 +317,7 @@ WHY: Mapping[str, str] = {
 
 
 def _settings(looks: SeriesLooks, shares: Choice) -> list[Choice]:
-    where = "with a folder for each hospital" if looks.hospitals else "nothing is written there"
+    where = "with a folder for each hospital" if looks.hospitals and not looks.dealt else "nothing is written there"
     said = looks.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
     rest = [Choice(f"data.{key}", said[key], why) for key, why in WHY.items() if said.get(key)]
     return [Choice("data.folder", str(looks.source.folder), where), *rest, choices.own_shares(shares)]

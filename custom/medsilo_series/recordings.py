@@ -14,10 +14,11 @@ from typing import IO
 
 import numpy as np
 
-from medsilo.extend import BETWEEN, DataError, DataSource, columns, sheet
+from medsilo.extend import BETWEEN, TABLE, DataError, DataSource, columns, sheet
+from medsilo_series import waves
 
 ARRAYS, ARRAY = ".npz", ".npy"
-KINDS = (".csv", ".tsv", ".txt", *sheet.PARQUET, ARRAYS, ARRAY)
+KINDS = (".csv", ".tsv", ".txt", *sheet.PARQUET, ARRAYS, ARRAY, *waves.ENDINGS)
 MOST_NAMES = 100_000  # of labels or patients in a file
 MOST_HEADER = 10_000  # characters of an array's header
 FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
@@ -95,6 +96,8 @@ class Reader:
         try:
             if suffix in (ARRAYS, ARRAY):
                 return self._from_arrays(_arrays(path, self._wanted(signals)), signals)
+            if suffix in waves.ENDINGS:
+                return self._from_wave(path, signals)
             return self._from_rows(path, signals)
         except DataError as error:
             words = str(error).replace("the table", "a recording")
@@ -135,6 +138,12 @@ class Reader:
         high = np.array([one.high for one in self.signals])[: values.shape[1]]
         with np.errstate(invalid="ignore"):
             return np.where((values >= low) & (values <= high), values, np.float32("nan"))
+
+    def _from_wave(self, path: Path, signals: bool) -> Recording:
+        if self.labels or self.patients or self.source.inside.time:
+            raise DataError(f"WFDB and EDF hold no labels and patients that are read; write them to {TABLE}")
+        wave, values = waves.rows_of(path, [self.names[one.name] for one in self.signals] if signals else [])
+        return Recording(self._bounded(values), np.arange(wave.rows) == 0, rate=wave.rate)
 
     # ------------------------------------------------------------------------------------------ arrays
     def _wanted(self, signals: bool) -> list[str]:
