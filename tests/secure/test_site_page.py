@@ -57,7 +57,6 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
             follow(tab, asked)
             assert tab.ask("document.body.innerText.includes('Nobody has decided about this plan yet')")
             follow(tab, "#approve")
-            assert tab.faults() == []
             assert tab.ask("document.body.innerText.includes('This plan is approved')")
 
             wait_until(lambda: len(read_rounds(run, growing=True)) >= 3, 120, "three rounds")
