@@ -137,9 +137,7 @@ def study(**changes: Any) -> str:
 
 NO_LOCAL = {"first": None, "declared": None, "gains": {}}
 ANY = {"first": None, "declared": None}
-OF_STUDY: list[
-    tuple[str, dict[str, Any], dict[str, Any]]
-] = [  # what it stands with, and without
+OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands with, and without
     ("Does training together with FedAvg pay, against training alone?", {}, ANY),
     ("Does training together with any of these methods pay, against training alone?", ANY, {}),
     ("Which method is better than FedAvg?", NO_LOCAL, {}),
@@ -174,7 +172,7 @@ OF_RUNS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("Each method was run once, with one seed (0)", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
     ("share the highest mean test accuracy", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
     ("Difference in test accuracy from a model that the site trained alone.", [{}, {"method": "local"}], [{}]),
-    ("Training alone has the highest mean test accuracy", [{}, {"method": "local"}], [{}]),
+    ("Training alone has the highest mean test accuracy", [{}, {"method": "local", "mean_test": 0.9}], [{}]),
     ("so there is nothing to rank", [FAILED], [{}]),
     ("FedAvg: no disk", [FAILED], [{}]),
     ("then the run failed", [FAILED], [{}]),
