@@ -24,7 +24,7 @@ STUDY = ["compare", "--task", "synthetic-prostate", "--set", "training.rounds=8"
 STUDY += ["--methods", "local,fedavg,fedbn,adafed", "--seeds", "0,1,2", "--engine", "inprocess", "--device", "cpu"]
 STUDY += ["--title", "Four methods on synthetic prostates"]
 # What the README's picture leaves out of the demo's page, as it says.
-LEFT_OUT = "header > :not(h1, .context, .answer), #norm, #same, #yours"
+LEFT_OUT = "header > :is(.notices, .checks, nav, details), #same, #yours"
 
 
 def main() -> None:

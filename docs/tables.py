@@ -318,6 +318,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "cross": lambda: fields(schema.Cross),
     "study-tree": lambda: tree(STUDY_TREE),
     "verdict": lambda: fields(schema.Verdict),
+    "gain": lambda: fields(schema.HospitalGain, "gains.<site>."),
     "row": lambda: fields(schema.VerdictRow, "rows[]."),
     "level": lambda: fields(schema.Level),
     "difference": lambda: fields(schema.PairedDifference),

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import websocket
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE = 120
+AXE = """axe.run().then(found => JSON.stringify(
+  found.violations.map(one => [one.id, one.nodes.map(node => node.html.slice(0, 120))])))"""
 
 
 class Browser:
@@ -71,6 +74,13 @@ class Browser:
         """Show the page as on this medium ("print" or the screen) and with this preference of colours."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.do("Emulation.setEmulatedMedia", media=kind, features=features)
+
+    def faults(self) -> list[tuple[str, list[str]]]:
+        """Return the rules of axe-core that the page breaks, and where. A page's policy does not bind the DevTools."""
+        self.ask(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8") + "; 0")
+        found = self.do("Runtime.evaluate", expression=AXE, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return [(name, places) for name, places in json.loads(found["result"]["value"])]
 
     def pdf(self) -> bytes:
         return base64.b64decode(self.do("Page.printToPDF", printBackground=False)["data"])

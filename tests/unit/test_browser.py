@@ -1,14 +1,23 @@
-"""The pages in a real browser: they open without a complaint, sort, fit a phone, print, and can be read in the dark."""
+"""The pages in a real browser: they open without a complaint, sort, fit a phone, print, can be read in the dark, and
+axe-core finds nothing on them."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from medsilo.check.result import Finding, Report, Table
+from medsilo.core.files import write_json
 from medsilo.report import page
+from medsilo.report.demo_page import StoryRows, write_demo
+from medsilo.report.hospital_page import Leaving, write_hospitals
+from medsilo.report.sheet_page import write_sheets
+from medsilo.report.start_page import StartFacts, write_start_page
 from medsilo.report.study_page import write_study
+from medsilo.runs.reading import read_verdict
+from medsilo.runs.schema import HospitalGain, PairedDifference
 from medsilo.study.compare import Study
 from tests.browser import Browser, chromium
 from tests.unit.test_report import SITES, round_line, save, summary_of
@@ -39,10 +48,38 @@ def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict
         summary = summary_of(method, method, dict(zip(names, values, strict=True)))
         refused = {"refused": {names[2]: "its plan differs"}, "answered": names[:2]} if method == "fedbn" else {}
         runs.append(save(folder, summary, [round_line(1, names), round_line(2, names, **refused)]))
+    hospital = write_hospitals(runs[0], Leaving([("model", "1 to 2", 1000)], ["Numbers."]))[0]
     return {
         "run": page.write(runs, folder / "run.html", "Three runs"),
         "study": write_study(panels_study.folder, folder / "study.html"),
+        "hospital": hospital,
+        **others(folder, panels_study),
     }
+
+
+def others(folder: Path, study: Study) -> dict[str, Path]:
+    """Pages of other kinds: a comparison with every verdict, its sheet, the demo, a check, init."""
+    shown = folder / "gains"
+    shutil.copytree(study.folder, shown)
+    gain = PairedDifference(mean=0.1, low=-0.05, high=0.2, p=0.1, seeds=3, adjusted=0.3, sure=False)
+    words = ["worth it", "promising", "no gain", "too few patients", "too few seeds"]
+    gains = {f"hospital-{n}": HospitalGain(word=word, method="adafed", gain=gain) for n, word in enumerate(words)}
+    of_all = read_verdict(shown)
+    rows = [row.changed(joining=dict.fromkeys(of_all.sites, gain), against="adafed") for row in of_all.rows]
+    one = {of_all.sites[0]: gains["hospital-1"]}
+    told = of_all.changed(gains=gains, first=gain, declared="adafed", rows=rows)
+    files = {}
+    for name, verdict in {"gains": told, "sheet": told.changed(gains=one)}.items():
+        write_json(shown / "verdict.json", verdict.as_json())
+        files[name] = write_study(shown, folder / f"{name}.html")
+    files["sheet"] = write_sheets(shown, lambda run: Leaving([("model", "1", 1000)], ["Numbers."]))[0]
+    files["demo"] = write_demo(shown, StoryRows("harmofl", 30, 0))
+    (folder / "check.html").write_text(CHECKED.as_html(), encoding="utf-8")
+    found = ["12 images in 3 folders", "2 classes"]
+    choices = [("job/plan.yaml", "training.rounds", "12", "as it is small"), ("medsilo.yaml", "data", "x", "given")]
+    checked = {"st-anna": ("GO", [("data", "what is said", "what to do")])}
+    started = StartFacts(found, choices, checked, [("compare", "medsilo compare")], study.folder / "harmofl-0")
+    return files | {"check": folder / "check.html", "start": write_start_page(started, folder / "start.html")}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +122,7 @@ def test_tables_sort(kind: str, hand: str, pages: dict[str, Path], tab: Browser)
         else:
             tab.press(*ENTER)
 
+    tab.ask("document.querySelectorAll('#results details').forEach(one => one.open = true)")
     tab.ask(f"document.querySelector('{head} button').focus()")
     values = [float(value) for value in column(tab, 1)]
     for direction in ("descending", "ascending"):
@@ -151,11 +189,41 @@ def test_it_can_be_read_in_light_and_dark(kind: str, scheme: str, pages: dict[st
         assert (max(paper, text) + 0.05) / (min(paper, text) + 0.05) >= 4.5
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_axe_finds_nothing_and_no_column_is_cut(
+    width: int, scheme: str, pages: dict[str, Path], tab: Browser, subtests: pytest.Subtests
+) -> None:
+    tab.size(width, 900, phone=width == 400)
+    tab.media(scheme=scheme)
+    for kind, path in pages.items():
+        with subtests.test(kind=kind):
+            tab.open(path)
+            tab.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+            assert tab.faults() == []
+            assert tab.ask("document.documentElement.scrollWidth") <= width
+            assert path.stat().st_size < 2_000_000
+
+
+def test_axe_finds_what_is_wrong(tmp_path: Path, tab: Browser) -> None:
+    (tmp_path / "bad.html").write_text(
+        "<!doctype html><html><title>x</title><img src=''><p style='color:#eee'>pale</p>"
+    )
+    tab.open(tmp_path / "bad.html")
+    assert {name for name, _ in tab.faults()} >= {"image-alt", "html-has-lang", "color-contrast"}
+
+
+def test_a_decision_sheet_is_one_printed_page(pages: dict[str, Path], tab: Browser) -> None:
+    for kind, one in {"sheet": True, "gains": False}.items():
+        tab.open(pages[kind])
+        assert (len(re.findall(rb"/Type\s*/Page\b", tab.pdf())) == 1) == one
+
+
 def test_the_study_s_panels_are_seen(pages: dict[str, Path], tab: Browser) -> None:
     tab.open(pages["study"])
     for name in PANELS:
         assert tab.ask(f"document.querySelector('#{name}').offsetHeight") > 100
-        assert tab.ask(f"document.querySelectorAll('#{name} :is(img, svg)').length") > 0
+        assert tab.ask(f"document.querySelectorAll('#{name} :is(img, svg, .heat)').length") > 0
     assert tab.ask("[...document.images].filter(i => !i.naturalWidth).length") == 0
     assert tab.ask("document.querySelectorAll('#overlays details[open] img').length") == 9
     assert tab.complaints == []

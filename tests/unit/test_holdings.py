@@ -1,7 +1,6 @@
 """Cases by class: what sites tell of them, what the server accepts, and the picture in the report."""
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -15,7 +14,7 @@ from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
-from tests.unit.test_report import save, summary_of
+from tests.unit.test_report import Page, save, summary_of
 
 SMALL = ["task.persons=6", "task.windows=12", "task.steps=32", "training.batch_size=8", "training.rounds=1"]
 PARTS = ("train", "validation", "test")
@@ -96,36 +95,19 @@ def test_the_server_refuses_what_does_not_add_up(told: object, tmp_path: Path) -
 
 
 # ---------------------------------------------------------------------------------------------------- the picture
-def test_areas_are_cases() -> None:
-    svg = ElementTree.fromstring(
-        holdings.dots(["a", "b"], ["0", "1", "2"], [[100, 25, 0], [None, 4, 100]], key="k", title="T")
-    )
-    radii = [float(dot.get("r")) for dot in svg.iter("circle")]
-    assert len(radii) == 4  # 0 and what is not told have no dot
-    assert [r**2 / radii[0] ** 2 for r in radii] == pytest.approx([1, 0.25, 0.04, 1], abs=0.01)
-    texts = [text.text for text in svg.iter("text")]
-    assert texts.count("–") == 1 and texts.count("100") == 2
-    assert svg.find("desc").text == "a: 0 100, 1 25, 2 0. b: 0 not told, 1 4, 2 100."
-    across = {dot.get("cx") for dot in svg.iter("circle")}
-    down = {dot.get("cy") for dot in svg.iter("circle")}
-    assert len(across) == 3 and len(down) == 2
-
-
-def test_many_classes_and_sites_fit() -> None:
-    svg = ElementTree.fromstring(
-        holdings.dots(
-            [f"s{n}" for n in range(20)],
-            [str(n) for n in range(40)],
-            [[n + 1] * 40 for n in range(20)],
-            key="k",
-            title="T",
-        )
-    )
-    width, height = (float(length) for length in svg.get("viewBox").split()[2:])
-    dots = list(svg.iter("circle"))
-    assert width <= 660 and len(dots) == 800
-    assert all(0 < float(dot.get("cx")) < width and 0 < float(dot.get("cy")) < height for dot in dots)
-    assert max(2 * float(dot.get("r")) for dot in dots) < (width - 92) / 40
+def test_the_darker_a_class_the_more_common_and_what_is_not_told_is_no_zero() -> None:
+    held = holdings.Holding(("a", "b"), ((4, 2, None), (0, 1, 1)), ((75, 25, 0), None))
+    (_, heads, parts), (title, classes, rows) = held.tables()
+    assert [[cell["text"] for cell in cells] for _, cells in parts] == [["4", "2", "–"], ["0", "1", "1"]]
+    assert {cell["heat"] for _, cells in parts for cell in cells} == {0}
+    assert (heads, title, classes) == (holdings.PARTS, "Training cases by class", ["0", "1", "2"])
+    (_, told), (_, untold) = rows
+    assert [(cell["text"], cell["aside"], cell["heat"]) for cell in told] == [
+        ("75", "75%", 0.75),
+        ("25", "25%", 0.25),
+        ("0", "", 0.0),
+    ]
+    assert [(cell["text"], cell["value"], cell["heat"]) for cell in untold] == [("–", "", 0.0)] * 3
 
 
 def test_the_page_draws_it_once_for_runs_that_agree(tmp_path: Path) -> None:
@@ -137,7 +119,8 @@ def test_the_page_draws_it_once_for_runs_that_agree(tmp_path: Path) -> None:
         runs.append(save(tmp_path, summary_of(method, method, scores, classes)))
     text = page.render(read_all(runs), "Title")
     assert text.count(">Who has what</h2>") == 1
-    assert text.count("Training cases by class") >= 1 and text.count('id="who-') == 4  # two pictures, title and words
-    assert "hospital-a, 0: 90" in text and "hospital-b: 0 not told, 1 not told." in text
+    assert text.count("<caption>Training cases by class") == text.count("<caption>Cases by part") == 1
+    assert Page(text).row("hospital-a", "holdings")[1:] == ["96", "32", "48"]
+    assert "94%" in text
     without = page.render(read_all([save(tmp_path, summary_of("local", "Local", scores))]), "Title")
     assert "Cases by part" in without and "Training cases by class" not in without

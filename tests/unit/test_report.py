@@ -14,7 +14,7 @@ import pytest
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.report import charts, findings, page, template
+from medsilo.report import charts, findings, page, template, timeline
 from medsilo.report.read import all_sites, read, read_all, spans
 from medsilo.report.table import text_table
 from medsilo.runs import paths
@@ -27,6 +27,7 @@ from medsilo.runs.schema import (
     RoundCount,
     Selection,
     SiteResult,
+    SiteRound,
     Summary,
 )
 
@@ -283,10 +284,31 @@ def test_scores_have_intervals_where_their_cases_are(tmp_path: Path) -> None:
         read(folder)
 
 
-def test_participation_gives_the_reason_in_the_cell_and_in_a_list(folders: list[Path]) -> None:
+def test_participation_gives_the_reason_in_the_picture_and_in_a_list(folders: list[Path]) -> None:
     text, _ = rendered(folders)
-    assert '<td class="lost" title="round 2: lost: no answer within 600 s">' in text
+    assert "<title>hospital-c, round 2: lost: no answer within 600 s</title>" in text
     assert "<li>Round 2, hospital-c, lost: no answer within 600 s</li>" in text
+
+
+def test_the_timeline_shows_the_share_that_a_site_worked(tmp_path: Path) -> None:
+    """In a round of 4 s one site works a half and one is refused; without the server's clock rounds are as long."""
+    told = {"a": SiteRound(seconds=2.0)}
+    lines = [
+        round_line(1, ["a", "b"]).changed(seconds=4.0, answered=["a"], refused={"b": "no"}, sites=told),
+        round_line(2, ["a", "b"]).changed(seconds=4.0, sites=told),
+    ]
+    run = read(save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5}), lines))
+    svg = ElementTree.fromstring(timeline.timeline(run, "k"))
+    paths = [(one.get("class"), re.findall(r"M([\d.]+) \d+H([\d.]+)", one.get("d", ""))) for one in svg.iter("path")]
+    worked, waited = ([(float(a), float(b)) for a, b in dict(paths[:2])[kind]] for kind in ("worked", "waited"))
+    half = timeline.WIDTH / 4
+    assert [end - start for start, end in worked] == pytest.approx([half, half]) and worked[0][0] == timeline.LEFT
+    assert [end - start for start, end in waited] == pytest.approx([half, half]) and waited[0][0] == worked[0][1]
+    assert "missing in round 1." in str(svg.findtext("desc")) and "seconds" in [text.text for text in svg.iter("text")]
+    lines = [line.changed(seconds=None) for line in lines]
+    run = read(save(tmp_path, summary_of("fedbn", "FedBN", {"a": 0.5, "b": 0.5}), lines))
+    svg = ElementTree.fromstring(timeline.timeline(run, "k"))
+    assert "rounds" in [text.text for text in svg.iter("text")]
 
 
 def test_costs_are_per_contribution_and_relative_to_fedavg(folders: list[Path]) -> None:

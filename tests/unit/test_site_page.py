@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -24,6 +25,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.site_page import page_server, pages
 from medsilo.site_page.page_server import COOKIE, MOST_BODY, PageServer
 from medsilo.site_page.pages import SitePages
+from tests.browser import chromium
 from tests.secure.consortium import wait_until
 from tests.unit.test_approvals import Home, refused
 
@@ -222,6 +224,15 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
     assert [one.verdict for one in home.approvals.decisions()] == ["approved", "withdrawn", "declined"]
     other = "0" * 64
     assert visitor.post(f"{visitor.server.base}/plan/{other}/approve", {"word": visitor.server.word})[0] == 404
+
+
+@pytest.mark.slow
+def test_axe_finds_nothing(visitor: Visitor, home: Home, tmp_path: Path) -> None:
+    with chromium(tmp_path / "profile") as tab:
+        for place in ("/", f"/plan/{home.plan.hash}", "/study/study"):
+            (tmp_path / "page.html").write_text(visitor.get(visitor.server.base + place)[1], encoding="utf-8")
+            tab.open(tmp_path / "page.html")
+            assert (place, tab.faults()) == (place, [])
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_differences_are_those_of_the_summaries(study: Study) -> None:
 def test_the_page_shows_the_verdict(study: Study) -> None:
     verdict = verdict_of(study)
     parsed = Page(write_study(study.folder).read_text())
-    assert verdict.headline in parsed.header_text and "Does joining pay?" in parsed.header_text
+    assert verdict.headline in parsed.header_text and parsed.header_text.count("Does training together") == 1
     for row in verdict.rows:
         cells = [row.score, row.pooled, *row.sites.values()]
         shown = [f"{one.mean:.3f} ± {one.sd:.3f}{one.low:.3f}–{one.high:.3f}" for one in cells]
@@ -81,8 +81,9 @@ def test_the_page_says_about_which_method_joining_was_asked(study: Study) -> Non
     verdict = verdict_of(study)
     of_any = verdict.model_copy(update={"declared": None, "against": None})
     notes = [study_page.render(one, {row.title: [] for row in verdict.rows}) for one in (verdict, of_any)]
-    assert verdict.declared == "fedavg" and ["The last line is about fedavg" in note for note in notes] == [True, False]
-    assert ["at least one method is surely better" in note for note in notes] == [False, True]
+    assert verdict.declared == "fedavg" and ["together with fedavg pay" in note for note in notes] == [True, False]
+    assert ["together with any of these methods pay" in note for note in notes] == [False, True]
+    assert ["This question was asked before the runs" in note for note in notes] == [True, False]
 
 
 def test_a_site_that_keeps_its_scores_counts_by_its_means_and_the_page_says_so(study: Study, tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_site_that_keeps_its_scores_counts_by_its_means_and_the_page_says_so(s
 
 def test_one_seed_names_nobody(study: Study) -> None:
     alone = Statistics([cell for cell in study.cells if cell.seed == 0], None).verdict(study.about, [])
-    assert "One seed says nothing" in alone.headline and alone.winner is None
+    assert "One seed says nothing" in alone.between and "There is one seed" in alone.headline and alone.winner is None
     assert not any(row.difference.mean.sure for row in alone.rows if row.against)
 
 

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.results.tables import sure
 from medsilo.cli.running import _say_answer
 from medsilo.cli.show import Screen
-from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
+from medsilo.core.files import write_json
+from medsilo.runs.schema import HospitalGain, PairedDifference, Verdict
 from medsilo.study.cells import Row, cells_of
 from medsilo.study.compare import asked
 from medsilo.study.evidence import LEVEL, Difference, Scores, Variance
@@ -64,10 +65,10 @@ def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -
 
     found = verdict_of(statistics_of(tmp_path, ["local", "fedavg", "fedbn", "fedprox"], [0, 1, 2], scores), tmp_path)
     assert found.declared == "fedavg" and found.first and found.first.sure and found.first.mean > 0.15
-    assert found.headline.startswith("Joining pays. fedavg against training alone") and found.winner is None
+    assert found.headline.startswith("Yes, joining pays: with fedavg, mean test accuracy is ") and found.winner is None
     assert found.joining["hospital-a"] == "yes"
     alone = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], [0, 1, 2], scores), tmp_path)
-    assert alone.headline.endswith(").") and alone.joining["hospital-a"] == "yes"  # no rival, no word of one
+    assert alone.joining["hospital-a"] == "yes" and not alone.between  # no rival, no word of one
 
 
 def test_chance_is_told_as_a_false_yes_in_few_studies(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_the_declared_endpoint_decides(tmp_path: Path) -> None:
     titles, seeds = ["fedavg", "fedbn", "fedper"], [0, 1, 2]
     verdict = verdict_of(statistics_of(tmp_path, titles, seeds, scores, primary="worst-site"), tmp_path)
     assert verdict.primary == "worst-site" and verdict.winner == "fedbn"
-    assert "Better than fedavg in test accuracy at the worst site: fedbn" in verdict.headline
+    assert "Better than fedavg in test accuracy at the worst site: fedbn" in verdict.between
     mean = verdict_of(statistics_of(tmp_path, titles, seeds, scores), tmp_path)
     assert mean.winner is None and mean.could_have_seen and "3 seeds" in mean.could_have_seen.words
 
@@ -149,15 +150,16 @@ def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds
     assert every.single == every.sites and every.holds_for.startswith("other people and other seeds")
 
 
-@pytest.mark.parametrize("sure", [True, False])
-def test_an_interval_without_zero_that_is_open_says_why(
-    sure: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gain = PairedDifference(mean=0.2, low=0.01, high=0.4, p=0.04, seeds=6, adjusted=0.04 if sure else 0.12, sure=sure)
-    row = VerdictRow.model_construct(title="FedAvg", joining={"a": gain})
-    told = Verdict.model_construct(
-        headline="", declared="FedAvg", rows=[row], joining={"a": "yes" if sure else "open", "b": "open", "c": "open"}
-    )
-    monkeypatch.setattr("medsilo.runs.reading.read_verdict", lambda folder: told)
-    _say_answer(Screen(), tmp_path, tmp_path / "report.html", "")
-    assert ("after correction for 3 hospitals" in capsys.readouterr().out) == (not sure)
+def test_the_last_lines_give_each_hospital_s_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An interval that leaves zero out and is not sure after correction for all hospitals is promising, not open."""
+    gain = PairedDifference(mean=0.2, low=0.01, high=0.4, p=0.04, seeds=6, adjusted=0.12, sure=False)
+    told = {"a": HospitalGain(word="promising", method="FedAvg", gain=gain, patients=4, needed=6)}
+    told["b"] = told["a"].changed(word="too few patients", needed=1200)
+    found = statistics_of(tmp_path, ["fedavg", "local"], [0, 1], lambda *_: np.linspace(0, 1, 8))
+    verdict = verdict_of(found, tmp_path).changed(gains=told, headline="H.", between="B.")
+    write_json(tmp_path / "verdict.json", verdict.as_json())
+    _say_answer(Screen(), tmp_path, tmp_path / "report.html", "next")
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert lines[0] == "H." and lines[3] == "B." and lines[-1] == "next"
+    words = "FedAvg: +20.0 points (+1.0 to +40.0), of 100 test cases, 20 more are classified correctly"
+    assert lines[1:3] == [f"  a: promising; {words}", f"  b: too few patients: 1,200 needed; {words}"]

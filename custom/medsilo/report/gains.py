@@ -21,7 +21,7 @@ EVERYONE = "All together"
 
 
 @dataclass(frozen=True)
-class Gain:
+class GainLine:
     """A line of the first screen."""
 
     name: str
@@ -38,7 +38,9 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
         row.title: getattr(row.difference, verdict.primary.removesuffix("-site")) for row in verdict.rows if row.against
     }
     lines = [
-        Gain(title, word := ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open", word, one)
+        GainLine(
+            title, word := ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open", word, one
+        )
         for title, one in rows.items()
         if one
     ]
@@ -48,11 +50,11 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
 
 def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, Any]:
     told = sites is None or len(verdict.gains) >= LEAST
-    lines = [Gain(EVERYONE, "", "", verdict.first)] if verdict.first and told else []
+    lines = [GainLine(EVERYONE, "", "", verdict.first)] if verdict.first and told else []
     for site, one in verdict.gains.items():
         if sites is None or site in sites:
             name = site if verdict.declared else f"{site}, {one.method}"
-            lines.append(Gain(name, verdict_in_words(one), one.word, one.gain))
+            lines.append(GainLine(name, verdict_in_words(one), one.word, one.gain))
     asked = f"with {verdict.declared}" if verdict.declared else "with any of these methods"
     beforehand = "This question was asked before the runs. " if verdict.declared else ""
     note = f"{beforehand}The verdicts are corrected for {counted(len(verdict.gains), 'hospital')} (Holm)"
@@ -60,7 +62,7 @@ def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, An
     return _drawn(f"Does training together {asked} pay, against training alone?", "Hospital", lines, verdict, note)
 
 
-def _drawn(question: str, head: str, lines: Sequence[Gain], verdict: Verdict, note: str) -> dict[str, Any]:
+def _drawn(question: str, head: str, lines: Sequence[GainLine], verdict: Verdict, note: str) -> dict[str, Any]:
     ends = [end for one in lines for end in (one.found.low, one.found.high)]
     marks = [100 * mark for mark in ticks(min([0.0, *ends]), max([0.0, *ends]))] if lines else []
     rows = [
@@ -81,7 +83,7 @@ def _place(mark: float, marks: Sequence[float]) -> float:
     return round(EDGE + (mark - marks[0]) / (marks[-1] - marks[0]) * (WIDTH - 2 * EDGE), 1)
 
 
-def _whisker(one: Gain, marks: Sequence[float], key: str) -> Markup:
+def _whisker(one: GainLine, marks: Sequence[float], key: str) -> Markup:
     svg = start_svg(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found))
     low, mean, high = (_place(100 * value, marks) for value in (one.found.low, one.found.mean, one.found.high))
     zero, middle = _place(0, marks), ROW / 2

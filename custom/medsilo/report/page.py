@@ -261,19 +261,5 @@ def _costs(runs: Sequence[RunResult]) -> dict[str, Any]:
             ratio = f"×{value / other:.2f}" if value is not None and other else ""
             cells.append(cell(value, form(value), ratio))
         rows.append((cost.label, [*cells, cell(cost.memory, bytes_text(cost.memory))]))
-    per_site = [
-        {
-            "label": run.label,
-            "site": site,
-            "cells": [
-                cell(run.site(site).seconds, seconds_text(run.site(site).seconds)),
-                cell(run.site(site).bytes_up, bytes_text(run.site(site).bytes_up)),
-                cell(run.site(site).bytes_down, bytes_text(run.site(site).bytes_down)),
-                cell(run.site(site).memory, bytes_text(run.site(site).memory)),
-            ],
-        }
-        for run in runs
-        for site in run.sites
-    ]
     engines = sorted({run.summary.engine or MISSING for run in runs})
-    return {"rows": rows, "per_site": per_site, "relative": base is not None, "engines": engines}
+    return {"rows": rows, "relative": base is not None, "engines": engines}

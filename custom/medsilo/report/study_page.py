@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.text import counted
-from medsilo.report import deciding, findings, holdings, panels
+from medsilo.report import findings, holdings, panels
 from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
@@ -70,8 +70,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         checks=checks(subjects),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
-        figures=_figures(found, lambda name: name not in deciding.FIGURES),
-        decided=_figures(found, lambda name: name in deciding.FIGURES),
+        figures=_figures(found),
         overlays=panels.overlays_of_study(subjects),
         harmonised=panels.harmonised(subjects, most=1),
         similarity=panels.similarity(subjects),
@@ -247,10 +246,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.mean(known) if known and len(known) == len(values) else None
 
 
-def _figures(found: Rows, shown: Callable[[str], bool]) -> dict[str, Any]:
+def _figures(found: Rows) -> dict[str, Any]:
     """Return the measures over all sites' cases together, as means over seeds."""
-    told = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
-    names = [name for name in told if shown(name)]
+    names = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled))
     rows = []
     for title, runs in found.items():
         values = [[run.summary.pooled.get(name) for run in runs] for name in names]

@@ -1,4 +1,4 @@
-"""Who worked, waited and was missing in each round, as a picture on the server's clock."""
+"""The rounds on the server's clock: each site at work, waiting or missing, as a picture."""
 
 from itertools import accumulate
 from typing import Any

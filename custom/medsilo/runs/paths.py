@@ -126,6 +126,7 @@ STUDY_TREE: Mapping[str, str] = {
     TABLE: "what came out of every row and seed; it is renewed after every run",
     VERDICT: "scores, differences and intervals; it is written at the end",
     REPORT: "the page about all of it",
+    f"{HOSPITALS}/<site>.html": "a decision sheet for one hospital, one printed page (`medsilo report --hospitals`)",
     f"{LOCKS}/": "empty files, held by the comparison and by its runs as long as they go on",
 }
 

@@ -1,0 +1,200 @@
+"""Sentences that a page says or leaves unsaid: each with a case in which it stands and one in which it does not."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from medsilo.report import study_page
+from medsilo.report.page import render
+from medsilo.report.read import read_all
+from medsilo.report.sheet_page import answer
+from medsilo.runs.schema import (
+    About,
+    Details,
+    Differences,
+    HospitalGain,
+    PairedDifference,
+    RoundCount,
+    Verdict,
+    VerdictRow,
+)
+from medsilo.study.evidence import Difference, Variance, needed
+from medsilo.study.verdict import LITTLE
+from medsilo.study.words import in_patients, in_points, verdict_in_words
+from tests.unit.test_report import round_line, save, summary_of
+from tests.unit.test_verdict import statistics_of, verdict_of
+
+SCORES = {"a": 0.75, "b": 0.75, "c": 0.75}
+
+
+def difference(mean: float, low: float, high: float, **changes: Any) -> PairedDifference:
+    told = {"p": 0.5, "seeds": 3, "adjusted": 0.5, "sure": False} | changes
+    return PairedDifference(mean=mean, low=low, high=high, **told)
+
+
+def gain(word: str, mean: float = 0.076, needed: int | None = None) -> HospitalGain:
+    return HospitalGain(word=word, method="FedAvg", gain=difference(mean, mean - 0.1, mean + 0.1), needed=needed)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (in_points(difference(0.076, 0.021, 0.132)), "+7.6 points (+2.1 to +13.2)"),
+        (in_points(difference(-0.05, -0.09, -0.01)), "−5.0 points (−9.0 to −1.0)"),
+        (in_patients("accuracy", 0.076), "of 100 test cases, 8 more are classified correctly"),
+        (in_patients("accuracy", -0.011), "of 100 test cases, 1 fewer is classified correctly"),
+        (in_patients("accuracy", 0.004), "of 1,000 test cases, 4 more are classified correctly"),
+        (in_patients("accuracy", 0.0), "of 1,000 test cases, as many are classified correctly"),
+        (in_patients("concordance", 0.03), "of 100 pairs of patients, 3 more are put in the right order"),
+        (in_patients("dice", 0.3), ""),  # no share of anything that can be counted
+        (verdict_in_words(gain("worth it")), "worth it"),
+        (verdict_in_words(gain("promising", needed=90)), "promising"),
+        (verdict_in_words(gain("too few patients", needed=1200)), "too few patients: 1,200 needed"),
+        (verdict_in_words(gain("too few seeds", needed=3)), "too few seeds: 3 needed"),
+        (verdict_in_words(gain("too few patients")), "too few patients to tell"),
+        (
+            answer("accuracy", "b", gain("worth it")),
+            "Worth it: at b, of 100 test cases, 8 more are classified correctly with FedAvg than with training alone.",
+        ),
+        (
+            answer("dice", "b", gain("no gain", -0.02)),
+            "No gain: at b, test dice is 2.0 points lower with FedAvg than with training alone.",
+        ),
+    ],
+)
+def test_a_gain_in_words(said: str, expected: str) -> None:
+    assert said == expected
+
+
+# FedAvg's gain at each hospital, its spread over patients, patients, seeds: the verdict, the headline's beginning.
+VERDICTS = [
+    (0.2, 0.05, 40, 3, "worth it", "Yes, joining pays: with fedavg, mean test accuracy is "),
+    (-0.2, 0.05, 40, 3, "no gain", "No, joining costs: with fedavg, mean test accuracy is "),
+    (0.0, 0.02, 60, 3, "no gain", "It is open whether joining pays"),
+    (0.05, 0.1, 12, 3, "promising", ""),
+    (0.0, 0.5, 8, 3, "too few patients", "It is open whether joining pays"),
+    (0.2, 0.05, 40, 1, "too few seeds", "It is open whether joining pays"),
+]
+
+
+@pytest.mark.parametrize(("mean", "spread", "patients", "seeds", "word", "begin"), VERDICTS)
+def test_each_verdict_is_given_where_it_holds(
+    mean: float, spread: float, patients: int, seeds: int, word: str, begin: str, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(1)
+    own = mean + spread * np.linspace(-1.6, 1.6, patients)  # the gain of each patient, whose mean is exact
+
+    def scores(title: str, seed: int, site: str) -> np.ndarray:
+        luck = 0.002 * random.normal()
+        return 0.5 + luck + (own if title == "fedavg" else np.zeros(patients))
+
+    verdict = verdict_of(statistics_of(tmp_path, ["local", "fedavg"], list(range(seeds)), scores), tmp_path)
+    assert {one.word for one in verdict.gains.values()} == {word}
+    assert verdict.headline.startswith(begin)
+    assert ("There is one seed" in verdict.headline) == (seeds == 1)
+    for one in verdict.gains.values():
+        assert (one.needed is None) == (word in ("worth it", "no gain")) and one.patients == patients
+        if word == "too few patients":
+            assert one.needed and one.needed > patients
+        # No verdict contradicts its interval.
+        assert (word == "worth it") <= (one.gain.low > 0) and (word == "no gain") <= (one.gain.high <= LITTLE)
+
+
+def test_as_many_patients_as_are_needed_find_the_gain() -> None:
+    """80 % of studies with so many patients, drawn with the spread that was seen; half as many find it in fewer."""
+    spread, gain = 0.3, 0.1
+    seen = Difference(gain, -0.1, 0.3, 0.3, 3, patients=Variance(spread**2 / 10, 9))
+    what, number = needed(seen, 10, gain, 0.05)
+    assert what == "patients" and number
+    random = np.random.default_rng(0)
+
+    def found(people: int) -> float:
+        drawn = random.normal(gain, spread, (2000, people))
+        from scipy.stats import t
+
+        reach = t.isf(0.025, people - 1) * drawn.std(1, ddof=1) / people**0.5
+        return float((drawn.mean(1) - reach > 0).mean())
+
+    assert found(number) == pytest.approx(0.8, abs=0.03) and found(number // 2) < 0.6
+    assert needed(seen, 1, gain, 0.05) == ("patients", None)
+    assert needed(Difference(gain, 0, 1, 0.3, 3, Variance(1e-6, 9), Variance(0.02, 2)), 10, gain, 0.05)[0] == "seeds"
+
+
+def study(**changes: Any) -> str:
+    """The page of a comparison without runs."""
+    one = difference(0.1, -0.1, 0.3)
+    row = VerdictRow(title="FedProx", method="fedprox", against="FedAvg", joining={"a": one})
+    row = row.changed(sites={"a": None}, difference=Differences(mean=one, sites={"a": None}))
+    values: dict[str, Any] = {"task": "t", "task_title": "T", "synthetic": False, "metric": "accuracy", "network": "n"}
+    values |= {"seeds": [0, 1], "sites": ["a"], "level": 0.95, "against": "FedAvg", "headline": "H.", "rows": [row]}
+    values |= {"joining": {"a": "open"}, "about": About(title="Title"), "runs": [], "declared": "FedAvg"}
+    values |= {"first": difference(0.1, 0.0, 0.2), "between": "B.", "gains": {"a": gain("promising")}}
+    verdict = Verdict(**(values | changes))
+    return study_page.render(verdict, {row.title: [] for row in verdict.rows})
+
+
+NO_LOCAL = {"first": None, "declared": None, "gains": {}}
+ANY = {"first": None, "declared": None}
+OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands with, and without
+    ("Does training together with FedAvg pay, against training alone?", {}, ANY),
+    ("Does training together with any of these methods pay, against training alone?", ANY, {}),
+    ("Which method is better than FedAvg?", NO_LOCAL, {}),
+    ("How do these methods compare?", NO_LOCAL | {"against": None}, NO_LOCAL),
+    ("This question was asked before the runs.", {}, ANY),
+    ("The verdicts are corrected for 1 hospital (Holm).", {}, ANY),
+    ("The verdicts are corrected for 1 hospital (Holm) and all methods.", ANY, {}),
+    ("What the verdicts mean", {}, NO_LOCAL),
+    ("Which method gains, and where?", {}, {"rows": []} | NO_LOCAL),
+    ("<p>B.</p>", {}, NO_LOCAL),  # where it is no answer beside the first, it is the headline
+    ("The data are synthetic.", {"synthetic": True}, {}),
+    ("There is one seed: intervals are for other patients only", {"seeds": [0]}, {}),
+    ("Of seeds there are 2", {}, {"seeds": [0]}),
+    ("Patients took turns in the test part, in 3 folds", {"folds": 3}, {}),
+    ("Intervals are for other patients and other seeds (whole patients count)", {}, {"single": ["a"]}),
+    ("other people and other seeds (a site is one person)", {"single": ["a"]}, {}),
+    ("it failed", {"about": About(title="T", failures=["it failed"])}, {}),
+]
+
+
+@pytest.mark.parametrize(("sentence", "where", "elsewhere"), OF_STUDY)
+def test_a_sentence_of_a_comparison(sentence: str, where: dict[str, Any], elsewhere: dict[str, Any]) -> None:
+    assert sentence in study(**where) and sentence not in study(**elsewhere)
+
+
+FAILED = {"status": "failed", "reason": "no disk"}
+DETAILS = {"details": Details(cautions=["unusual"])}
+OF_RUNS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
+    ("No patient&#39;s image was used", [{}], [{"synthetic": False}]),
+    ("FedAvg reaches a mean test accuracy of", [{}], [FAILED]),
+    ("This is one run with one seed (0)", [{}], [{}, {"method": "fedbn", "title": "FedBN"}]),
+    ("Each method was run once, with one seed (0)", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
+    ("share the highest mean test accuracy", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
+    ("Difference in test accuracy from a model that the site trained alone.", [{}, {"method": "local"}], [{}]),
+    ("Training alone has the highest mean test accuracy", [{}, {"method": "local", "mean_test": 0.9}], [{}]),
+    ("so there is nothing to rank", [FAILED], [{}]),
+    ("FedAvg: no disk", [FAILED], [{}]),
+    ("then the run failed", [FAILED], [{}]),
+    ("FedAvg: unusual", [DETAILS], [{}]),
+    ("finished with 2 of 9 planned rounds", [{"rounds": RoundCount(planned=9, done=2)}], [{}]),
+    ("but not ranked, because they differ in seed", [{}, {"method": "local", "seed": 1}], [{}]),
+    ("Every site answered each round.", [{}], [FAILED]),
+    ("The data are synthetic.", [{}], [{"synthetic": False}]),
+    ("This is a single run with a single seed.", [{}], [{}, {"method": "fedbn"}]),
+    ("a: it looks odd", [{"stands_out": {"a": ["a: it looks odd"]}}], [{}]),
+]
+
+
+@pytest.mark.parametrize(("sentence", "where", "elsewhere"), OF_RUNS)
+def test_a_sentence_of_runs(
+    sentence: str, where: list[dict[str, Any]], elsewhere: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    stands = []
+    for place, runs in enumerate((where, elsewhere)):
+        (folder := tmp_path / str(place)).mkdir()
+        named = [{"method": "fedavg", "title": "FedAvg"} | changes for changes in runs]
+        lines = [round_line(1, list(SCORES)), round_line(2, list(SCORES))]
+        saved = [save(folder, summary_of(one.pop("method"), one.pop("title"), SCORES, **one), lines) for one in named]
+        stands.append(sentence in render(read_all(saved), "T"))
+    assert stands == [True, False]
