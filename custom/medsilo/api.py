@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from csv import DictReader
+from dataclasses import dataclass
 from functools import cached_property, wraps
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 import torch
@@ -135,24 +137,30 @@ class Run:
         """One row for each round and site: losses, validation score, seconds, bytes."""
         told = ("train_loss", "validation", "validation_loss", "samples", "seconds", "bytes_up", "bytes_down")
         every = ((line, site, own) for line in self.history for site, own in line.sites.items())
-        rows = [{"round": line.round, "site": site, **{key: getattr(own, key) for key in told}} for line, site, own in every]
+        rows = [
+            {"round": line.round, "site": site, **{key: getattr(own, key) for key in told}} for line, site, own in every
+        ]
         return _frame(rows, ["round", "site"])
 
     @property
-    def plot(self) -> "Pictures":
-        """The sections of the report with their pictures, each shown by a notebook: `run.plot.learning`."""
-        return Pictures(self.report)
+    def plot(self) -> SimpleNamespace:
+        """The sections of the report with their pictures, by name: `run.plot.learning`; `dir(run.plot)` lists them."""
+        with TemporaryDirectory() as folder:
+            page = self.report(Path(folder) / "page.html").read_text(encoding="utf-8")
+        head = page.partition("</head>")[0]
+        found = re.findall(r'(<section[^>]* id="([\w-]+)".*?</section>)', page, re.DOTALL)
+        return SimpleNamespace(**{key.replace("-", "_"): Picture(f"{head}</head>{text}") for text, key in found})
 
     def predict(self, images: Any, out: Place | None = None, *, site: str = "", device: str = "auto") -> Any:
         """Predict new cases with the model that was tested.
 
-        images: an array or a tensor [cases, ...] as the model reads it, which gives the model's output as a tensor; or
-        files, which `out` is needed for, as in `medsilo.predict`. site: whose model, where each has its own.
+        images: an array [cases, ...] as the model reads it, of which the model's output comes back; or files, whose
+        results are written to `out`, as by `medsilo.predict`. site: whose model, where each has its own.
         """
-        if isinstance(images, str | Path) or (isinstance(images, Sequence) and not hasattr(images, "shape")):
-            if out is None:
-                raise MedsiloError("out is missing: the folder for the results")
+        if out is not None:
             return predict(self.folder, images, out, site=site, device=device)
+        if not hasattr(images, "shape"):
+            raise MedsiloError("out is missing: the folder for the results of files")
         compute = _settings("Run.predict", None, device).compute()
         source = _as_python(open_source)(self.folder, site)
         network = source.network.to(compute.device)
@@ -191,35 +199,11 @@ class Run:
         return _html(repr(self)[1:-1].removeprefix("Run "), self._rows())
 
 
-class Pictures:
-    """The sections of a report by their names, which `dir` lists. Each is an object that a notebook shows."""
-
-    def __init__(self, report: Callable[[Path], Path]) -> None:
-        """report: writes the page."""
-        with TemporaryDirectory() as folder:
-            page = report(Path(folder) / "page.html").read_text(encoding="utf-8")
-        head = re.match(r".*?</head>", page, re.DOTALL)
-        self._head = head[0] if head else ""
-        self._sections = {
-            key.replace("-", "_"): text
-            for text, key in re.findall(r'(<section[^>]* id="([\w-]+)".*?</section>)', page, re.DOTALL)
-        }
-
-    def __dir__(self) -> list[str]:
-        return sorted(self._sections)
-
-    def __getattr__(self, name: str) -> "Picture":
-        if name.startswith("_") or name not in self._sections:
-            raise AttributeError(f"this report has no section {name!r}; choose of {', '.join(dir(self))}")
-        return Picture(f"{self._head}<body><main>{self._sections[name]}</main></body></html>")
-
-
+@dataclass(frozen=True)
 class Picture:
-    """A section of a report as a page of its own; `html` is its text."""
+    """A section of a report as a page of its own, which a notebook shows."""
 
-    def __init__(self, html: str) -> None:
-        """html: a whole page, which loads nothing."""
-        self.html = html
+    html: str
 
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{escape(self.html)}" style="width:100%;height:34em;border:0" sandbox></iframe>'
@@ -336,7 +320,7 @@ def run(
     task: what is learned: "classification", "segmentation", "regression", a Goal, a Task, or a task's name.
     sites: names, to run over these and not over those of the plan; or each site's own data by its name: a Dataset of
     (input, target), arrays (inputs, targets[, patients]), or a frame with a column "label" (and "patient").
-    model: a torch module's class, or a function that makes one, without parameters or of (channels, classes); or a name.
+    model: a torch module's class or a function that makes one, of nothing or of (channels, classes); or a name.
     method: a class of medsilo.extend.Algorithm, one with its numbers, or a name.
     loss: a function of (outputs, targets) that training minimises on data given as `sites`.
     engine: "inprocess", in this process; or "simulator", NVFlare's. Both give the same numbers.
@@ -358,6 +342,8 @@ def run(
     """
     plan = _plan(_with_own(plan, task, sites, model, method, loss), _changes(changes))
     settings = _settings("medsilo.run", data, device)
+    if folder is not None and Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise MedsiloError(f"{Path(folder).name} exists; choose another name", str(folder))
     place, kept = _place(folder, new_study(plan))
     _check_engine(engine, plan)
     with _shown(plan.rounds) if on_round is None else nullcontext(on_round) as follow:
@@ -471,10 +457,10 @@ def _several(places: Place | Sequence[Place]) -> list[Path]:
     return [Path(one) for one in ([places] if isinstance(places, Path | str) else places)]
 
 
-class Consortium:
-    """A consortium as the owner of a kit sees it: what the lead's commands do, from Python.
+class Lead:
+    """A consortium, as the owner of a kit leads and watches it: what the lead's commands do, from Python.
 
-    >>> Consortium("docs").fetch("a1b2")
+    >>> Lead("docs").fetch("a1b2")
     Traceback (most recent call last):
     medsilo.core.errors.MedsiloError: docs is no kit of a person: it has no startup/fed_admin.json that can be read
     """

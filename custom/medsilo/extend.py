@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.network import NORM, Dimensions
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
+    from medsilo.registry import TABLES
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
@@ -78,7 +79,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs.schema import Summary
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import data_set
-    from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
+    from medsilo.site.settings import SiteSettings, read_settings
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft
     from medsilo.start.looks import patient_in

@@ -3,10 +3,8 @@
 No hospital takes any of it: `medsilo new` writes the package that others install.
 """
 
-import ast
 import hashlib
 import inspect
-import linecache
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +35,10 @@ from medsilo.tasks.task import Cases, SiteData, Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs
 INSTALLED = [ROOT, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
-SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # constants that count as source
+SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # values that count as source
+KINDS = ("classification", "segmentation", "regression")
+MOST_CLASSES = 1000
+FORMS = "a Dataset of (input, target), arrays (inputs, targets[, patients]), or a frame with a column 'label'"
 Kind = str | Goal | type[Task] | Task | Mapping[str, Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -49,41 +50,25 @@ def source_hash(*things: Any) -> str:
     waiting = list(things)
     while waiting:
         one = waiting.pop()
-        if (key := f"{one.__module__}.{one.__qualname__}") not in found:
-            found[key] = _source(one)
-            waiting += [base for base in one.__mro__[1:] if _is_own(base)] if isinstance(one, type) else []
-            for name, value in _named_in(one):
-                if isinstance(value, SIMPLE):
-                    found[f"{key}:{name}"] = repr(value)
-                elif _is_own(value):
-                    waiting.append(value)
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
-
-
-def _source(one: Any) -> str:
-    """Return what a class or function was written as, in a file or in a cell of a notebook."""
-    try:
-        return inspect.getsource(one)
-    except (OSError, TypeError):  # a class of a notebook: Python 3.11 and 3.12 look for its module's file
+        if (key := f"{one.__module__}.{one.__qualname__}") in found:
+            continue
+        try:
+            found[key] = "\n".join(map(inspect.getsource, _functions(one)))
+        except OSError as error:
+            told = f"the source of {one.__qualname__} is not known; write it in a file or in a cell of a notebook"
+            raise MedsiloError(told) from error
+        named = {**vars(one), "fields": repr(getattr(one, "model_fields", ""))} if isinstance(one, type) else {}
         for function in _functions(one):
-            tree = ast.parse("".join(lines := linecache.getlines(function.__code__.co_filename)))
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef) and node.name == one.__name__:
-                    return "".join(lines[node.lineno - 1 : node.end_lineno])
-    raise MedsiloError(f"the source of {one.__qualname__} is not known; write it in a file or in a cell of a notebook")
+            named |= {name: function.__globals__.get(name) for name in _names(function.__code__)}
+        found |= {f"{key}:{name}": repr(value) for name, value in named.items() if isinstance(value, SIMPLE)}
+        waiting += filter(_is_own, [*named.values(), *(one.__mro__ if isinstance(one, type) else ())])
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
 
 
 def _functions(one: Any) -> Iterator[Any]:
     members = vars(one).values() if isinstance(one, type) else [one]
     plain = (getattr(member, "fget", None) or getattr(member, "__func__", member) for member in members)
-    yield from (function for function in plain if inspect.isfunction(function))
-
-
-def _named_in(one: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a class or function names."""
-    for function in _functions(one):
-        for name in sorted(_names(function.__code__) & function.__globals__.keys()):
-            yield name, function.__globals__[name]
+    yield from (function for function in plain if inspect.isfunction(function) and _is_own(function))
 
 
 def _names(code: CodeType) -> set[str]:
@@ -106,47 +91,47 @@ def method(given: str | Algorithm | type[Algorithm]) -> dict[str, Any]:
     return _section(METHODS, given, Algorithm)
 
 
-def model(given: str | Network | type[Network] | Callable[..., nn.Module]) -> dict[str, Any]:
+def model(given: Any) -> dict[str, Any]:
     """Return a plan's section of a network: by its name, or of a torch module's class, or a function that makes one."""
     if isinstance(given, nn.Module):
         raise MedsiloError(f"model: give the class {type(given).__name__} and no module of it: each site makes its own")
-    if not callable(given) or isinstance(given, Network) or (isinstance(given, type) and issubclass(given, Network)):
+    if not callable(given) or (isinstance(given, type) and issubclass(given, Network)):
         return _section(NETWORKS, given, Network)
+    every = inspect.signature(given).parameters.values()
     needed = [
-        one.name
-        for one in inspect.signature(given).parameters.values()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        one.name for one in every if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
     if len(needed) not in (0, 2):
         raise MedsiloError(f"model: {given.__name__} takes {', '.join(needed)}; let it take channels and classes")
-    source = source_hash(given)
 
     def build(self: Network, channels: int, classes: int) -> nn.Module:
         return given(channels, classes) if needed else given()
 
+    source = source_hash(given)
     name = f"{given.__name__.strip('<>').replace('_', '-').lower()}-{source[:8]}"
     return _told(NETWORKS, type("Given", (Network,), {"build": build}), name, source)
 
 
-def _section(table: Registry, given: Any, base: type) -> dict[str, Any]:
-    kind = given if isinstance(given, type) else type(given)
+def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
+    kind: Any = given if isinstance(given, type) else type(given)
     if isinstance(given, str):
         return {"name": given}
-    if not issubclass(kind, base) or "name" not in kind.model_fields:
+    if not issubclass(kind, base) or not kind.model_fields["name"].default:
         raise MedsiloError(f"{kind.__name__} is no {base.__name__} with a name; derive it from medsilo.extend")
     if table.get(name := kind.model_fields["name"].default) is not kind:
         table.give(kind, source_hash(kind))
     return {"name": name} if kind is given else given.model_dump(mode="json")
 
 
-def _told(table: Registry, base: type, name: str, source: str) -> dict[str, Any]:
+def _told(table: Registry, base: Any, name: str, source: str) -> dict[str, Any]:
     """Make a class of a section under a name, and tell the registry."""
-    table.give(create_model(name, __base__=base, __module__=__name__, name=(Literal[name], name)), source)
+    own: dict[str, Any] = {"name": (Literal[name], name)}
+    table.give(create_model(name, __base__=base, __module__=__name__, **own), source)
     return {"name": name}
 
 
 class GivenTask(Task):
-    """Cases that a program has given, by site."""
+    """Cases that a program has given. A class is made for each call, with its goal, shape and sites."""
 
     @property
     def goal(self) -> Goal:
@@ -161,11 +146,9 @@ class GivenTask(Task):
         return self._shape  # type: ignore[attr-defined]
 
     def default_network(self) -> Network:
-        if len(self.shape) == 1:
-            return network("linear")
         if self.goal.output_of(self.shape) != (self.goal.outputs,):
             return network("unet", dimensions=len(self.shape) - 1)
-        return network("small-cnn" if len(self.shape) == 3 else "activity-cnn")
+        return network({1: "linear", 2: "activity-cnn"}.get(len(self.shape), "small-cnn"))
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         return self._sites[site]  # type: ignore[attr-defined]
@@ -178,37 +161,36 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
             raise MedsiloError("loss: it belongs to data of your own, given as sites={'a': ..., 'b': ...}")
         return dict(kind) if isinstance(kind, Mapping) else _section(TASKS, kind, Task)
     parts = {site: _parts(own, site) for site, own in sites.items()}
-    every = [(site, one) for site, own in parts.items() for part in PARTS for one in [getattr(own, part)]]
-    shapes = {site: tuple(data[0][0].shape) for site, data in every}
-    if len(set(shapes.values())) > 1:
-        raise DataError(f"sites: cases differ in shape ({shapes}); give all one shape")
-    goal = kind if isinstance(kind, Goal) else _goal(kind or "classification", [data for _, data in every])
+    every: list[Any] = [getattr(own, part) for own in parts.values() for part in PARTS]
+    shapes = {tuple(data[0][0].shape) for data in every}
+    if len(shapes) > 1 or () in shapes:
+        raise DataError(f"sites: inputs have the shapes {sorted(shapes)}; give all one shape, [channels, ...]")
+    (shape,), goal = shapes, kind if isinstance(kind, Goal) else _goal(kind or KINDS[0], every)
     if loss:
         goal = copy(goal)
-        goal.loss, goal.unbounded, goal.cross_entropy = loss, "a loss of your own has no known bound", 0.0  # type: ignore[method-assign]
-    shape = next(iter(shapes.values()))
+        vars(goal).update(loss=loss, unbounded="a loss of your own has no known bound", cross_entropy=0.0)
     said = f"{type(goal).__name__} {goal.outputs} {goal.label_names} {getattr(goal, 'limits', '')} {shape}"
-    own = [loss, *([type(goal)] if _is_own(type(goal)) else [])]
-    source = hashlib.sha256((said + source_hash(*filter(None, own))).encode()).hexdigest()
+    source = source_hash(*([loss] if loss else []), *filter(_is_own, [type(goal)]))
+    source = hashlib.sha256((said + source).encode()).hexdigest()
     title = f"{type(goal).__name__.lower()} of this program's data"
-    made = type("Given", (GivenTask,), {})
-    made._goal, made._shape, made._sites, made.title = goal, shape, parts, title  # type: ignore[attr-defined]
+    made = type("Given", (GivenTask,), {"title": title, "__annotations__": {}})
+    for key, value in (("_goal", goal), ("_shape", shape), ("_sites", parts)):
+        setattr(made, key, value)
     return _told(TASKS, made, f"own-data-{source[:8]}", source)
 
 
-def _goal(kind: Any, every: Sequence[Dataset]) -> Goal:
+def _goal(kind: Any, every: Sequence[Any]) -> Goal:
     """Return the goal of a word, with the labels that occur."""
-    if kind not in ("classification", "segmentation", "regression"):
-        known = "'classification', 'segmentation', 'regression' or a Goal of medsilo.extend"
-        raise MedsiloError(f"task: {kind!r} can't be learned of data that you give; choose {known}")
-    targets = [data[case][1] for data in every for case in range(len(data))]  # type: ignore[arg-type]
+    if kind not in KINDS:
+        raise MedsiloError(f"task: {kind!r} needs no data of yours; choose of {', '.join(KINDS)}, or give a Goal")
+    targets = [data[case][1] for data in every for case in range(len(data))]
     low, high = min(float(one.min()) for one in targets), max(float(one.max()) for one in targets)
     if kind == "regression" and low < high:
         return Regression((low, high))
-    if low < 0 or high < 1 or high > 999 or any(one.is_floating_point() for one in targets):
+    if low < 0 or not 1 <= high < MOST_CLASSES or any(one.is_floating_point() for one in targets):
         raise DataError(f"sites: labels are from {low:g} to {high:g}; give classes as whole numbers 0, 1, 2, ...")
     labels = tuple(map(str, range(int(high) + 1)))
-    return Classification(labels) if kind == "classification" else goal_of(kind, labels[1:], "dice-ce", None)
+    return Classification(labels) if kind == KINDS[0] else goal_of(kind, labels[1:], "dice-ce", None)
 
 
 # ---------------------------------------------------------------------------------------------------- cases
@@ -216,9 +198,8 @@ class _Read(Dataset):
     """A data set of the program's own, whose cases become tensors when they are read."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner = inner
+        self.inner, self.shape = inner, np.shape(inner[0][0])
         self.patients = tuple(map(str, getattr(inner, "patients", range(len(inner)))))
-        self.shape = np.shape(inner[0][0])
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -226,7 +207,7 @@ class _Read(Dataset):
     def __getitem__(self, case: int) -> tuple[Tensor, Tensor]:
         values, target, *_ = self.inner[case]
         if np.shape(values) != self.shape:
-            raise DataError(f"sites: a case has the shape {np.shape(values)}, the first {self.shape}; give all one shape")
+            raise DataError(f"sites: case {case} has the shape {np.shape(values)}, case 0 {self.shape}; give all one")
         return torch.tensor(np.asarray(values), dtype=torch.float32), _target(target)
 
 
@@ -240,31 +221,28 @@ def _parts(given: Any, site: str) -> SiteData:
     if isinstance(given, SiteData):
         return given
     try:
-        if isinstance(given, Mapping) and set(given) == set(PARTS):
+        if isinstance(given, Mapping):
             return SiteData(*(_cases(given[part]) for part in PARTS))
-        whole = _cases(given)
-    except (TypeError, ValueError, KeyError, IndexError) as error:
-        forms = "a Dataset of (input, target), arrays (inputs, targets[, patients]), or a frame with a column 'label'"
-        raise DataError(f"sites: the data of {site} can't be read ({error}); give {forms}") from error
-    patients: Sequence[str] = whole.patients  # type: ignore[attr-defined]
-    names = list(dict.fromkeys(patients))
+        whole: Any = _cases(given)
+    except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
+        raise DataError(f"sites: the data of {site} can't be read ({error}); give {FORMS}") from error
+    names = list(dict.fromkeys(whole.patients))
     if len(names) < len(PARTS):
         raise DataError(f"sites: {site} has {len(names)} patients; give 3 or more, for training, validation and test")
     part = dict(zip(names, parts_in_turn(len(names)).tolist(), strict=True))
     labels = whole.targets if isinstance(whole, Cases) and whole.targets.ndim == 1 else None
-    dealt = [[case for case, one in enumerate(patients) if part[one] == number] for number in range(len(PARTS))]
-    return SiteData(*(Dealt(whole, places, patients, labels) for places in dealt))
+    dealt = [[case for case, one in enumerate(whole.patients) if part[one] == number] for number in range(len(PARTS))]
+    return SiteData(*(Dealt(whole, places, whole.patients, labels) for places in dealt))
 
 
 def _cases(given: Any) -> Dataset:
     if hasattr(given, "columns"):
         inputs = given.drop(columns=[name for name in (LABEL, PATIENT) if name in given.columns])
-        patients = given[PATIENT] if PATIENT in given.columns else range(len(given))
-        given = inputs.to_numpy(np.float32), given[LABEL].to_numpy(), patients
+        patients = [given[PATIENT]] if PATIENT in given.columns else []
+        given = (inputs.to_numpy(np.float32), given[LABEL].to_numpy(), *patients)
     if not isinstance(given, tuple):
         return _Read(given)
-    inputs, targets, *rest = given
-    values = torch.tensor(np.asarray(inputs), dtype=torch.float32)
-    found = _target(targets)
+    inputs, targets, *patients = given
+    values, found = torch.tensor(np.asarray(inputs), dtype=torch.float32), _target(targets)
     found = found.long() if bool((found == found.round()).all()) else found
-    return Cases(values, found, list(map(str, rest[0] if rest else range(len(values)))))
+    return Cases(values, found, list(map(str, patients[0] if patients else range(len(values)))))

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from medsilo.extend import (
     BESIDE,
-    FILE_NAME,
     SLACK,
     Bounds,
     Channel,
@@ -99,15 +98,15 @@ class MeasuringSite:
         """Return where the data are; raises Refused where the hospital lets no fingerprint leave by a job."""
         if self.settings.approval != "none":
             raise Refused(
-                f"this hospital approves what runs (approval in its {FILE_NAME}), and there is no plan yet; ask its "
+                "this hospital approves what runs (approval in its medsilo.yaml), and there is no plan yet; ask its "
                 "engineer for the file of medsilo nnunet measure"
             )
         if self.settings.privacy is not None:
             raise Refused(
-                f"this hospital answers only with noise (privacy in its {FILE_NAME}), which a fingerprint has not"
+                "this hospital answers only with noise (privacy in its medsilo.yaml), which a fingerprint has not"
             )
         if self.settings.data is None:
-            raise Refused(f"this hospital's {FILE_NAME} does not say where its data are; set 'data'")
+            raise Refused("this hospital's medsilo.yaml does not say where its data are; set 'data'")
         return self.settings.data
 
     def _check_others(self, place: Path, data: RawData, least: int) -> None:
@@ -119,7 +118,7 @@ class MeasuringSite:
         if book.near(data_set(place, "nnunet"), {"train": patients}, least):
             raise Refused(
                 f"another answer was about all of these cases but fewer than {least} (smallest_metric in this "
-                f"hospital's {FILE_NAME}); measure the cases of then"
+                f"hospital's medsilo.yaml); measure the cases of then"
             )
 
 
