@@ -137,9 +137,8 @@ def new(
     body, section, given = KINDS[kind]
     folder, module, title = out or Path(name), name.replace("-", "_"), name.title().replace("-", "")
     if name in TABLES[section] or folder.exists():
-        raise MedsiloError(
-            f"{name} is a {kind} already, or {folder} is there; choose another name, or remove the folder"
-        )
+        why = f"{folder} is there already" if folder.exists() else f"{name} is a {kind} already"
+        raise MedsiloError(f"{why}; choose another name")
     words = {"name": name, "module": module, "Name": title, "kind": kind, "given": given.format(title)}
     files = {"pyproject.toml": PROJECT, f"{module}/{kind}.py": body, f"tests/test_{kind}.py": TEST}
     for file, template in files.items():
