@@ -59,7 +59,7 @@ leak-report jobs/fedavg --json
 new network my-net -o right/net
 new method my-method -o right/method --json
 submit jobs/fedavg --out right/packed
-""".split("\n")[1:-1]
+""".strip().splitlines()
 WRONG = """
 compare --minutes x | --minutes: give a number (
 compare --methods fedavg --folds 1 | give 3 to 100
@@ -111,7 +111,7 @@ rehearse nothing.yaml | there is no such file; give a consortium.yaml
 new metod x | choose method, task or network
 new method fedavg | fedavg is a method already; choose another name
 nonsense | 'nonsense' is no command
-""".strip().split("\n")
+""".strip().splitlines()
 
 
 @pytest.fixture
