@@ -184,9 +184,10 @@ def _section(name: str, keys: Sequence[tuple[str, str, str]], first: Mapping[tup
     if method.pooled:
         example = f"medsilo run jobs/local --set algorithm.name={name} --engine inprocess"
     job = "" if method.pooled else f" Job: [{name}](../jobs/{name})."
+    title = "" if paper.startswith(method.title) else f"**{method.title}.** "
     lines = [
         f"### {name}\n",
-        f"{'' if paper.startswith(method.title) else f'**{method.title}.** '}{paper} [Code](../custom/{file}.py).{job}\n",
+        f"{title}{paper} [Code](../custom/{file}.py).{job}\n",
         f"{inspect.cleandoc(method.__doc__ or '')}\n",
         f"- Worth a try: {when}.\n- Leaves a hospital: {leaves}\n- Bytes: {sent}\n- Extra work: {work}\n",
         f"```\n{example}\n```\n",
