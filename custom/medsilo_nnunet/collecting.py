@@ -12,6 +12,7 @@ from pydantic import Field
 
 from medsilo.extend import (
     BESIDE,
+    FILE_NAME,
     SLACK,
     Bounds,
     Channel,
@@ -25,7 +26,6 @@ from medsilo.extend import (
     Refused,
     SiteOfInquiry,
     Stop,
-    book_of,
     check_package,
     data_set,
     package_facts,
@@ -98,27 +98,26 @@ class MeasuringSite:
         """Return where the data are; raises Refused where the hospital lets no fingerprint leave by a job."""
         if self.settings.approval != "none":
             raise Refused(
-                "this hospital approves what runs (approval in its medsilo.yaml), and there is no plan yet; ask its "
+                f"this hospital approves what runs (approval in its {FILE_NAME}), and there is no plan yet; ask its "
                 "engineer for the file of medsilo nnunet measure"
             )
         if self.settings.privacy is not None:
             raise Refused(
-                "this hospital answers only with noise (privacy in its medsilo.yaml), which a fingerprint has not"
+                f"this hospital answers only with noise (privacy in its {FILE_NAME}), which a fingerprint has not"
             )
         if self.settings.data is None:
-            raise Refused("this hospital's medsilo.yaml does not say where its data are; set 'data'")
+            raise Refused(f"this hospital's {FILE_NAME} does not say where its data are; set 'data'")
         return self.settings.data
 
     def _check_others(self, place: Path, data: RawData, least: int) -> None:
         """Raise Refused where the difference to another answer would tell of few cases."""
         if not self.settings.protects(synthetic=False):
             return
-        book = book_of(self.settings, self.own.name, self.folder)
         patients = tuple(dict.fromkeys(entry.patient for entry in data.cases))
-        if book.near(data_set(place, "nnunet"), {"train": patients}, least):
+        if self.own.book.near(data_set(place, "nnunet"), {"train": patients}, least):
             raise Refused(
                 f"another answer was about all of these cases but fewer than {least} (smallest_metric in this "
-                f"hospital's medsilo.yaml); measure the cases of then"
+                f"hospital's {FILE_NAME}); measure the cases of then"
             )
 
 

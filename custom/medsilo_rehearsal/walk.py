@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import psutil
 
-from medsilo.extend import MedsiloError, Screen, load_yaml, read_consortium, write_bytes, write_json
+from medsilo.extend import FILE_NAME, MedsiloError, Screen, load_yaml, read_consortium, write_bytes, write_json
 
 HERE = "localhost"  # so that the server listens on the loopback address only
 STARTS = 120  # seconds until all are connected
@@ -107,7 +107,7 @@ class Walk:
     def _settle(self, hospital: str, approves: bool) -> None:
         """Change a kit's local/ as its engineer would: own folders, and what this machine has."""
         local = self.kits / hospital / "local"
-        settings = (local / "medsilo").with_suffix(".yaml")
+        settings = local / FILE_NAME
         own = load_yaml(settings.read_text("utf-8")) if settings.is_file() else {}
         folders = {"data": self.folder / "data" / hospital, "output": self.folder / "results" / hospital}
         for place in folders.values():
