@@ -10,7 +10,7 @@ import ast
 import inspect
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from benchmarks import advise
-from docs import evidence
+from docs import evidence, methods
 from docs.markdown import table
 from medsilo import extend
 from medsilo.cli import all_commands
@@ -51,6 +51,7 @@ HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
 PAGES = (
     "plan.md",
+    "methods.md",
     "run-tree.md",
     "limits.md",
     "commands.md",
@@ -184,8 +185,11 @@ def section(model: type[BaseModel], prefix: str) -> str:
     return table(("key", "values (default)", "meaning"), [(f"`{key}`", *rest) for key, *rest in keys_of(model, prefix)])
 
 
-def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
-    """Return the table of a section that is one of several; what means the same in several of them is one row."""
+def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str, most: int = 0) -> str:
+    """Return the table of a section that is one of several; what means the same in several of them is one row.
+
+    most: keys of no more than so many are left out.
+    """
     found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, model in models.items():
         for key, values, meaning in keys_of(model, prefix):
@@ -195,8 +199,17 @@ def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str
         usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
         words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
         having = [name for name in models if any(name in names for names in variants.values())]
+        if len(having) <= most:
+            continue
         rows.append((f"`{key}`", "; ".join(words), meaning, named(having, list(models))))
     return table(("key", "values (default)", "meaning", f"{what}s"), rows)
+
+
+def keys_of_methods() -> dict[str, list[tuple[str, str, str]]]:
+    """Return each method's keys that few others have; those of many are in the table of plan.md."""
+    found = {name: list(keys_of(method, "algorithm")) for name, method in METHODS.items()}
+    many = Counter(row[0::2] for rows in found.values() for row in rows)
+    return {name: [row for row in rows if many[row[0::2]] <= MOST_NAMES] for name, rows in found.items()}
 
 
 def named(having: Sequence[str], among: Sequence[str]) -> str:
@@ -287,7 +300,9 @@ def help_of(command: str) -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "plan-algorithm": lambda: one_of(METHODS, "algorithm", "method"),
+    "plan-algorithm": lambda: one_of(METHODS, "algorithm", "method", most=MOST_NAMES),
+    "methods": methods.overview,
+    "method-sections": lambda: methods.sections(keys_of_methods()),
     "plan-task": lambda: one_of(TASKS, "task", "task"),
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
     "plan-training": lambda: section(Training, "training"),

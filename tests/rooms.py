@@ -42,6 +42,9 @@ ROOMS = {
         "core learning mixing privacy tasks",
     ),
     "registry": room("names of methods, tasks and networks, our own and those of other packages", "core"),
+    "given": room(
+        "classes and data of a program's own, known in its process only", "core course models registry tasks"
+    ),
     "plan": room(
         "the one description of a study: checked, resolved, hashed",
         "core course learning mixing models privacy registry tasks",
@@ -98,6 +101,7 @@ ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(R
 
 PLUGINS = {
     "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
+    "medsilo_new": "the start of a plug-in: a package with a method, a task or a network that works, and its test",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
     "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
     "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",

@@ -343,7 +343,7 @@ def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple
 
 
 INTRODUCTION = """\
-SYNTHETIC data ([docs/synthetic.md](../synthetic.md)), five hospitals, small networks, few rounds, every
+SYNTHETIC data ([docs/data.md](../data.md#the-synthetic-hospitals)), five hospitals, small networks, few rounds, every
 method's default numbers. Written by
 
     python -m benchmarks.attacks --write

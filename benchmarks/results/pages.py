@@ -246,7 +246,9 @@ def _patients(data: str, title: str, plan: str, without: tuple[str, ...]) -> Par
     )
 
 
-SYNTHETIC = "SYNTHETIC data ([docs/synthetic.md](../synthetic.md)): what comes out, not what a paper claims. "
+SYNTHETIC = (
+    "SYNTHETIC data ([docs/data.md](../data.md#the-synthetic-hospitals)): what comes out, not what a paper claims. "
+)
 
 # In the order in which `all` makes them: real data first, then by what they cost.
 PAGES = {

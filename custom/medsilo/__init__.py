@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AmplitudeNorm",
     "Comparison",
+    "Lead",
     "MedsiloError",
     "PerturbedOptimizer",
     "Plan",
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from medsilo.api import Comparison, Run, compare, predict, run
+    from medsilo.api import Comparison, Lead, Run, compare, predict, run
     from medsilo.core.errors import MedsiloError
     from medsilo.deploy import SuperModel
     from medsilo.learning.amplitude import AmplitudeNorm
@@ -34,6 +35,7 @@ else:
     _PLACES = {
         "AmplitudeNorm": "medsilo.learning.amplitude",
         "Comparison": "medsilo.api",
+        "Lead": "medsilo.api",
         "MedsiloError": "medsilo.core.errors",
         "PerturbedOptimizer": "medsilo.learning.perturbation",
         "Plan": "medsilo.plan",

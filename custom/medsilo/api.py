@@ -1,15 +1,24 @@
 """Studies from Python: run a plan, compare methods, predict. `import medsilo` gives these names; see docs/python.md."""
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from contextlib import contextmanager, nullcontext
+from csv import DictReader
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self, get_args
 
+import torch
 from torch import nn
 
+from medsilo import given
+from medsilo.consortium import lead
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.predictor import asked_to_predict
@@ -19,13 +28,14 @@ from medsilo.federation.pool import POOL
 from medsilo.flare import simulator
 from medsilo.flare.jobs import find_job, plan_of
 from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.registry import METHODS, SOURCE
 from medsilo.report.page import write
 from medsilo.report.read import RunResult, read
 from medsilo.report.study_page import write_study
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.record import Record, new_study
-from medsilo.runs.schema import About, Round, Summary, Verdict
+from medsilo.runs.schema import About, Progress, Round, Summary, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings, read_settings
 from medsilo.study.cells import Engine, Row, base_plan, cells_of
@@ -36,6 +46,27 @@ if TYPE_CHECKING:
 
 PlanLike = Plan | Mapping[str, Any] | Path | str
 Place = Path | str
+Changes = Sequence[str] | Mapping[str, Any] | str
+Sites = Sequence[str] | Mapping[str, Any]
+WIDE = 24  # letters of a progress bar
+
+
+def _as_python(does: Callable) -> Callable:
+    """Let errors name this module's parameters and not the command line's options."""
+
+    def told(text: str) -> str:
+        text = text.replace("--set ", "changes: ").replace("in this site's medsilo.yaml, or give --data", "as data=")
+        return re.sub(r"--([a-z][a-z-]+)", lambda option: option[1].replace("-", "_") + "=", text)
+
+    @wraps(does)
+    def tried(*args: Any, **values: Any) -> Any:
+        try:
+            return does(*args, **values)
+        except MedsiloError as error:
+            error.args = (told(str(error)), *error.args[1:])
+            raise
+
+    return tried
 
 
 class Run:
@@ -92,6 +123,52 @@ class Run:
         """One row for each site: its cases, its test score, the round of its model, what it sent."""
         return _frame(self._rows(), "site")
 
+    @property
+    def cases(self) -> "DataFrame":
+        """One row for each test case of the sites on this machine: site, case, patient, and what was measured."""
+        found = []
+        for path in sorted(self.folder.glob(f"{paths.SITES}/*/{paths.CASES}")):
+            with path.open(encoding="utf-8", newline="") as lines:
+                found += [{"site": path.parent.name} | _numbers(line) for line in DictReader(lines)]
+        return _frame(found, "site")
+
+    @property
+    def rounds(self) -> "DataFrame":
+        """One row for each round and site: losses, validation score, seconds, bytes."""
+        told = ("train_loss", "validation", "validation_loss", "samples", "seconds", "bytes_up", "bytes_down")
+        every = ((line, site, own) for line in self.history for site, own in line.sites.items())
+        rows = [
+            {"round": line.round, "site": site, **{key: getattr(own, key) for key in told}} for line, site, own in every
+        ]
+        return _frame(rows, ["round", "site"])
+
+    @property
+    def plot(self) -> SimpleNamespace:
+        """The sections of the report with their pictures, by name: `run.plot.learning`; `dir(run.plot)` lists them."""
+        with TemporaryDirectory() as folder:
+            page = self.report(Path(folder) / "page.html").read_text(encoding="utf-8")
+        head = page.partition("</head>")[0]
+        found = re.findall(r'(<section[^>]* id="([\w-]+)".*?</section>)', page, re.DOTALL)
+        return SimpleNamespace(**{key.replace("-", "_"): Picture(f"{head}</head>{text}") for text, key in found})
+
+    def predict(self, images: Any, out: Place | None = None, *, site: str = "", device: str = "auto") -> Any:
+        """Predict new cases with the model that was tested.
+
+        images: an array [cases, ...] as the model reads it, of which the model's output comes back; or files, whose
+        results are written to `out`, as by `medsilo.predict`. site: whose model, where each has its own.
+        """
+        if out is not None:
+            return predict(self.folder, images, out, site=site, device=device)
+        if not hasattr(images, "shape"):
+            raise MedsiloError("out is missing: the folder for the results of files")
+        compute = _settings("Run.predict", None, device).compute()
+        source = _as_python(open_source)(self.folder, site)
+        network = source.network.to(compute.device)
+        values = torch.as_tensor(images, dtype=torch.float32)
+        with torch.no_grad():
+            answers = [source.plan.task.infer(network, some.to(compute.device)).cpu() for some in values.split(64)]
+        return torch.cat(answers)
+
     def report(self, destination: Place | None = None) -> Path:
         """Write the HTML page about this run and return where it is; by default beside the results."""
         page = Path(destination) if destination else self.folder / paths.REPORT
@@ -120,6 +197,16 @@ class Run:
 
     def _repr_html_(self) -> str:
         return _html(repr(self)[1:-1].removeprefix("Run "), self._rows())
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A section of a report as a page of its own, which a notebook shows."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self.html)}" style="width:100%;height:34em;border:0" sandbox></iframe>'
 
 
 class _Models(Mapping[str, nn.Module]):
@@ -211,27 +298,37 @@ class Comparison:
         return _html(self.headline, self._rows())
 
 
+@_as_python
 def run(
-    plan: PlanLike,
+    plan: PlanLike | None = None,
     *,
+    task: given.Kind | None = None,
+    sites: Sites | None = None,
+    model: Any = None,
+    method: Any = None,
+    loss: given.Loss | None = None,
     engine: Engine = "inprocess",
-    sites: Sequence[str] | None = None,
     folder: Place | None = None,
-    changes: Sequence[str] = (),
+    changes: Changes = (),
     data: Place | Mapping[str, Any] | None = None,
     device: str = "auto",
-    on_round: Callable[[Round], None] = lambda line: None,
+    on_round: Callable[[Round], None] | None = None,
 ) -> Run:
     """Run a study on this machine and return its result.
 
-    plan: a plan, a dictionary of its sections, a plan.yaml, or a job's folder.
+    plan: a plan, a dictionary of its sections, a plan.yaml, a job's folder, or a method's name; by default FedAvg.
+    task: what is learned: "classification", "segmentation", "regression", a Goal, a Task, or a task's name.
+    sites: names, to run over these and not over those of the plan; or each site's own data by its name: a Dataset of
+    (input, target), arrays (inputs, targets[, patients]), or a frame with a column "label" (and "patient").
+    model: a torch module's class or a function that makes one, of nothing or of (channels, classes); or a name.
+    method: a class of medsilo.extend.Algorithm, one with its numbers, or a name.
+    loss: a function of (outputs, targets) that training minimises on data given as `sites`.
     engine: "inprocess", in this process; or "simulator", NVFlare's. Both give the same numbers.
-    sites: run over these sites and not over those of the plan.
     folder: where the run is written; it must not exist. By default a folder that goes when the result goes.
-    changes: "key.subkey=value", as `--set` on the command line.
+    changes: {"training.rounds": 3}, or "training.rounds=3", or several.
     data: the sites' data folder, or a section that describes it as in medsilo.yaml; synthetic tasks need none.
     device: "auto", "cpu", "cuda" or "cuda:1".
-    on_round: called with every finished round.
+    on_round: called with every finished round; by default a terminal or a notebook shows a bar.
 
     >>> plan = {
     ...     "algorithm": {"name": "fedavg"},
@@ -243,28 +340,35 @@ def run(
     >>> study.summary.status, sorted(study.models)
     ('finished', ['a', 'b'])
     """
-    plan = _plan(plan, [*changes, *([] if sites is None else [f"participation.sites={list(sites)}"])])
+    plan = _plan(_with_own(plan, task, sites, model, method, loss), _changes(changes))
     settings = _settings("medsilo.run", data, device)
+    if folder is not None and Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise MedsiloError(f"{Path(folder).name} exists; choose another name", str(folder))
     place, kept = _place(folder, new_study(plan))
-    if engine == "simulator":
-        simulator.run(plan, place, settings, on_round=on_round)
-    elif engine == "inprocess":
-        inprocess.run(plan, folder=place, settings=settings, on_round=on_round)
-    else:
-        raise MedsiloError(f"engine {engine!r} is not known; choose 'inprocess' or 'simulator'")
+    _check_engine(engine, plan)
+    with _shown(plan.rounds) if on_round is None else nullcontext(on_round) as follow:
+        if engine == "simulator":
+            simulator.run(plan, place, settings, on_round=follow)
+        else:
+            inprocess.run(plan, folder=place, settings=settings, on_round=follow)
     done = Run(place)
     done._kept = kept
     return done
 
 
+@_as_python
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[Any] | str,
     *,
     plan: PlanLike | None = None,
+    task: given.Kind | None = None,
+    sites: Sites | None = None,
+    model: Any = None,
+    loss: given.Loss | None = None,
     engine: Engine = "inprocess",
     seeds: Sequence[int] = (0,),
     folder: Place | None = None,
-    changes: Sequence[str] = (),
+    changes: Changes = (),
     against: str | None = None,
     data: Place | Mapping[str, Any] | None = None,
     device: str = "auto",
@@ -272,7 +376,7 @@ def compare(
 ) -> Comparison:
     """Run methods on the same task and return which is better, how surely, and whether joining pays.
 
-    methods: the rows: "fedavg", "fedprox:mu=0.1", or "a title: key=value key=value".
+    methods: the rows: "fedavg", "fedprox:mu=0.1", "a title: key=value key=value", or a method's class.
     plan: what the rows change; by default FedAvg on synthetic histology with three hospitals.
     seeds: every row runs once with each; one seed alone names no winner.
     folder: where the runs are written; called again with the same folder, only what is missing runs.
@@ -281,22 +385,27 @@ def compare(
 
     >>> task = {"name": "synthetic-activity", "persons": 4, "windows": 5}
     >>> plan = {"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": ["a", "b"]}}
-    >>> found = compare(["local", "fedavg"], plan=plan, changes=["training.rounds=1"], device="cpu")
+    >>> found = compare(["local", "fedavg"], plan=plan, changes={"training.rounds": 1}, device="cpu")
     >>> sorted(found.runs)
     [('fedavg', 0), ('local', 0)]
     """
-    base = _plan(base_plan() if plan is None else plan, ())
+    methods = [methods] if isinstance(methods, str | type) else methods
+    rows = [one if isinstance(one, str) else given.method(one)["name"] for one in methods]
+    base, changed = _plan(_with_own(plan, task, sites, model, None, loss), ()), _changes(changes)
     settings = _settings("medsilo.compare", data, device)
     place, kept = _place(folder, "comparison")
-    cells = cells_of(base, [Row.parse(text) for text in methods], seeds, changes, place)
-    command = f"medsilo.compare({list(methods)!r}, seeds={list(seeds)!r}, changes={list(changes)!r})"
-    about = About(title=f"{', '.join(methods)} on {base.task.title}", command=command, machine=device)
+    cells = cells_of(base, [Row.parse(text) for text in rows], seeds, changed, place)
+    for cell in cells:
+        _check_engine(engine, cell.plan)
+    command = f"medsilo.compare({rows!r}, seeds={list(seeds)!r}, changes={changed!r})"
+    about = About(title=f"{', '.join(rows)} on {base.task.title}", command=command, machine=device)
     Study(place, about, base, cells, against).run(engine, settings, 1, say)
     done = Comparison(place)
     done._kept = kept
     return done
 
 
+@_as_python
 def predict(
     model: Place | Sequence[Place],
     images: Place | Sequence[Place],
@@ -348,12 +457,103 @@ def _several(places: Place | Sequence[Place]) -> list[Path]:
     return [Path(one) for one in ([places] if isinstance(places, Path | str) else places)]
 
 
-def _plan(given: PlanLike, changes: Sequence[str]) -> Plan:
-    if isinstance(given, Plan):
-        return given.with_changes(changes) if changes else given
-    if isinstance(given, Mapping):
-        return parse_plan(dict(given), changes)
-    return plan_of(find_job(given), changes) if Path(given).is_dir() else load_plan(given, changes)
+class Lead:
+    """A consortium, as the owner of a kit leads and watches it: what the lead's commands do, from Python.
+
+    >>> Lead("docs").fetch("a1b2")
+    Traceback (most recent call last):
+    medsilo.core.errors.MedsiloError: docs is no kit of a person: it has no startup/fed_admin.json that can be read
+    """
+
+    def __init__(self, kit: Place, say: Callable[[str], None] = print) -> None:
+        """kit: the folder of your own kit; say: called with a line for what happens on the way."""
+        self.kit, self.say = Path(kit), say
+
+    @_as_python
+    def status(self, job: str | None = None) -> dict[str, Any]:
+        """Return who is connected and what runs, or how one job stands."""
+        return lead.status(self.kit, job).as_json()
+
+    @_as_python
+    def submit(self, job: Place, changes: Changes = (), *, plan: Place | None = None, share: bool = False) -> str:
+        """Submit a job, wait until the hospitals have joined, and return its id. plan: in place of the job's own."""
+        other = Path(plan) if plan else None
+        return lead.submit(find_job(job), self.kit, self.say, _changes(changes), False, other, share)
+
+    @_as_python
+    def watch(self, job: str, on_round: Callable[[Round, Progress], None] = lambda line, study: None) -> str:
+        """Wait until a job has ended and return how; on_round is called with every round and how the study stands."""
+        return lead.watch(job, self.kit, on_round, self.say)
+
+    @_as_python
+    def fetch(self, job: str, folder: Place = "runs") -> Run:
+        """Download a job's results into a folder of their own in this one."""
+        return Run(lead.fetch(job, self.kit, Path(folder)))
+
+    @_as_python
+    def abort(self, job: str) -> str:
+        """End a job and return what the server says; what is finished is kept."""
+        return lead.abort(job, self.kit)
+
+
+def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
+    if isinstance(plan, Plan):
+        return plan.with_changes(changes) if changes else plan
+    if isinstance(plan, Mapping):
+        return parse_plan(dict(plan), changes)
+    return plan_of(find_job(plan), changes) if Path(plan).is_dir() else load_plan(plan, changes)
+
+
+def _with_own(
+    plan: PlanLike | None, task: Any, sites: Sites | None, model: Any, method: Any, loss: given.Loss | None
+) -> PlanLike:
+    """Return a plan with what was given beside it."""
+    if isinstance(plan, str) and plan in METHODS and not Path(plan).exists():
+        plan, method = None, method or plan
+    if all(one is None for one in (task, sites, model, method, loss)) and plan is not None:
+        return plan
+    values = base_plan() if plan is None else _plan(plan, ()).resolved()
+    own = sites if isinstance(sites, Mapping) else {}
+    if sites is not None:
+        names = [sites] if isinstance(sites, str) else list(sites)
+        values["participation"] = {**values["participation"], "sites": names}
+    if own or task is not None or loss:
+        values["task"] = given.task(task, own, loss)
+        values.pop("network", None)  # it was the other task's
+    if method is not None:
+        values["algorithm"] = given.method(method)
+    if model is not None:
+        values["network"] = given.model(model)
+    return {key: value for key, value in values.items() if key != "packages"}
+
+
+def _changes(changes: Changes) -> list[str]:
+    if isinstance(changes, Mapping):
+        return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    return [changes] if isinstance(changes, str) else list(changes)
+
+
+def _check_engine(engine: str, plan: Plan) -> None:
+    if engine not in get_args(Engine):
+        raise MedsiloError(f"engine {engine!r} is not known; choose 'inprocess' or 'simulator'")
+    if engine == "simulator" and (own := [name for name in plan.packages if name.startswith(SOURCE)]):
+        told = f"other processes do not know {own[0].removeprefix(SOURCE)}, which is of this program"
+        raise MedsiloError(f"{told}; choose engine='inprocess', or make a package of it with 'medsilo new'")
+
+
+@contextmanager
+def _shown(rounds: int) -> Iterator[Callable[[Round], None]]:
+    """Yield what shows a bar for finished rounds on a terminal or in a notebook, and nothing elsewhere."""
+    shows = sys.stderr.isatty() or "ipykernel" in sys.modules
+
+    def follow(line: Round) -> None:
+        full = WIDE * line.round // max(rounds, 1)
+        if shows:
+            print(f"\r{'█' * full}{'·' * (WIDE - full)} round {line.round} of {rounds}", end="", file=sys.stderr)
+
+    yield follow
+    if shows:
+        print(file=sys.stderr)
 
 
 def _settings(origin: str, data: Place | Mapping[str, Any] | None, device: str) -> SiteSettings:
@@ -369,7 +569,12 @@ def _place(folder: Place | None, name: str) -> tuple[Path, TemporaryDirectory | 
     return Path(kept.name) / name, kept
 
 
-def _frame(rows: Sequence[Mapping[str, Any]], index: str) -> "DataFrame":
+def _numbers(line: Mapping[str, str]) -> dict[str, Any]:
+    """Return a line of test.csv with its numbers; an empty cell is none."""
+    return {key: float(value) if value else None for key, value in line.items()}
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], index: str | list[str]) -> "DataFrame":
     try:
         from pandas import DataFrame
     except ImportError:

@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
+    from medsilo.registry import TABLES
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
     from medsilo.report.template import fill, save

@@ -22,6 +22,7 @@ from medsilo.core.package import place_in_package
 from medsilo.core.text import is_safe_name
 
 ANY = ("*",)  # every installed package is allowed: where one person owns everything
+SOURCE = "source-of-"  # begins the name under which a plan has the hash of a class that no package brings
 
 
 class PluginTable(Mapping[str, Any]):
@@ -105,7 +106,39 @@ class PluginTable(Mapping[str, Any]):
 
 
 class Registry(PluginTable):
-    """A table of classes that are sections of a plan, by the names that they have there."""
+    """A table of classes that are sections of a plan, by the names that they have there.
+
+    A program or a notebook may give more of its own: these are known in its process only.
+    """
+
+    def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
+        super().__init__(group, base, builtin)
+        self._given: dict[str, tuple[type, str]] = {}  # by name: the class, the hash of its source
+
+    def give(self, found: Any, source: str) -> None:
+        """Take a class of this process under its own name. source: a hash of its source; the latest counts."""
+        name = found.model_fields["name"].default
+        if name in self and name not in self._given:
+            raise PlanError(f"{found.__name__}: the name {name!r} is taken; choose another")
+        self._check(found, name, found.__module__)
+        self._given[name] = found, source
+
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        yield from self._given
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._given or super().__contains__(name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._given[name][0] if name in self._given else super().__getitem__(name)
+
+    def package_of(self, name: str) -> str | None:
+        return SOURCE + name if name in self._given else super().package_of(name)
+
+    def facts_of(self, name: str, package: str) -> dict[str, str]:
+        """Return version and hash of the package that brings a name."""
+        return {"version": "source", "hash": self._given[name][1]} if name in self._given else facts_of(package)
 
     def spelled(self, name: object) -> str | None:
         """Return the name as this table spells it, whatever case its letters have; None where it is not known."""
@@ -266,10 +299,14 @@ def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str
         table = TABLES.get(key, LAYERS)
         if package := table.package_of(name):
             check_allowed(package, allowed)
-            found[package] = facts_of(package)
+            found[package] = table.facts_of(name, package)
             _check_same(package, found[package], said.get(package, found[package]))
         elif name and name not in table and (absent := next(filterfalse(is_installed, said), None)):
             told = f"package {absent} of this plan is not installed here; install {_version(said[absent])}"
+            if absent.startswith(SOURCE):
+                told = (
+                    "it was a class of a Python program; define it there again, or 'medsilo new' makes a package of it"
+                )
             raise PlanError(f"{key}.name: {name!r} is not known: {told}")
     return dict(sorted(found.items()))
 

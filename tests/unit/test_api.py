@@ -7,24 +7,59 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from pandas import DataFrame
 from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import Dataset
 
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
+from medsilo.extend import Algorithm, Group, OwnModels, Phase, Training
+from medsilo.given import source_hash
 from tests.conftest import SITES, make_plan
 from tests.hospital import write_balls
 
 SMALL = ["task.persons=6", "task.windows=20", "training.rounds=2"]
 SIGNATURES = {
     "load_plan": ["path", "changes", "allowed", "method"],
-    "run": ["plan", "engine", "sites", "folder", "changes", "data", "device", "on_round"],
-    "compare": ["methods", "plan", "engine", "seeds", "folder", "changes", "against", "data", "device", "say"],
+    "run": [
+        "plan",
+        "task",
+        "sites",
+        "model",
+        "method",
+        "loss",
+        "engine",
+        "folder",
+        "changes",
+        "data",
+        "device",
+        "on_round",
+    ],
+    "compare": [
+        "methods",
+        "plan",
+        "task",
+        "sites",
+        "model",
+        "loss",
+        "engine",
+        "seeds",
+        "folder",
+        "changes",
+        "against",
+        "data",
+        "device",
+        "say",
+    ],
+    "Lead": ["kit", "say"],
     "predict": ["model", "images", "out", "site", "device", "site_config"],
     "Run": ["folder"],
     "Comparison": ["folder"],
@@ -32,7 +67,9 @@ SIGNATURES = {
     "PerturbedOptimizer": ["base", "alpha", "eps", "module"],
 }
 MEMBERS = {
-    "Run": {"open", "folder", "plan", "summary", "history", "models", "table", "report"},
+    "Run": {"open", "folder", "plan", "summary", "history", "models", "table", "report"}
+    | {"cases", "rounds", "plot", "predict"},
+    "Lead": {"folder", "status", "submit", "watch", "fetch", "abort"},
     "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
 }
 
@@ -44,7 +81,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> medsilo.Run:
 
 # ---------------------------------------------------------------------------------------------------- names
 def test_a_dozen_names_are_public_and_documented(root: Path) -> None:
-    assert len(medsilo.__all__) <= 12 and list(medsilo.__all__) == sorted(medsilo.__all__)
+    assert len(medsilo.__all__) <= 13 and list(medsilo.__all__) == sorted(medsilo.__all__)
     page = (root / "docs/python.md").read_text("utf-8")
     for name in medsilo.__all__:
         found = getattr(medsilo, name)
@@ -165,6 +202,20 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
         (lambda: medsilo.run(small.plan, folder=small.folder, device="cpu"), "exists; choose another name"),
         (lambda: medsilo.run(tmp_path / "no.yaml"), "cannot be read"),
         (lambda: medsilo.compare(["fedavgg"]), "did you mean 'fedavg'?"),
+        (lambda: medsilo.compare("fedavgg"), "did you mean 'fedavg'?"),
+        (lambda: medsilo.run(small.plan, changes="rounds"), "changes: 'rounds': write it as key.subkey=value"),
+        (lambda: medsilo.run(task="prostate"), "or give data="),
+        (lambda: medsilo.run(small.plan, model=nn.Linear(1, 1)), "give the class Linear"),
+        (lambda: medsilo.run(small.plan, model=nn.Conv2d), "takes in_channels, out_channels, kernel_size; let it take"),
+        (lambda: medsilo.run(small.plan, loss=len), "belongs to data of your own"),
+        (lambda: medsilo.run(small.plan, method=dict), "dict is no Algorithm with a name"),
+        (lambda: medsilo.run(sites={"a": [1, 2]}), "the data of a can't be read"),
+        (lambda: medsilo.run(sites={"a": ([[1.0], [2.0]], [0, 1])}), "a has 2 patients; give 3 or more"),
+        (lambda: medsilo.run(sites={"a": ([[1.0]] * 4, [0, 1, 0.5, 1])}), "give classes as whole numbers"),
+        (
+            lambda: medsilo.run(sites={"a": ([[1.0]] * 4, [0, 1, 1, 1])}, engine="simulator"),
+            "choose engine='inprocess'",
+        ),
     ]
     for attempt, words in wrong:
         with pytest.raises(MedsiloError, match=re.escape(words)) as caught:
@@ -174,6 +225,138 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
     with pytest.raises(MedsiloError, match=r"pip install 'medsilo\[notebook\]'"):
         small.table  # noqa: B018
     assert "<table>" in small._repr_html_()
+
+
+# ---------------------------------------------------------------------------------------------------- one's own
+WIDTH = 8
+
+
+class Windows(Dataset):
+    """Cases of a site: two of each patient, of which the sum is to be found."""
+
+    def __init__(self, seed: int) -> None:
+        self.values = torch.randn(40, 4, generator=torch.Generator().manual_seed(seed))
+        self.patients = [f"patient {case // 2}" for case in range(40)]
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, case: int) -> tuple[torch.Tensor, int]:
+        return self.values[case], int(self.values[case].sum() > 0)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class HeadStays(Algorithm):
+    """A method as a notebook may define one: all but the last layer is shared."""
+
+    title = "Head stays"
+    paper = "none"
+    name: Literal["head-stays"] = "head-stays"
+
+    @property
+    def outcome(self) -> OwnModels:
+        return OwnModels()
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return [Phase("train", training.rounds, (Group("body", body, title="body"),))]
+
+
+def body(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in modules["model"].state_dict().items() if "layers.0" in name}
+
+
+def doubled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return 2 * nn.functional.cross_entropy(outputs, targets)
+
+
+OWN: dict[str, Any] = {"sites": {"a": Windows(1), "b": Windows(2)}, "model": Net, "device": "cpu"}
+
+
+def test_a_module_data_a_method_and_a_loss_of_ones_own_run_without_a_package(tmp_path: Path) -> None:
+    changes = {"training.rounds": 6, "training.learning_rate": 0.2}
+    run = medsilo.run(**OWN, task="classification", method=HeadStays, loss=doubled, changes=changes)
+    assert run.summary.mean_test > 0.8
+    first, second = (run.models[site].state_dict() for site in "ab")
+    assert not first["layers.2.weight"].equal(second["layers.2.weight"])  # it stayed
+    assert {name.removeprefix("source-of-") for name in run.plan.packages} >= {"head-stays"}
+    assert run.predict(OWN["sites"]["a"].values[:3], site="a").equal(run.models["a"](OWN["sites"]["a"].values[:3]))
+    train, validation, test = (
+        set(part.patients)
+        for part in vars(run.plan.task.read("a", ["a"], 0, None)).values()
+        if part and hasattr(part, "patients")
+    )
+    assert not train & validation and not train & test and not validation & test
+    assert list(run.table["train"]) == [20, 20] and len(run.cases) == run.table["test"].sum()
+    assert run.rounds.loc[(2, "a"), "validation"] == run.history[1].sites["a"].validation
+    picture = run.plot.learning
+    assert picture.html.count("<section") == 1 and "<iframe srcdoc=" in picture._repr_html_()
+    other = medsilo.compare([HeadStays, "local"], **OWN, changes="training.rounds=1")
+    assert [row.title for row in other.verdict.rows] == ["head-stays", "local"]
+
+
+def test_the_hash_follows_the_source_and_all_that_it_names(tmp_path: Path, monkeypatch: Any) -> None:
+    before = source_hash(Net), source_hash(HeadStays), source_hash(doubled)
+    monkeypatch.setattr(sys.modules[__name__], "WIDTH", 9)
+    assert source_hash(Net) != before[0] and source_hash(doubled) == before[2]
+    monkeypatch.setattr(sys.modules[__name__], "body", doubled)
+    assert source_hash(HeadStays) != before[1]
+
+
+def test_a_run_of_ones_own_classes_says_elsewhere_what_is_missing(tmp_path: Path) -> None:
+    medsilo.run(**OWN, folder=tmp_path / "run", changes={"training.rounds": 1})
+    code = f"import medsilo; medsilo.Run({str(tmp_path / 'run')!r}).plan"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    assert "it was a class of a Python program" in told.splitlines()[-1] and "medsilo new" in told.splitlines()[-1]
+
+
+def test_frames_and_arrays_are_sites_too() -> None:
+    frame = DataFrame(Windows(1).values.numpy(), columns=list("abcd")).assign(patient=Windows(1).patients)
+    frame["label"] = [Windows(1)[case][1] for case in range(40)]
+    arrays = (frame[list("abcd")].to_numpy(), frame["label"].to_numpy(), Windows(1).patients)
+    runs = [medsilo.run(sites={"a": one}, device="cpu", changes={"training.rounds": 1}) for one in (frame, arrays)]
+    assert runs[0].summary.mean_test == runs[1].summary.mean_test and runs[0].plan.hash == runs[1].plan.hash
+    volumes = (torch.rand(9, 1, 16, 16), torch.rand(9, 16, 16).round())
+    small = medsilo.run(task="segmentation", sites={"a": volumes}, device="cpu", changes={"training.rounds": 1})
+    assert small.summary.metric == "dice" and small.plan.network.name == "unet"
+    numbers = (arrays[0], arrays[0].sum(1))
+    assert medsilo.run(task="regression", sites={"a": numbers}, device="cpu").summary.metric == "closeness"
+
+
+def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *SMALL)
+    by = [
+        medsilo.compare("fedavg", plan=plan, device="cpu", changes=one) for one in ("seed=3", {"seed": 3}, ["seed=3"])
+    ]
+    assert len({repr(one) for one in by}) == 1
+    assert medsilo.run("local", changes="training.rounds=1", device="cpu").plan.algorithm.name == "local"
+    with pytest.raises(MedsiloError, match="exists; choose another name"):
+        medsilo.run(plan, folder=by[0].folder, device="cpu")
+
+
+def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
+    lead = medsilo.Lead(tmp_path)
+    for attempt in (lead.status, lambda: lead.watch("a"), lambda: lead.fetch("a", tmp_path), lambda: lead.abort("a")):
+        with pytest.raises(MedsiloError, match="is no kit of a person"):
+            attempt()
+    with pytest.raises(MedsiloError, match="did you mean jobs/fedavg"):
+        lead.submit("jobs/fedvag")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["method", "task", "network"])
+def test_a_new_package_works_as_it_is_written(kind: str, tmp_path: Path) -> None:
+    assert main(["new", kind, f"my-{kind}", "-o", str(tmp_path / "new")]) == 0
+    environment = {**os.environ, "PYTHONPATH": str(Path(medsilo.__file__).parents[1])}
+    command = [sys.executable, "-m", "pytest", "-q"]
+    subprocess.run(command, cwd=tmp_path / "new", env=environment, check=True)
 
 
 # ---------------------------------------------------------------------------------------------------- a comparison
@@ -225,11 +408,12 @@ def test_images_that_all_fail_are_told(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- pages
 def test_the_pages_code_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {"__name__": "__main__"}
     blocks = re.findall(r"^```python\n(.*?)^```$", (root / "docs/python.md").read_text("utf-8"), re.S | re.M)
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(block, known)
+    assert len(blocks) == 3
+    for number, block in enumerate(blocks):  # from a file: a class is hashed by its source
+        (tmp_path / f"block{number}.py").write_text(block)
+        exec(compile(block, str(tmp_path / f"block{number}.py"), "exec"), known)
     assert known["page"].is_file() and isinstance(known["model"], torch.nn.Module)
 
 
@@ -247,5 +431,5 @@ def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None
     NotebookClient(notebook, timeout=120, kernel_name="python3", resources=here).execute()
     outputs = [output.get("data", {}) for cell in code for output in cell.outputs]
     shown = [data["text/html"] for data in outputs if "text/html" in data]
-    assert len(shown) == 3 and all("hospital-a" in html for html in shown)
+    assert len(shown) == 6 and all("hospital-a" in html for html in shown)
     assert "did you mean 'fedavg'?" in code[-1].outputs[0]["text"]

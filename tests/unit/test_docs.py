@@ -44,7 +44,7 @@ def test_every_table_stands_on_a_page(root: Path) -> None:
 
 
 def test_every_key_of_every_section_is_in_the_plan_s_tables(root: Path) -> None:
-    page = (root / "docs/plan.md").read_text(encoding="utf-8")
+    page = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in ("plan.md", "methods.md"))
     for plan in (make_plan("fedsm"), make_plan("harmofl", "task.name=synthetic-prostate")):
         for name, values in plan.resolved().items():
             for key in values if isinstance(values, dict) else ():
@@ -106,23 +106,16 @@ def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
 
 
 def rows_of_methods(root: Path) -> dict[str, str]:
-    """README's column "what leaves a hospital", by method; a row may be of several."""
-    lines = (root / "README.md").read_text("utf-8").splitlines()
-    (head,) = [line.split(" | ") for line in lines if "what leaves a hospital |" in line]
-    rows = [line.split(" | ") for line in lines if line.startswith("| [") and "custom/medsilo/methods/" in line]
-    found = {}
-    for row in rows:
-        cell = dict(zip(head, row, strict=True))
-        for name in re.findall(r"\(jobs/([\w-]+)\)", cell["job"]) or ["central"]:
-            found[name] = cell["what leaves a hospital"]
-    return found
+    """Return what the page of methods says that leaves a hospital, by method."""
+    page = (root / "docs/methods.md").read_text("utf-8")
+    return dict(re.findall(r"^### ([\w-]+)$.*?^- Leaves a hospital: (.+?)$", page, re.M | re.S))
 
 
-def test_readme_says_what_leaves_a_hospital(root: Path) -> None:
-    """A cell begins with the groups that the phases send; remarks follow after a semicolon."""
+def test_the_page_of_methods_says_what_leaves_a_hospital(root: Path) -> None:
+    """A line begins with the groups that the phases send; remarks follow after a semicolon."""
     rows = rows_of_methods(root)
-    assert rows.keys() == METHODS.keys()
-    assert {name: cell.partition(";")[0] for name, cell in rows.items()} == {
+    assert list(rows) == list(METHODS)
+    assert {name: told.partition(";")[0] for name, told in rows.items()} == {
         name: leaving(method()) for name, method in METHODS.items()
     }
 

@@ -253,6 +253,8 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
         return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"
     if param is not None and error.message:
         message = error.message.removeprefix("Value error, ").replace("Input should be", "give a number")
+        if "unable to parse" in message:
+            message = f"give a {'whole number' if 'integer' in message else 'number'}"
         return f"{_name(param)}: {message}"
     if param is not None:
         return f"{_name(param)} is missing: {param.help or 'give it'}"

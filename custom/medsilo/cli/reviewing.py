@@ -48,6 +48,8 @@ def leak_report(
         return _write_evidence(screen, out, jobs or [], changes, plan)
     if len(jobs or []) != 1:
         raise MedsiloError("which job? give one, or --out with a folder for the reports of several")
+    if data and not data.is_dir():
+        raise MedsiloError("there is no such data folder; correct --data", str(data))
     return _print(screen, (jobs or [""])[0], changes, plan, data, folder_of_settings(local, kit))
 
 

@@ -110,10 +110,10 @@ def init(
 
 
 def _write_example(screen: Screen, folder: Path) -> int:
+    screen.begin("drawing hospitals")
     from medsilo.start.example import write_example
 
-    with screen.busy("drawing hospitals"):
-        patients = write_example(folder)
+    patients = write_example(folder)
     screen.say(f"three drawn hospitals with {patients} patients: {folder}\nnow: medsilo init {folder}")
     screen.answer(example=folder, patients=patients)
     return 0

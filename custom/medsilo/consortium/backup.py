@@ -143,5 +143,6 @@ def _unpacked(file: Path, place: Path) -> Backup:
             if kept.files != len(archive.namelist()) - 1 or not (place / KIT / "startup").is_dir():
                 raise ValueError("files are missing")
     except (zipfile.BadZipFile, OSError, ValueError, KeyError, RuntimeError, NotImplementedError, EOFError) as error:
-        raise MedsiloError(f"{file.name} is no whole backup, or there is none; use another", str(error)) from error
+        what = "is no whole backup" if file.exists() else "is not there"
+        raise MedsiloError(f"{file.name} {what}; use the file that medsilo backup wrote", str(error)) from error
     return kept

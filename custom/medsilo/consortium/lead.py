@@ -51,7 +51,8 @@ def connected(kit: Path) -> Iterator[Session]:
     try:
         admin = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
     except (OSError, ValueError, KeyError) as error:
-        raise MedsiloError(f"{kit} is no kit of a person: it has no startup/fed_admin.json that can be read") from error
+        why = "it has no startup/fed_admin.json that can be read" if kit.is_dir() else "there is no such folder"
+        raise MedsiloError(f"{kit} is no kit of a person: {why}") from error
     logging.root.addHandler(SILENT)
     user, address = admin["username"], f"{admin['host']}:{admin['port']}"
     try:

@@ -13,6 +13,7 @@ PLACE = ROOT.parent
 # The plug-ins that come with medsilo.
 PLUGINS = (
     "medsilo_dicom",
+    "medsilo_new",
     "medsilo_nnunet",
     "medsilo_papers",
     "medsilo_rehearsal",

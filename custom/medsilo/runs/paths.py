@@ -77,7 +77,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
     f"{GLOBAL}/{BEST}": "the model that all sites share, after the best round; absent where every site has its own",
     f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
-    "the shared one ([personal.md](personal.md))",
+    "the shared one ([methods.md](methods.md#methods-with-a-model-of-the-hospitals-own))",
     f"{SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the selector as "
     "safetensors, `plan.yaml`, `card.md`, and `supermodel.json` with the threshold and every file's SHA-256. Each site "
     "has one of its own, too",

@@ -143,7 +143,7 @@ class FolderTask(OwnFolder):
 
     @property
     def goal(self) -> Goal:
-        return _goal(self.kind, self.labels, self.criterion, self.voxel)
+        return goal_of(self.kind, self.labels, self.criterion, self.voxel)
 
     @property
     def use(self) -> ImageUse:
@@ -348,7 +348,7 @@ class FolderTask(OwnFolder):
 
 
 @cache
-def _goal(kind: str, labels: tuple[str, ...], criterion: str, voxel: tuple[float, ...] | None) -> Goal:
+def goal_of(kind: str, labels: tuple[str, ...], criterion: str, voxel: tuple[float, ...] | None) -> Goal:
     """Return what is learned: structures, which have the labels 1, 2, ..., or classes."""
     if kind == "classification":
         return Classification(labels)

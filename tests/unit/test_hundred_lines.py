@@ -1,0 +1,152 @@
+"""A hundred command lines, half of them wrong: each wrong one is a line that names what is wrong and what to do."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from medsilo import cli
+
+RIGHT = """
+--help
+-h
+--version
+-V
+version
+help
+help run
+demo --help
+init --help
+init -h
+run --help
+run -h
+compare --help
+resume --help
+provision --help
+submit --help
+status --help
+abort --help
+fetch --help
+backup --help
+restore --help
+report --help
+cross --help
+clean --help
+predict --help
+export --help
+leak-report --help
+check --help
+approve --help
+ledger --help
+list --help
+nnunet --help
+nnunet plan --help
+nnunet collect --help
+nnunet measure --help
+analyse --help
+analyse privacy --help
+receive --help
+rehearse --help
+new --help
+help new
+list
+list --json
+leak-report jobs/fedavg
+leak-report jobs/fedbn --set training.rounds=3
+leak-report fedavg
+leak-report jobs/fedavg --json
+new network my-net -o right/net
+new method my-method -o right/method --json
+submit jobs/fedavg --out right/packed
+""".strip().splitlines()
+WRONG = """
+compare --minutes x | --minutes: give a number (
+compare --methods fedavg --folds 1 | give 3 to 100
+compare --row "a: training.rounds" | is not 'TITLE: KEY=VALUE ...'
+compare --at-once 0 | not a whole number of 1 or more
+compare --task nothing --methods local | did you mean|choose one of
+compare --plan nothing --methods local | there is no such file; give a plan.yaml
+compare | give --methods local,fedavg
+run jobs | it needs app/config/plan.yaml; jobs in jobs: adafed
+run jobs/fedavg --set | --set needs a value
+run jobs/fedavg --set seed | write it as key.subkey=value
+run jobs/fedavg --set seed=-1 | seed: -1 is too small; give 0 or more
+run jobs/fedavg --set nothing.x=1 | nothing: unknown key
+run jobs/fedavg --set algorithm=fedbn | set algorithm.name=fedbn
+run jobs/fedavg --device gpu | use auto, cpu, cuda
+run jobs/fedavg --settings nothing | give the folder that holds medsilo.yaml [nothing]
+run jobs/fedavg --engine inproces | did you mean inprocess?
+run jobs/central | --engine inprocess
+resume nothing | nothing is no run's folder; give one
+report nothing | give the folder that holds summary.json [nothing]
+report jobs | has no summary.json
+cross nothing | give one under runs/ [nothing]
+clean nothing | give one like runs/ [nothing]
+clean . --older-than x | 'x' is not a number above 0
+init | give the folder of your data, or --example FOLDER
+init nothing | the folder does not exist
+predict nothing scan.nii.gz -o out | there is no such folder
+predict jobs scan.nii.gz -o out | give a folder with supermodel.json or plan.yaml [jobs]
+export jobs | --out is missing
+export jobs --to x -o out | choose one of monai, nnunet
+check jobs/fedavg --kit jobs | the folder is no kit
+check nothing | no job at nothing
+check jobs/fedavg | which site is this? give --site
+leak-report jobs/fedavg --data nothing | there is no such data folder; correct --data [nothing]
+approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
+approve x --kit jobs --expires soon | write hours, days or weeks
+approve --page --kit jobs --port x | --port: give a whole number
+ledger | give --kit, or --records
+ledger nonsense --kit jobs | choose one of show, verify, export, accept
+provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
+provision | CONSORTIUM is missing
+submit jobs/fedavg --kit nothing | nothing is no kit of a person: there is no such folder
+status --kit jobs | jobs is no kit of a person: it has no startup/fed_admin.json
+abort x | --kit is missing
+backup nothing -o x.zip | only a server has a backup: give its kit [nothing]
+restore nothing --kit x | nothing is not there; use the file that medsilo backup wrote
+receive inbox --allow X --port 0 | --port: give a number greater than or equal to 1
+rehearse nothing.yaml | there is no such file; give a consortium.yaml
+new metod x | choose method, task or network
+new method fedavg | fedavg is a method already; choose another name
+nonsense | 'nonsense' is no command
+""".strip().splitlines()
+
+
+@pytest.fixture
+def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").symlink_to(root / "jobs")
+    return tmp_path
+
+
+def test_there_are_a_hundred() -> None:
+    assert len(set(RIGHT)) == len({line.partition(" | ")[0] for line in WRONG}) == 50
+
+
+def test_right_lines_end_with_0_and_say_something(place: Path, capsys: pytest.CaptureFixture) -> None:
+    for line in RIGHT:
+        assert cli.main(shlex.split(line)) == 0, line
+        told = capsys.readouterr()
+        assert told.out.strip() and "Traceback" not in told.err, line
+        if "--json" in line:
+            json.loads(told.out)
+
+
+def test_wrong_lines_are_one_line_with_the_remedy(place: Path, capsys: pytest.CaptureFixture) -> None:
+    """And with --json one document of one shape; nothing is written."""
+    before = sorted(place.iterdir())
+    for row in WRONG:
+        line, _, wanted = row.partition(" | ")
+        code = cli.main(shlex.split(line))
+        told = capsys.readouterr().err.splitlines()
+        assert code in (1, 2) and len(told) == 1 and told[0].startswith("medsilo: "), (line, told)
+        assert any(words in told[0] for words in wanted.split("|")) and len(told[0]) < 800, (line, told[0])
+        words = shlex.split(line)
+        acts = 2 if words[0] in ("nnunet", "analyse") else 1
+        assert cli.main([*words[:acts], "--json", *words[acts:]]) == code, line
+        document = json.loads(capsys.readouterr().out)
+        assert {"error", "code", "kind"} <= document.keys() and document["code"] == code, line
+        assert document["error"] in told[0], line
+    assert sorted(place.iterdir()) == before
