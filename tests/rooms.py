@@ -100,6 +100,7 @@ PLUGINS = {
     "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
     "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
+    "medsilo_promise": "a promise at every hospital: sets, intervals and masks that risk curves calibrate",
     "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.group import Group
-    from medsilo.course.layer import Layer
+    from medsilo.course.layer import Finished, Layer
     from medsilo.course.outcome import OneModel, OwnModels
     from medsilo.course.phase import Phase
     from medsilo.course.workbench import Workbench
@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.consortium.lead import inquire
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
+    from medsilo.core.coarse import Resolution
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.spill import TYPES
@@ -110,6 +111,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.partition import dirichlet, iid
     from medsilo.tasks.postprocessing import Postprocessings
     from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, ReadyCases, Sliced, held_case
+    from medsilo.tasks.regression import Regression
     from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import dice_of, likeliest

@@ -55,6 +55,10 @@ class DicomSeries:
         labels = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.labels))
         made = segmentation(sources, labels, self.codes, self.maker)
         _save(made, out / names["mask"])
+        if prediction.marked is not None:
+            names["promised_mask"] = f"{self.number:04d}_promised.dcm"
+            marked = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.marked))
+            _save(segmentation(sources, marked, self.codes, self.maker), out / names["promised_mask"])
         volumes = {name: prediction.found[f"{VOLUME}{name}"] for name in self.codes}
         _save(report(sources, made, self.codes, volumes, self.maker), out / names["report"])
         return names

@@ -11,7 +11,14 @@ from medsilo import __version__
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 # The plug-ins that come with medsilo.
-PLUGINS = ("medsilo_dicom", "medsilo_nnunet", "medsilo_papers", "medsilo_rehearsal", "medsilo_series")
+PLUGINS = (
+    "medsilo_dicom",
+    "medsilo_nnunet",
+    "medsilo_papers",
+    "medsilo_promise",
+    "medsilo_rehearsal",
+    "medsilo_series",
+)
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
 NAME = "medsilo"  # of the distribution that they are all in
 ENTRIES = "entry_points.txt"

@@ -6,8 +6,9 @@ behind NVFlare, and layers stand around it (around.py).
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
 from medsilo.course.group import views
+from medsilo.course.layer import Finished, Part
 from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_ranges, same_layout
@@ -45,7 +47,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.task import SiteData, Task
 
 
 class Participant:
@@ -147,10 +149,16 @@ class Participant:
 
     def _try(self, asked: Request, groups: Groups, stop: Stop) -> ExactTrials:
         """Try postprocessings of the selected model on the validation cases."""
-        if not self.place.plan.trials or not self.place.trains:
+        plan = self.place.plan
+        if not (plan.trials or plan.asking) or not self.place.trains:
             raise Refused("the plan asks this hospital for no trials of postprocessing")
         self._take_selected(asked, groups)
-        return ExactTrials(self._tried(self.state.model, stop))
+        measures = self._tried(self.state.model, stop) if plan.trials else {}
+        looked = {}
+        if plan.asking:
+            model = plan.algorithm.outcome.tested(self._end(stop), self.state.model, asked.outcome)
+            looked = self._looked("validation", model, {}, plan.task, stop)
+        return ExactTrials(measures, looked)
 
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
         """Test the selected model, once, with the postprocessing that all chose together, or this site for its own."""
@@ -171,7 +179,21 @@ class Participant:
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
         write_measures(folder, scores.measures, self.disclosure.patients["test"])  # of single cases: they stay here
         made_of = selected if told is None else asked.round  # an outcome is made of what was delivered
-        return ExactTest(made_of, scores, self.decisive(model, stop), told)
+        looked = self._looked("test", model, asked.layers, task, stop)
+        return ExactTest(made_of, scores, self.decisive(model, stop), told, looked)
+
+    def _looked(self, part: Part, model: nn.Module, chosen: dict[str, Any], task: Task, stop: Stop) -> dict[str, Any]:
+        """Return what layers of the plan find in the finished model and these cases."""
+        cases, folder = getattr(self.data, part), self.place.folder
+
+        def look(found: Callable[[Tensor, Tensor], Measures]) -> Measures:
+            def measured(output: Tensor, target: Tensor) -> Measures:
+                return {task.goal.metric: task.goal.case_scores(output, target), **found(output, target)}
+
+            return self.evaluation.evaluate(cases, stop, model, lambda _: measured)[2] if len(cases) else {}
+
+        finished = Finished(part, task, folder, cases, self.disclosure.patients[part], look)
+        return {name: layer.look(finished, chosen.get(name)) for name, layer in self.place.plan.asking.items()}
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:
