@@ -77,7 +77,7 @@ ROOMS = {
         "comparisons over many runs and their statistics; the demo",
         "core deploy federation flare plan registry runs site",
     ),
-    "report": room("tables, and runs and studies as one HTML page", "core runs study"),
+    "report": room("tables, and runs and studies as one HTML page", "core registry runs study"),
     "review": room(
         "`medsilo leak-report --out`: packages, leak reports and what travels, for a hospital's review",
         "check core plan report runs site",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.privacy.mechanisms import Charge, Gaussian
     from medsilo.privacy.noise import NoiseSource
     from medsilo.registry import network
+    from medsilo.report.attached import Panel
     from medsilo.runs.messages import Parcel
     from medsilo.start.looker import Folder, Looker, Sight
     from medsilo.tasks.classification import Classification

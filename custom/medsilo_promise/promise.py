@@ -3,6 +3,7 @@ a cut of its own."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.extend import Finished, Layer, Measures, Message, Plan, Refused, Resolution, write_json
-from medsilo_promise.risks import CUTS, LOST, OF, SIZE, TEMPERATURES, Risk, calibration, risk_of
+from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, calibration, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
 
 FILE, CURVES = "promise.json", "promise-curves.json"  # in a run's folder and a site's; in a site's alone, where it stays
@@ -168,7 +169,7 @@ class Promise(Layer):
             nll = measures.get("nll")
             coolest = None if nll is None else int(nll.mean(0).argmin())
             write_json(finished.folder / CURVES, {"groups": own, "temperature": coolest})
-            return {"tables": tables, "temperature": coolest}
+            return {"tables": tables, "temperature": coolest, "whole": finished.task.mixes_patients}
         return self._kept(finished, measures, tables, chosen)
 
     def _tables(
@@ -177,8 +178,11 @@ class Promise(Layer):
         """Return, by group, the patients, what they lose together, and their mean size: every patient counts alike."""
         if not measures:
             return {}
-        numbers = {patient: number for number, patient in enumerate(dict.fromkeys(finished.patients))}
-        place = torch.tensor([numbers[patient] for patient in finished.patients])
+        patients: Sequence[Any] = finished.patients
+        if finished.task.mixes_patients:  # the site is a person, and promises something of this person's cases
+            patients = range(len(finished.patients))
+        numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
+        place = torch.tensor([numbers[patient] for patient in patients])
         found = {}
         task: Any = finished.task
         names = [EVERYONE] if group is None else [n.removeprefix(f"{self.group} = ") for n in self._inputs(task)]
@@ -217,7 +221,8 @@ class Promise(Layer):
         errors, warmth = None, own.get("temperature")
         if "sure" in measures and warmth is not None:
             errors = [_error(measures, len(TEMPERATURES) // 2), _error(measures, warmth)]
-        return {"tables": tables, "calibrated": patients, "rules": rules, "errors": errors}
+        whole = finished.task.mixes_patients
+        return {"tables": tables, "calibrated": patients, "rules": rules, "errors": errors, "whole": whole}
 
     def _cuts(self, own: Any, told: ToldOfOthers) -> dict[str, int | None]:
         """Return the cut of every rule; None where it can promise nothing."""
@@ -235,14 +240,16 @@ class Promise(Layer):
         tables = {name: own for name, own in found["tables"].items() if own[0] >= least}
         if not tables:
             return None
+        # Every patient counts alike; where the site is one, its share is the whole.
+        finest = {name: replace(resolution, weight=1.0 if found["whole"] else 1 / own[0]) for name, own in tables.items()}
         if part == "validation":
-            curves = {name: _coarse(n, lost, resolution) for name, (n, lost, _) in tables.items()}
+            curves = {name: _coarse(n, lost, finest[name]) for name, (n, lost, _) in tables.items()}
             return Told(curves=curves, temperature=found["temperature"]).model_dump(mode="json")
         tests = {
             name: ToldTest(
                 calibrated=resolution.count(found["calibrated"][name]),
                 patients=resolution.count(tables[name][0]),
-                rules={rule: _as_kept(one, resolution) for rule, one in rules.items()},
+                rules={rule: _as_kept(one, finest[name]) for rule, one in rules.items()},
             )
             for name, rules in found["rules"].items()
             if name in tables
@@ -344,18 +351,16 @@ def _coarse(patients: int, lost: Tensor, resolution: Resolution) -> ToldCurve:
     risks = lost / patients
     if resolution.exact:
         return ToldCurve(patients=patients, risks=risks.tolist())
-    own = Resolution(1 / patients, resolution.patients, resolution.unit)
-    step = own.step(0, 1)
-    told = [own.mean(min(1.0, float(risks[cut - cut % BROAD]) + step * 0.499), 0, 1) for cut in range(CUTS)]
-    return ToldCurve(patients=own.count(patients), risks=[*told[:-1], 0.0])
+    step = resolution.step(0, 1)
+    told = [resolution.mean(min(1.0, float(risks[cut - cut % BROAD]) + step * 0.499), 0, 1) for cut in range(CUTS)]
+    return ToldCurve(patients=resolution.count(patients), risks=[*told[:-1], 0.0])
 
 
 def _as_kept(found: tuple[int, float, float] | None, resolution: Resolution) -> Kept:
     if found is None:
         return Kept(promised=False, lost=None, size=None)
     patients, lost, size = found
-    own = resolution if resolution.exact else Resolution(1 / patients, resolution.patients, resolution.unit)
-    return Kept(promised=True, lost=own.mean(lost / patients, 0, 1), size=own.mean(size, 0, 20))
+    return Kept(promised=True, lost=resolution.mean(lost / patients, 0, 1), size=resolution.mean(size, 0, LARGEST))
 
 
 def _error(measures: Measures, place: int) -> float:
