@@ -51,7 +51,7 @@ class Outcome:
     size: float  # against that of the smallest cut that keeps the level
 
 
-def federation(draw: np.random.Generator) -> tuple[str, list[Hospital]]:
+def federation(draw: np.random.Generator, many: int = MANY) -> tuple[str, list[Hospital]]:
     """Draw a federation: hospitals differ in shares of labels, in look (scores shifted) and in noise (how good the
     model is)."""
     look, noise, alike = draw.choice(LOOKS), draw.choice(NOISES), draw.choice(LABEL_SHIFTS)
@@ -62,8 +62,8 @@ def federation(draw: np.random.Generator) -> tuple[str, list[Hospital]]:
         look_here = draw.normal(0, look, LABELS)
         count = int(np.exp(draw.uniform(np.log(5), np.log(501))))
         lost, _ = _answers(draw, count, shares, signal, look_here)
-        risk, size = _answers(draw, MANY, shares, signal, look_here)
-        hospitals.append(Hospital(count, lost, risk / MANY, size / MANY))
+        risk, size = _answers(draw, many, shares, signal, look_here)
+        hospitals.append(Hospital(count, lost, risk / many, size / many))
     return "+".join(shifts) or "none", hospitals
 
 
@@ -81,12 +81,14 @@ def _answers(
     return (own[:, None] < CUTS).sum(0).astype(np.float64), sizes.sum(0).astype(np.float64)
 
 
-def outcomes(count: int, seed: int, confidence: float | None = CONFIDENCE) -> dict[str, list[Outcome]]:
+def outcomes(
+    count: int, seed: int, confidence: float | None = CONFIDENCE, many: int = MANY
+) -> dict[str, list[Outcome]]:
     """Return what each rule does at every hospital of so many federations."""
     draw, found = np.random.default_rng(seed), {rule: list[Outcome]() for rule in RULES}
     allowed, nothing = round(1 - LEVEL, 6), np.zeros(len(CUTS))
     for _ in range(count):
-        shift, hospitals = federation(draw)
+        shift, hospitals = federation(draw, many)
         lost = np.array([one.lost for one in hospitals])
         cases = np.array([one.cases for one in hospitals], dtype=np.float64)
         strengths, means = others(lost, cases, allowed)
