@@ -50,9 +50,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.cli.given_settings import folder_of_settings, settings_of
     from medsilo.consortium.description import read_consortium
     from medsilo.consortium.lead import inquire
+    from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
-    from medsilo.core.coarse import Resolution
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.spill import TYPES

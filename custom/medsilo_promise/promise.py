@@ -13,10 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.extend import Finished, Layer, Measures, Message, Plan, Refused, Resolution, write_json
-from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, calibration, risk_of
+from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
 
-FILE, CURVES = "promise.json", "promise-curves.json"  # in a run's folder and a site's; in a site's alone, where it stays
+FILE, CURVES = (
+    "promise.json",
+    "promise-curves.json",
+)  # in a run's folder and a site's; in a site's alone, where it stays
 RULES = ("shrunk", "pooled", "local")
 BROAD = 8  # cuts from one that is told of patients to the next
 EVERYONE = "all"
@@ -78,7 +81,7 @@ class Promise(Layer):
         0.9,
         ge=0.5,
         le=0.999,
-        description="how often such a calibration keeps the level; `null`: the level holds on average over calibrations "
+        description="how often a calibration keeps the level; `null`: the level holds on average over calibrations "
         "(conformal prediction)",
     )
     of: Literal["label", "finding", "structure"] | None = Field(
@@ -108,7 +111,7 @@ class Promise(Layer):
         if sum(layer.name == self.name for layer in plan.layers) > 1:
             yield "layers: promise: it stands twice; keep one"
         if self.group is not None and not 2 <= len(self.groups(plan)) <= MOST_GROUPS:
-            yield f"layers: promise: group {self.group!r} is no column of the task with 2 to {MOST_GROUPS} levels; name one"
+            yield f"layers: promise: {self.group!r} is no column of the task with 2 to {MOST_GROUPS} levels; name one"
 
     def cautions(self, plan: Plan) -> Iterable[str]:
         few = needed(self.risk, self.confidence)
@@ -161,7 +164,7 @@ class Promise(Layer):
         risk = risk_of(finished.task.goal, self.of)
         assert risk
         measures = finished.look(lambda output, target: _measured(risk, output, target))
-        cases = [finished.cases[case][0] for case in range(len(finished.cases))] if self.group and measures else []  # type: ignore[arg-type,index]
+        cases = [finished.cases[case][0] for case in range(len(finished.cases))] if self.group and measures else []  # type: ignore[arg-type]
         group = self._group_of(finished.task, torch.stack(cases)) if cases else None
         tables = self._tables(finished, measures, group)
         if finished.part == "validation":
@@ -241,7 +244,9 @@ class Promise(Layer):
         if not tables:
             return None
         # Every patient counts alike; where the site is one, its share is the whole.
-        finest = {name: replace(resolution, weight=1.0 if found["whole"] else 1 / own[0]) for name, own in tables.items()}
+        finest = {
+            name: replace(resolution, weight=1.0 if found["whole"] else 1 / own[0]) for name, own in tables.items()
+        }
         if part == "validation":
             curves = {name: _coarse(n, lost, finest[name]) for name, (n, lost, _) in tables.items()}
             return Told(curves=curves, temperature=found["temperature"]).model_dump(mode="json")
@@ -263,7 +268,8 @@ class Promise(Layer):
         wrong = (read.tests or read.errors) if part == "validation" else (read.curves or read.temperature)
         if wrong or not {*read.curves, *read.tests} <= {*groups}:
             raise Refused("promise: it tells of groups or parts that nobody asked for")
-        for one in (*read.curves.values(), *read.tests.values()):
+        told_of: list[ToldCurve | ToldTest] = [*read.curves.values(), *read.tests.values()]
+        for one in told_of:
             if one.patients > cases:
                 raise Refused(f"promise: it tells of {one.patients} patients, and has {cases} cases")
         for curve in read.curves.values():
@@ -325,12 +331,14 @@ class Promise(Layer):
         cuts = [kept.get(names[group]) if group >= 0 else None for group in groups]
         assert risk
         rows = risk.columns(output, [CUTS - 1 if cut is None else cut for cut in cuts])
-        none = {"promised": f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"}
+        none = {
+            "promised": f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
+        }
         return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
 
     def marks(self, plan: Plan, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
         risk, cut = risk_of(plan.task.goal, self.of), self._kept_in(folders).get(EVERYONE)
-        return risk.marked(output, cut) if risk and cut is not None else None
+        return risk.marked(output, cut) if isinstance(risk, Structure) and cut is not None else None
 
     def _kept_in(self, folders: Sequence[Path]) -> dict[str, int | None]:
         """Return the cut of every group: the hospital's own, or else that for a new one."""

@@ -7,8 +7,8 @@ between 0 and 1. At one cut, the hospital's risk is bounded by
 
 where Beta(a, b) says what other hospitals' patients tell. Without them (a = b = 0, w = 1) its mean is conformal risk
 control's (k + 1) / (n + 1) (Angelopoulos et al. 2024), which for losses of 0 and 1 is split conformal prediction, and
-its quantiles are the exact bounds of Clopper and Pearson. w is the finite sample's correction, one patient too many, for
-as much of the bound as rests on the hospital's own patients.
+its quantiles are the exact bounds of Clopper and Pearson. w is the finite sample's correction, one patient too many,
+for as much of the bound as rests on the hospital's own patients.
 
 The others' risks are taken as drawn from a Beta(μκ, (1 − μ)κ). At the cut where they lose together what is allowed, μ
 and 1 / √(κ + 1) are uniform beforehand; what they lost gives a posterior over both, a new hospital's risk has this

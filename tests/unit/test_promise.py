@@ -95,7 +95,7 @@ def test_local_conformal_sets_are_those_of_other_packages(package: str) -> None:
         )
         made.conformalize(np.arange(80)[:, None], labels[:80].numpy())
         right = torch.from_numpy(made.predict_set(np.arange(80, 200)[:, None])[1][..., 0])
-    # Their cut lies between two of ours, the last of which is taken: ours hold theirs, and are theirs but for this step.
+    # Their cut lies between two of ours, the last of which is taken: ours hold theirs, and no more than this step.
     assert bool((found | ~right).all())
     step = (new >= SHARES[cut]) & (new < SHARES[cut - 1])
     assert bool((right | ~found | step).all())
@@ -155,7 +155,10 @@ def test_a_structure_s_mask_is_by_hand() -> None:
 def test_intervals_and_times_are_by_hand() -> None:
     low = Interval(Regression((10, 30))).columns(torch.tensor([[0.5], [0.99]]), [95, int((WIDTHS < 0.1).sum())])
     assert low[0] == {"promised_low": 10, "promised_high": 30}
-    assert low[1]["promised_low"] == pytest.approx(29.8 - 20 * float(WIDTHS[WIDTHS >= 0.1][0])) and low[1]["promised_high"] == 30
+    assert (
+        low[1]["promised_low"] == pytest.approx(29.8 - 20 * float(WIDTHS[WIDTHS >= 0.1][0]))
+        and low[1]["promised_high"] == 30
+    )
     until = Time(Survival()).columns(torch.tensor([[0.0], [math.log(2)]]), [0, 0])
     assert until[0]["promised_until"] == pytest.approx(2 * until[1]["promised_until"])
 
@@ -341,7 +344,7 @@ def test_plans_that_can_keep_no_promise_are_refused(tmp_path: Path) -> None:
     for change, why in (
         ("layers=[{name: promise, of: structure}]", "has no promise of structure"),
         ("layers=[{name: promise, group: age}]", "no column of the task"),
-                ("algorithm={name: central}", "no hospitals of their own"),
+        ("algorithm={name: central}", "no hospitals of their own"),
     ):
         with pytest.raises(PlanError, match=why):
             plan.with_changes([change])

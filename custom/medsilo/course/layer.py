@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.coarse import Resolution
 from medsilo.core.section import Feature
+from medsilo.course.outcome import Part
 from medsilo.privacy.mechanisms import Charge
 from medsilo.tasks.task import Task
 
-Part = Literal["validation", "test"]
 Found = dict[str, Tensor]  # of every case, [cases, ...]
 
 

@@ -72,9 +72,8 @@ class Acceptance:
         if isinstance(answer, Delivered):
             self._in_range("validation", answer.validation)
             return self._with_outcome(answer, "validation")
-        if isinstance(answer, Tried | Tested):
-            self.layers_of(answer)  # raises
         if isinstance(answer, Tried):
+            self.layers_of(answer)  # raises
             check_trials(answer, self.plan)
         if isinstance(answer, Tested):
             self._check_test(answer, number)
@@ -85,6 +84,7 @@ class Acceptance:
         self._in_range("test", answer.test)
         if answer.selected > number:
             raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
+        self.layers_of(answer)
         check_counts(answer.counts, self.plan, answer.cases)
         check_threshold(answer.threshold, answer.counts, self.plan)
 

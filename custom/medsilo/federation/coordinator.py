@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
-from medsilo.course.outcome import ServerEnd
+from medsilo.course.outcome import Part, ServerEnd
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
@@ -230,7 +230,7 @@ class Coordinator:
                 self.layers_told[name] = layer.choose(self.plan, self._layers(tried)[name], self.everyone)
         tested = self._end("test", number, selected=chosen, empty=empty)
         for name, layer in self.plan.asking.items():
-            told = {part: self._layers(end)[name] for part, end in (("validation", tried), ("test", tested))}
+            told: dict[Part, Any] = {"validation": self._layers(tried)[name], "test": self._layers(tested)[name]}
             self.state.details[name] = layer.concluded(self.plan, self.record.folder, told)
         self.state.details = self.plan.algorithm.outcome.concluded(self.state.details, self._told(tested))
 

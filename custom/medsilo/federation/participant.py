@@ -17,8 +17,8 @@ from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
 from medsilo.course.group import views
-from medsilo.course.layer import Finished, Part
-from medsilo.course.outcome import SiteEnd
+from medsilo.course.layer import Finished
+from medsilo.course.outcome import Part, SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.crew import LeadingTrainer
