@@ -80,12 +80,14 @@ CONTROLS = (
     ALONE,
     f"FedAvg: {FEDAVG}",
     MEAN_BAND,
+    WHOLE,
     *(f"FedAvg, {look}: {FEDAVG}" for look in LOOKS),
     *(f"local, {look}: algorithm.name=local" for look in LOOKS),
     f"FedAvg, twice the steps: {FEDAVG} training.local_epochs=2",
     *(f"FedAvg, rate {rate}: {FEDAVG} training.learning_rate={rate}" for rate in RATES),
     *(f"HarmoFL, mean, rate {rate}: {MEAN_BAND.partition(': ')[2]} training.learning_rate={rate}" for rate in RATES),
 )
+FIRST_CONTROLS = (ALONE, "FedAvg", "HarmoFL, mean", "FedAvg, centred", "local, centred")
 SEVEN = (ALONE, "central", "fedavg", "fedbn", WHOLE, MEAN_BAND, "adafed", "fedsm")
 EVERY = (
     ALONE,
@@ -390,7 +392,7 @@ PAGES = {
                 plan="jobs/harmofl/plans/nuclei-small.yaml",
                 changes=("task.size=64", "training.rounds=12"),
                 seeds=3,
-                later=tuple(row.partition(": ")[0] for row in CONTROLS[-5:]),
+                later=tuple(title for row in CONTROLS if (title := row.partition(": ")[0]) not in FIRST_CONTROLS),
                 folds=5,
                 beside=("FedAvg",),
                 data="nuclei_he",
