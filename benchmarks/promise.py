@@ -338,11 +338,13 @@ Written by `python -m benchmarks.promise --federations {count} --seed {seed} --w
 ## {count:,} drawn federations
 
 3 to 20 hospitals with 5 to 500 validation cases each (uniform on a logarithmic scale), {LABELS} labels. Hospitals
-differ in shares of labels (Dirichlet of 100, 5 or 1), in look (scores of labels shifted by a normal number of deviation 0, 0.3
-or 0.8) and in noise (the model's signal times exp of a normal number of deviation 0, 0.3 or 0.6), in all combinations.
+differ in shares of labels (Dirichlet of 100, 5 or 1), in look (scores of labels shifted by a normal number of
+deviation 0, 0.3 or 0.8) and in noise (the model's signal times exp of a normal number of deviation 0, 0.3 or 0.6), in
+all combinations.
 Promised: the set holds the true label of {100 * LEVEL:.0f} % of patients, with confidence {CONFIDENCE}. Kept: the
 hospital's true risk, from {MANY:,} other cases, is at most {1 - LEVEL:.2f}. The oracle's set is the smallest that
-keeps it there. Where no promise can be made, the set has all labels. "±" is for hospitals as if each were drawn by itself.
+keeps it there. Where no promise can be made, the set has all labels. "±" is for hospitals as if each were drawn by
+itself.
 
 {verdicts(found)}
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
     from medsilo.course.group import Group
-    from medsilo.course.layer import Finished, Layer
+    from medsilo.course.layer import Layer
     from medsilo.course.outcome import OneModel, OwnModels
     from medsilo.course.phase import Phase
     from medsilo.course.workbench import Workbench
@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.privacy.mechanisms import Charge, Gaussian
     from medsilo.privacy.noise import NoiseSource
     from medsilo.registry import network
-    from medsilo.report.attached import Panel
     from medsilo.runs.messages import Parcel
     from medsilo.start.looker import Folder, Looker, Sight
     from medsilo.tasks.classification import Classification
@@ -50,7 +49,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.cli.given_settings import folder_of_settings, settings_of
     from medsilo.consortium.description import read_consortium
     from medsilo.consortium.lead import inquire
-    from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
     from medsilo.core.package import package_facts
@@ -122,7 +120,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.partition import dirichlet, iid
     from medsilo.tasks.postprocessing import Postprocessings
     from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, ReadyCases, Sliced, held_case
-    from medsilo.tasks.regression import Regression
     from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import dice_of, likeliest

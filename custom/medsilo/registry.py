@@ -243,8 +243,6 @@ LOOKERS = PluginTable(
     {"images": "medsilo.start.advice:LOOKER", "cases": "medsilo.start.table_folder:LOOKER"},
 )
 
-PANELS = PluginTable("medsilo.panels", "medsilo.report.attached:Panel", {})
-
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.command:Command", {})

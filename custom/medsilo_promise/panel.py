@@ -4,29 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medsilo.extend import Message, Panel, Refused
-from medsilo_promise.promise import RULES, Kept, ToldTest
+from medsilo.extend import Refused
+from medsilo_promise.told import RULES, Kept, Shown
 
+FILE = Path(__file__).parent / "panel.html"
 CHANCES = tuple(tenth / 10 for tenth in range(1, 10))
 
 
-class Shown(Message):
-    """What a summary tells of a promise."""
-
-    level: float
-    confidence: float | None
-    rule: str
-    says: str
-    sized: str
-    needed: int
-    strength: dict[str, float]
-    sites: dict[str, dict[str, ToldTest]]
-    temperatures: dict[str, float]
-    errors: dict[str, list[float]]
-
-
-def content(runs: Sequence[Any]) -> Mapping[str, Any] | None:
-    """Return the panel's words; a summary that tells anything else of a promise is not shown."""
+def panel_of(runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the panel's template and words; a summary that tells anything else of a promise is not shown."""
     parts = []
     for run in runs:
         try:
@@ -42,7 +28,7 @@ def content(runs: Sequence[Any]) -> Mapping[str, Any] | None:
                 "benefits": list(_benefits(run)),
             }
         )
-    return {"parts": parts, "chances": CHANCES, "rules": RULES} if parts else None
+    return (FILE, {"parts": parts, "chances": CHANCES, "rules": RULES}) if parts else None
 
 
 def _rows(told: Shown) -> Any:
@@ -78,6 +64,3 @@ def _benefits(run: Any) -> Any:
             model = (right - (called - right) * odds) / max(everyone, 1)
             lines.append((model, (having - (everyone - having) * odds) / max(everyone, 1)))
         yield site, lines
-
-
-PANEL = Panel(Path(__file__).parent / "panel.html", content)

@@ -5,69 +5,26 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Finished, Layer, Measures, Message, Plan, Refused, Resolution, write_json
+from medsilo.extend import Layer, Measures, Plan, Refused, write_json
+from medsilo_promise.panel import panel_of
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
+from medsilo_promise.told import RULES, Kept, Told, ToldCurve, ToldOfOthers, ToldTest
 
 FILE, CURVES = (
     "promise.json",
     "promise-curves.json",
 )  # in a run's folder and a site's; in a site's alone, where it stays
-RULES = ("shrunk", "pooled", "local")
 BROAD = 8  # cuts from one that is told of patients to the next
 EVERYONE = "all"
-MOST_STRENGTH, MOST_GROUPS = 2500.0, 8
-Share = Annotated[float, Field(ge=0, le=1)]
-Patients = Annotated[int, Field(ge=0, le=10_000_000)]
-Curve = Annotated[list[Share], Field(min_length=CUTS, max_length=CUTS)]
-Place = Annotated[int, Field(ge=0, lt=CUTS - 1)] | None
-
-
-class ToldCurve(Message):
-    """What a site tells of a group's validation cases: patients, and the mean of what they lose at each cut."""
-
-    patients: Patients
-    risks: Curve
-
-
-class ToldOfOthers(Message):
-    """What the server tells a site of a group: κ and mean risks of the others, and the cut of all patients together."""
-
-    strength: Annotated[float, Field(ge=0, le=MOST_STRENGTH)]
-    means: Curve
-    pooled: Place
-
-
-class Kept(Message):
-    """What is found of a rule at the test cases of a group: mean loss and size; no promise where there is no cut."""
-
-    promised: bool
-    lost: Share | None
-    size: Annotated[float, Field(ge=0, le=1e3)] | None
-
-
-class ToldTest(Message):
-    """What a site tells of a group's test cases."""
-
-    calibrated: Patients
-    patients: Patients
-    rules: dict[Literal["shrunk", "pooled", "local"], Kept]
-
-
-class Told(Message):
-    """What a site tells, by group; of a classification the temperature, or the calibration error without and with."""
-
-    curves: dict[str, ToldCurve] = {}
-    tests: dict[str, ToldTest] = {}
-    temperature: Annotated[int, Field(ge=0, lt=len(TEMPERATURES))] | None = None
-    errors: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
+MOST_GROUPS = 8
 
 
 class Promise(Layer):
@@ -160,7 +117,7 @@ class Promise(Layer):
         return torch.where(levels.amax(1) > 0.5, levels.argmax(1), -1).cpu()
 
     # ------------------------------------------------------------------ at a site
-    def look(self, finished: Finished, chosen: Any) -> Any:
+    def look(self, finished: Any, chosen: Any) -> Any:
         risk = risk_of(finished.task.goal, self.of)
         assert risk
         measures = finished.look(lambda output, target: _measured(risk, output, target))
@@ -175,9 +132,7 @@ class Promise(Layer):
             return {"tables": tables, "temperature": coolest, "whole": finished.task.mixes_patients}
         return self._kept(finished, measures, tables, chosen)
 
-    def _tables(
-        self, finished: Finished, measures: Measures, group: Tensor | None
-    ) -> dict[str, tuple[int, Tensor, Tensor]]:
+    def _tables(self, finished: Any, measures: Measures, group: Tensor | None) -> dict[str, tuple[int, Tensor, Tensor]]:
         """Return, by group, the patients, what they lose together, and their mean size: every patient counts alike."""
         if not measures:
             return {}
@@ -205,7 +160,7 @@ class Promise(Layer):
         return found
 
     def _kept(
-        self, finished: Finished, measures: Measures, tables: dict[str, tuple[int, Tensor, Tensor]], chosen: Any
+        self, finished: Any, measures: Measures, tables: dict[str, tuple[int, Tensor, Tensor]], chosen: Any
     ) -> dict[str, Any]:
         """Choose this hospital's cuts, keep them, and return what they do to the test cases."""
         own = _read(finished.folder / CURVES)
@@ -239,7 +194,7 @@ class Promise(Layer):
         }
         return {"shrunk": found["shrunk"], "pooled": told.pooled, "local": found["local"]}
 
-    def tells(self, part: str, found: Any, resolution: Resolution, least: int) -> Any:
+    def tells(self, part: str, found: Any, resolution: Any, least: int) -> Any:
         tables = {name: own for name, own in found["tables"].items() if own[0] >= least}
         if not tables:
             return None
@@ -324,6 +279,10 @@ class Promise(Layer):
             "errors": {site: one.errors for site, one in told["test"].items() if one.errors},
         }
 
+    @classmethod
+    def panel(cls, runs: Sequence[Any]) -> Any:
+        return panel_of(runs)
+
     # ------------------------------------------------------------------ predictions
     def says(self, plan: Plan, output: Tensor, inputs: Tensor, folders: Sequence[Path]) -> Sequence[dict[str, Any]]:
         risk, kept = risk_of(plan.task.goal, self.of), self._kept_in(folders)
@@ -354,7 +313,7 @@ def _measured(risk: Risk, output: Tensor, target: Tensor) -> Measures:
     return {**risk.measure(output, target), **beside}
 
 
-def _coarse(patients: int, lost: Tensor, resolution: Resolution) -> ToldCurve:
+def _coarse(patients: int, lost: Tensor, resolution: Any) -> ToldCurve:
     """Return a curve as it is told: of patients at few cuts, where the one before holds until the next; rounded up."""
     risks = lost / patients
     if resolution.exact:
@@ -364,7 +323,7 @@ def _coarse(patients: int, lost: Tensor, resolution: Resolution) -> ToldCurve:
     return ToldCurve(patients=resolution.count(patients), risks=[*told[:-1], 0.0])
 
 
-def _as_kept(found: tuple[int, float, float] | None, resolution: Resolution) -> Kept:
+def _as_kept(found: tuple[int, float, float] | None, resolution: Any) -> Kept:
     if found is None:
         return Kept(promised=False, lost=None, size=None)
     patients, lost, size = found

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.extend import Classification, Goal, Measures, Regression, Segmentation, survival
+from medsilo.extend import Classification, Goal, Measures, Segmentation, survival
 
 CUTS = 96
 SHARES = torch.cat([torch.logspace(0, -4, CUTS - 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
@@ -67,7 +67,7 @@ class Label(Risk):
         return [{"promised_set": "|".join(n for n, own in zip(names, each, strict=True) if own)} for each in sets]
 
 
-class Finding(Risk):
+class Sensitivity(Risk):
     """A case counts as found where the second label's probability is at least the cut's, or one half."""
 
     says, sized = "sensitivity: a case with the finding is found", "share of cases that are called found"
@@ -164,14 +164,14 @@ def _like(target: Tensor, labels: Sequence[int]) -> Tensor:
 def risk_of(goal: Goal, kind: str | None) -> Risk | None:
     """Return the promise of this kind for a goal, the goal's own where none is named; None where there is none."""
     if isinstance(goal, Classification):
-        own = Finding if kind == "finding" and goal.decides else Label if kind in (None, "label") else None
+        own = Sensitivity if kind == "finding" and goal.decides else Label if kind in (None, "label") else None
         return own(goal) if own else None
     if isinstance(goal, Segmentation):
         plain = not goal.overlaps and goal.outputs == goal.classes
         return Structure(goal) if plain and kind in (None, "structure") else None
     if kind is not None:
         return None
-    if isinstance(goal, Regression):
+    if hasattr(goal, "shares_of"):  # a regression
         return Interval(goal)
     return Time(goal) if isinstance(goal, survival.Survival) else None
 

@@ -80,6 +80,11 @@ class Layer(Feature):
         """Return the outputs of a second mask, [cases, labels, *grid]."""
         return None
 
+    @classmethod
+    def panel(cls, runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:
+        """Return a section of the page of these runs: a template in the package's own folder, and its words."""
+        return None
+
     def site(self, inner: Any, place: Any) -> Any:
         """Return a site that stands around another (`answer(parcel, stop)`); place says which hospital it is."""
         return inner

@@ -1,35 +1,16 @@
-"""Panels that plug-ins attach to the page of runs."""
+"""Sections of the page of runs that layers of the plans attach."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from medsilo.registry import PANELS
+from medsilo.registry import LAYERS
 from medsilo.report.read import RunResult
 from medsilo.report.template import fill
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A section of the page, from a template in the plug-in's own folder. `content` returns its words, or nothing.
-
-    >>> Panel(Path("panel.html"), lambda runs: None).file.name
-    'panel.html'
-    """
-
-    file: Path
-    content: Callable[[Sequence[RunResult]], Mapping[str, Any] | None]
-
-    def drawn(self, runs: Sequence[RunResult]) -> Markup:
-        """Return the section, or nothing where the runs tell nothing for it."""
-        told = self.content(runs)
-        return Markup() if told is None else Markup(fill(self.file.name, "", self.file.parent, **told))
-
-
 def attached(runs: Sequence[RunResult]) -> list[Markup]:
-    """Return the sections of all plug-ins, in the order of their names."""
-    panels: list[Panel] = [PANELS[name] for name in PANELS]
-    return [panel.drawn(runs) for panel in panels]
+    """Return the sections of all layers that concluded something in one of these runs, in the order of their names."""
+    told = {name for run in runs for name in run.summary.details.model_extra or {} if name in LAYERS}
+    panels = [LAYERS[name].panel(runs) for name in sorted(told)]
+    return [Markup(fill(file.name, "", file.parent, **words)) for file, words in filter(None, panels)]
