@@ -121,7 +121,7 @@ class Promise(Layer):
         risk = risk_of(finished.task.goal, self.of)
         assert risk
         measures = finished.look(lambda output, target: _measured(risk, output, target))
-        cases = [finished.cases[case][0] for case in range(len(finished.cases))] if self.group and measures else []  # type: ignore[arg-type]
+        cases = [finished.cases[case][0] for case in range(len(finished.cases))] if self.group and measures else []
         group = self._group_of(finished.task, torch.stack(cases)) if cases else None
         tables = self._tables(finished, measures, group)
         if finished.part == "validation":

@@ -64,4 +64,4 @@ class ExactTest(ExactResult):
     scores: ExactScores
     decisive: Measures | None
     outcome: dict[str, Any] | None
-    looked: dict[str, Any]
+    looked: dict[str, Any] = field(default_factory=dict)
