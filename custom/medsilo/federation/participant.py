@@ -6,9 +6,8 @@ behind NVFlare, and layers stand around it (around.py).
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
 from medsilo.course.group import views
-from medsilo.course.layer import Finished
-from medsilo.course.outcome import Part, SiteEnd
+from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.crew import LeadingTrainer
@@ -47,7 +45,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
 from medsilo.runs.messages import LETTERED, Request
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.task import SiteData, Task
+from medsilo.tasks.task import SiteData
 
 
 class Participant:
@@ -157,7 +155,7 @@ class Participant:
         looked = {}
         if plan.asking:
             model = plan.algorithm.outcome.tested(self._end(stop), self.state.model, asked.outcome)
-            looked = self._looked("validation", model, {}, plan.task, stop)
+            looked = self.evaluation.looked("validation", model, {}, plan.task, stop)
         return ExactTrials(measures, looked)
 
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
@@ -179,21 +177,8 @@ class Participant:
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
         write_measures(folder, scores.measures, self.disclosure.patients["test"])  # of single cases: they stay here
         made_of = selected if told is None else asked.round  # an outcome is made of what was delivered
-        looked = self._looked("test", model, asked.layers, task, stop)
+        looked = self.evaluation.looked("test", model, asked.layers, task, stop)
         return ExactTest(made_of, scores, self.decisive(model, stop), told, looked)
-
-    def _looked(self, part: Part, model: nn.Module, chosen: dict[str, Any], task: Task, stop: Stop) -> dict[str, Any]:
-        """Return what layers of the plan find in the finished model and these cases."""
-        cases, folder = getattr(self.data, part), self.place.folder
-
-        def look(found: Callable[[Tensor, Tensor], Measures]) -> Measures:
-            def measured(output: Tensor, target: Tensor) -> Measures:
-                return {task.goal.metric: task.goal.case_scores(output, target), **found(output, target)}
-
-            return self.evaluation.evaluate(cases, stop, model, lambda _: measured)[2] if len(cases) else {}
-
-        finished = Finished(part, task, folder, cases, self.disclosure.patients[part], look)
-        return {name: layer.look(finished, chosen.get(name)) for name, layer in self.place.plan.asking.items()}
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:
