@@ -80,7 +80,7 @@ ROOMS = {
         "comparisons over many runs and their statistics; the demo",
         "core deploy federation flare plan registry runs site tasks",
     ),
-    "report": room("tables, and runs and studies as one HTML page", "core runs study"),
+    "report": room("tables, and runs and studies as one HTML page", "core registry runs study"),
     "review": room(
         "`medsilo leak-report --out`: packages, leak reports and what travels, for a hospital's review",
         "check core plan report runs site",
@@ -104,6 +104,7 @@ PLUGINS = {
     "medsilo_new": "the start of a plug-in: a package with a method, a task or a network that works, and its test",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
     "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
+    "medsilo_promise": "a promise at every hospital: sets, intervals and masks that risk curves calibrate",
     "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",
     "medsilo_release": "after a study: a signed folder with its model, tests elsewhere, and their receipts",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",

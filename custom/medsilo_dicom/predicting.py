@@ -59,6 +59,10 @@ class DicomSeries:
             labels = labels[np.argsort([header.frame for header in scan.source.slices])]
         made = segmentation(sources, labels, self.codes, self.maker)
         _save(made, out / names["mask"])
+        if prediction.marked is not None:
+            names["promised_mask"] = f"{self.number:04d}_promised.dcm"
+            marked = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.marked))
+            _save(segmentation(sources, marked, self.codes, self.maker), out / names["promised_mask"])
         volumes = {name: prediction.found[f"{VOLUME}{name}"] for name in self.codes}
         _save(report(sources, made, self.codes, volumes, self.maker), out / names["report"])
         return names

@@ -16,6 +16,7 @@ PLUGINS = (
     "medsilo_new",
     "medsilo_nnunet",
     "medsilo_papers",
+    "medsilo_promise",
     "medsilo_rehearsal",
     "medsilo_release",
     "medsilo_series",

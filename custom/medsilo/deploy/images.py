@@ -15,6 +15,7 @@ from medsilo.tasks.scans import Scan
 from medsilo.tasks.use import ImageUse
 
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
+MARKED = "promised_"  # before the name of a mask that a layer of the plan marks
 COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
 
 
@@ -52,7 +53,11 @@ class ImageFile:
         if prediction.labels is None:
             return {}
         write_mask(scan, _with_values(prediction.labels, self.own_values), out / self.mask)
-        return {"mask": self.mask}
+        if prediction.marked is None:
+            return {"mask": self.mask}
+        marked = f"{MARKED}{self.mask}"
+        write_mask(scan, _with_values(prediction.marked, self.own_values), out / marked)
+        return {"mask": self.mask, "promised_mask": marked}
 
 
 def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:

@@ -40,6 +40,7 @@ class Prediction:
     labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
     found: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
+    marked: np.ndarray | None = None  # a second mask: what layers of the plan mark
 
 
 class PredictedImage(Protocol):
@@ -77,13 +78,15 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     found: dict[str, Any] = {"expert": min(counts, key=lambda name: (-counts[name], name)), "experts": dict(counts)}
     sure = [confidence for _, confidence in answers if confidence is not None]
     found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
-    labels = None
+    labels, marks = None, None
     if output.dim() == 2:
-        found |= _class(output, called)
+        found |= _class(output, called) | source.said(output.softmax(1).mean(0, keepdim=True).log(), parts[0][:1])[0]
     else:
         labels = use.labels_on(scan, output).numpy().astype(np.uint8)
-        found |= _sizes(labels, scan.spacing, called)
-    return Prediction(labels, found, _far(source, scan))
+        found |= _sizes(labels, scan.spacing, called) | source.said(output[:1], parts[0][:1])[0]
+        if (marked := source.marked(output)) is not None:
+            marks = use.labels_on(scan, marked).numpy().astype(np.uint8)
+    return Prediction(labels, found, _far(source, scan), marks)
 
 
 def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:

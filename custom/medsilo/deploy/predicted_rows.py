@@ -60,9 +60,10 @@ def answered(source: Source, target: str, inputs: Tensor, device: torch.device) 
         output, experts, sure = source.answer(cases.to(device))
         if not output.isfinite().all():
             raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
+        said = source.said(output.cpu(), cases)
         for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
             chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
-            yield {"error": None, **answer, **chosen}
+            yield {"error": None, **answer, **said[place], **chosen}
 
 
 def predict_rows(

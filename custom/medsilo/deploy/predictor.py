@@ -1,7 +1,7 @@
 """Predicting whatever a model reads: a task names its predictor, which reads the files and writes the answers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -65,6 +65,7 @@ def asked_to_predict(
     """Open the models, which answer together, and return what predicts their task's cases and what it is asked."""
     source = answering_together([ready_for(open_source(folder, site), data, compute) for folder in models])
     run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
+    source = replace(source, own=run)
     request = PredictionRequest(source, given, out, compute.device, say, data, run)
     name, task = source.plan.task.use.predictor, source.plan.task.name
     if name not in PREDICTORS:

@@ -36,12 +36,30 @@ class Source:
     spacing: Spacing | None
     facts: dict[str, Any]  # for predictions.json: which model this is
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
+    own: Path | None = None  # the hospital's part of that run, where it is on this machine
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
         """Output, the expert of each case, and the selector's confidence where there is one."""
         if isinstance(self.network, SuperModel):
             return self.network.answer(x)
         return self.network(x), [SINGLE] * len(x), None
+
+    def said(self, output: Tensor, inputs: Tensor) -> list[dict[str, Any]]:
+        """Return what layers of the plan say of each case, by column."""
+        rows: list[dict[str, Any]] = [{} for _ in output]
+        for layer in self.plan.asking.values():
+            for row, own in zip(rows, layer.says(self.plan, output, inputs, self._folders), strict=True):
+                row |= own
+        return rows
+
+    def marked(self, output: Tensor) -> Tensor | None:
+        """Return outputs of a segmentation with what layers of the plan mark beside; None where none does."""
+        marks = (layer.marks(self.plan, output, self._folders) for layer in self.plan.asking.values())
+        return next((one for one in marks if one is not None), None)
+
+    @property
+    def _folders(self) -> list[Path]:
+        return [folder for folder in (self.own, self.run) if folder]
 
 
 def open_source(folder: Path, site: str = "") -> Source:

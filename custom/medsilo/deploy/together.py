@@ -57,4 +57,5 @@ def answering_together(sources: Sequence[Source]) -> Source:
         raise MedsiloError("these models were trained for different tasks; give models of one task, with equal keys")
     committee = Committee(task, [source.network for source in sources]).eval()
     facts = {"kind": "committee", "members": [source.facts for source in sources]}
-    return Source(committee, first.plan.model_copy(update={"task": task}), first.spacing, facts, first.run)
+    plan = first.plan.model_copy(update={"task": task, "layers": ()})  # what layers say was found of one model
+    return Source(committee, plan, first.spacing, facts, first.run)

@@ -73,6 +73,7 @@ class Acceptance:
             self._in_range("validation", answer.validation)
             return self._with_outcome(answer, "validation")
         if isinstance(answer, Tried):
+            self.layers_of(answer)  # raises
             check_trials(answer, self.plan)
         if isinstance(answer, Tested):
             self._check_test(answer, number)
@@ -83,6 +84,7 @@ class Acceptance:
         self._in_range("test", answer.test)
         if answer.selected > number:
             raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
+        self.layers_of(answer)
         check_counts(answer.counts, self.plan, answer.cases)
         check_threshold(answer.threshold, answer.counts, self.plan)
 
@@ -120,6 +122,17 @@ class Acceptance:
     def _with_outcome(self, answer: Delivered | Tested, part: Part) -> SiteAnswer:
         self.outcome_of(answer, part)  # raises
         return answer
+
+    def layers_of(self, answer: Tried | Tested) -> dict[str, Any]:
+        """Return what a site tells to layers of the plan, checked."""
+        part: Part = "validation" if isinstance(answer, Tried) else "test"
+        cases = getattr(answer.cases, part)
+        asking = self.plan.asking
+        if surplus := answer.layers.keys() - asking.keys():
+            raise Refused(f"layers: it tells of {plain(', '.join(sorted(surplus)), 80)}, which asks for nothing")
+        if answer.layers and (part in answer.withheld or part in answer.noisy):
+            raise Refused(f"layers: it tells of its {part} cases, of which it withholds a score")
+        return {name: asking[name].read(part, told, self.plan, cases) for name, told in answer.layers.items()}
 
     def outcome_of(self, answer: Delivered | Tested, part: Part) -> Any:
         """Return what a site tells of the outcome, checked."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
-from medsilo.course.outcome import ServerEnd
+from medsilo.course.outcome import Part, ServerEnd
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
@@ -56,6 +56,7 @@ class Coordinator:
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
+        self.layers_told: dict[str, Mapping[str, Any]] = {}  # by layers of the plan, to each site before the test
         self.postprocessing: dict[str, Any] = {}  # that the sites' validation cases have chosen
         settings = settings or SiteSettings(device="cpu")
         sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
@@ -221,9 +222,16 @@ class Coordinator:
             self.state.details |= conclusion.details
             self.outcome_told = conclusion.told
         empty = chosen == number
-        if self.plan.trials:
-            self._choose_postprocessing(self._end("try", number, selected=chosen, empty=empty), chosen)
+        if self.plan.trials or self.plan.asking:
+            tried = self._end("try", number, selected=chosen, empty=empty)
+            if self.plan.trials:
+                self._choose_postprocessing(tried, chosen)
+            for name, layer in self.plan.asking.items():
+                self.layers_told[name] = layer.choose(self.plan, self._layers(tried)[name], self.everyone)
         tested = self._end("test", number, selected=chosen, empty=empty)
+        for name, layer in self.plan.asking.items():
+            told: dict[Part, Any] = {"validation": self._layers(tried)[name], "test": self._layers(tested)[name]}
+            self.state.details[name] = layer.concluded(self.plan, self.record.folder, told)
         self.state.details = self.plan.algorithm.outcome.concluded(self.state.details, self._told(tested))
 
     def _choose_postprocessing(self, exchange: Exchange, chosen: int) -> None:
@@ -237,6 +245,12 @@ class Coordinator:
             nobody = "no hospital may tell enough of its validation cases, so no postprocessing was chosen"
             self.state.details["cautions"] = [*self.state.details.get("cautions", []), nobody]
         self.state.save_common(paths.BEST, chosen, self.postprocessing)
+
+    def _layers(self, exchange: Exchange) -> dict[str, dict[str, Any]]:
+        """Return what sites tell to each layer, by site."""
+        replies = {site: answer for site, answer in exchange.replies.items() if isinstance(answer, Tried | Tested)}
+        read = {site: self.asker.acceptance.layers_of(answer) for site, answer in sorted(replies.items())}
+        return {name: {site: own[name] for site, own in read.items() if name in own} for name in self.plan.asking}
 
     def _told(self, exchange: Exchange) -> dict[str, Any]:
         """Return what sites tell of the outcome."""
@@ -276,6 +290,7 @@ class Coordinator:
                 "last": max((line.round for line in self.rounds if site in line.answered), default=0),
                 "outcome": self._outcome_for(site, task),
                 "postprocessing": self.postprocessing if task == "test" else {},
+                "layers": {name: own[site] for name, own in self.layers_told.items()} if task == "test" else {},
                 "sealing": {} if task == "join" else self.aggregation.letters(site, groups),
             }
 
@@ -296,7 +311,7 @@ class Coordinator:
         """Return what a site is told of the outcome."""
         if task == "deliver":
             return self.plan.algorithm.outcome.told(self._server_end(), site)
-        return self.outcome_told if task == "test" else {}
+        return self.outcome_told if task in ("try", "test") else {}
 
     def _server_end(self) -> ServerEnd:
         return ServerEnd(self.plan, self.state.layout, self.state.server, self.record.folder)

@@ -1,13 +1,16 @@
 """Scoring models on a site's cases: what is measured, kept and drawn."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import DataError
+from medsilo.course.layer import Finished
+from medsilo.course.outcome import Part
 from medsilo.federation.disclosure import LOSS
 from medsilo.federation.drawing import draw_found, draw_images
 from medsilo.federation.seams import Place
@@ -18,7 +21,7 @@ from medsilo.runs import paths
 from medsilo.site.book import PARTS
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.task import Cases, SiteData, names_of
+from medsilo.tasks.task import Cases, SiteData, Task, names_of, patients_of
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]
@@ -32,6 +35,7 @@ class Evaluation:
         """protected: whether patients are behind the data, so that each case's loss is measured, too."""
         self.plan, self.task, self.site, self.data = place.plan, place.plan.task, place.site, data
         self.settings, self.compute, self.protected = place.settings, compute, protected
+        self.folder = place.folder
         for part in PARTS:
             cases = len(getattr(data, part))
             if cases == 0 and not place.trains and part != "test":
@@ -78,6 +82,19 @@ class Evaluation:
 
     def _in_order(self, part: Dataset, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         return batches(_ordered(part, order), self.task.evaluation_batch, self.compute)
+
+    def looked(self, part: Part, model: nn.Module, chosen: Mapping[str, Any], task: Task, stop: Stop) -> dict[str, Any]:
+        """Return what layers of the plan find in the finished model and these cases."""
+        cases = getattr(self.data, part)
+
+        def look(found: Measure) -> Measures:
+            def measured(output: Tensor, target: Tensor) -> Measures:
+                return {task.goal.metric: task.goal.case_scores(output, target), **found(output, target)}
+
+            return self.evaluate(cases, stop, model, lambda _: measured)[2] if len(cases) else {}
+
+        finished = Finished(part, task, self.folder, cases, patients_of(cases), look)
+        return {name: layer.look(finished, chosen.get(name)) for name, layer in self.plan.asking.items()}
 
     # ------------------------------------------------------------------ pictures, which never leave
     @property

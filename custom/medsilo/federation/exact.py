@@ -50,9 +50,10 @@ class ExactDelivery(ExactResult):
 
 @dataclass(frozen=True)
 class ExactTrials(ExactResult):
-    """Trials of postprocessing on the validation cases."""
+    """Trials of postprocessing on the validation cases, and what layers found in them."""
 
     measures: Measures
+    looked: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,4 @@ class ExactTest(ExactResult):
     scores: ExactScores
     decisive: Measures | None
     outcome: dict[str, Any] | None
+    looked: dict[str, Any] = field(default_factory=dict)

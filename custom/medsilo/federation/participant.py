@@ -147,10 +147,16 @@ class Participant:
 
     def _try(self, asked: Request, groups: Groups, stop: Stop) -> ExactTrials:
         """Try postprocessings of the selected model on the validation cases."""
-        if not self.place.plan.trials or not self.place.trains:
+        plan = self.place.plan
+        if not (plan.trials or plan.asking) or not self.place.trains:
             raise Refused("the plan asks this hospital for no trials of postprocessing")
         self._take_selected(asked, groups)
-        return ExactTrials(self._tried(self.state.model, stop))
+        measures = self._tried(self.state.model, stop) if plan.trials else {}
+        looked = {}
+        if plan.asking:
+            model = plan.algorithm.outcome.tested(self._end(stop), self.state.model, asked.outcome)
+            looked = self.evaluation.looked("validation", model, {}, plan.task, stop)
+        return ExactTrials(measures, looked)
 
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
         """Test the selected model, once, with the postprocessing that all chose together, or this site for its own."""
@@ -171,7 +177,8 @@ class Participant:
         self.evaluation.draw_found(model, self.state.modules["model"], scores.measures, folder)
         write_measures(folder, scores.measures, self.disclosure.patients["test"])  # of single cases: they stay here
         made_of = selected if told is None else asked.round  # an outcome is made of what was delivered
-        return ExactTest(made_of, scores, self.decisive(model, stop), told)
+        looked = self.evaluation.looked("test", model, asked.layers, task, stop)
+        return ExactTest(made_of, scores, self.decisive(model, stop), told, looked)
 
     # ------------------------------------------------------------------ models
     def _take_selected(self, asked: Request, groups: Groups) -> int:

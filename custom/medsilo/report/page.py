@@ -11,6 +11,7 @@ from markupsafe import Markup
 from medsilo.core.errors import reading
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
+from medsilo.report.attached import attached
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
@@ -54,6 +55,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         gains=_gains(runs),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
+        attached=attached(runs),
         overlays=panels.overlays_of_runs(runs),
         holdings=holdings.tables(runs),
         crossed=[_crossed(run) for run in runs if run.cross],

@@ -135,6 +135,7 @@ class Request(Message):
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
     postprocessing: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what was chosen
+    layers: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what layers of the plan have chosen
     # What the site's privacy ledgers were when it answered last
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
     # Letters of a sealed study, which the room `sealing` reads
@@ -272,6 +273,7 @@ class Tried(SiteAnswer):
 
     task: Literal["try"]
     trials: dict[Name, Annotated[list[Number], Field(min_length=2, max_length=2)]]  # the sum and number of each
+    layers: dict[Name, Any] = Field({}, exclude_if=not_)  # what layers of the plan ask for, which read it
 
 
 class Tested(SiteAnswer):
@@ -288,6 +290,7 @@ class Tested(SiteAnswer):
     # From where on the second class's probability counts as found, by the validation cases
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
     outcome: dict[str, Any] | None
+    layers: dict[Name, Any] = Field({}, exclude_if=not_)  # as before the test
 
     @model_validator(mode="after")
     def _tests_its_cases(self) -> Self:

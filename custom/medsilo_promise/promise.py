@@ -1,0 +1,346 @@
+"""The layer `promise` of a plan: hospitals tell risk curves, the server tells each what the others' say, and each keeps
+a cut of its own."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.extend import Layer, Measures, Plan, Refused, write_json
+from medsilo_promise.panel import panel_of
+from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
+from medsilo_promise.shrinking import bound, needed, others, smallest
+from medsilo_promise.told import RULES, Kept, Told, ToldCurve, ToldOfOthers, ToldTest
+
+FILE, CURVES = (
+    "promise.json",
+    "promise-curves.json",
+)  # in a run's folder and a site's; in a site's alone, where it stays
+BROAD = 8  # cuts from one that is told of patients to the next
+EVERYONE = "all"
+MOST_GROUPS = 8
+
+
+class Promise(Layer):
+    """What predictions hold to, at every hospital: its own cut of the probability, calibrated on validation cases."""
+
+    name: Literal["promise"] = "promise"
+    level: float = Field(
+        0.9, ge=0.5, le=0.999, description="share of cases that keep it, or of a structure that is found"
+    )
+    confidence: float | None = Field(
+        0.9,
+        ge=0.5,
+        le=0.999,
+        description="how often a calibration keeps the level; `null`: the level holds on average over calibrations "
+        "(conformal prediction)",
+    )
+    of: Literal["label", "finding", "structure"] | None = Field(
+        None, description="`finding`: sensitivity for the second of two labels; `null`: the task's own kind"
+    )
+    rule: Literal["shrunk", "pooled", "local"] = Field(
+        "shrunk", description="whose cases choose the cut that predictions use: all are told"
+    )
+    group: str | None = Field(
+        None, description="column of a table with levels: each level has a promise of its own, for example `sex`"
+    )
+
+    @property
+    def risk(self) -> float:
+        """Return what may be lost."""
+        return round(1 - self.level, 6)
+
+    # ------------------------------------------------------------------ plan and leak report
+    def conflicts(self, plan: Plan, networks: Any) -> Iterable[str]:
+        goal = plan.task.goal
+        if risk_of(goal, self.of) is None:
+            yield f"layers: promise: task {plan.task.name} has no promise of {self.of or 'its kind'}; leave 'of' out"
+        if plan.privacy:
+            yield "layers: promise: a curve has no price in ε yet; leave privacy or the promise out"
+        if plan.algorithm.pooled:
+            yield f"layers: promise: {plan.algorithm.name} has no hospitals of their own; leave it out"
+        if sum(layer.name == self.name for layer in plan.layers) > 1:
+            yield "layers: promise: it stands twice; keep one"
+        if self.group is not None and not 2 <= len(self.groups(plan)) <= MOST_GROUPS:
+            yield f"layers: promise: {self.group!r} is no column of the task with 2 to {MOST_GROUPS} levels; name one"
+
+    def cautions(self, plan: Plan) -> Iterable[str]:
+        few = needed(self.risk, self.confidence)
+        yield (
+            f"promise of {self.level:g}: a hospital alone needs {few} validation patients for it; a promise is for "
+            "patients like those of its validation part, and each of them counts alike"
+        )
+
+    def leaves(self, plan: Plan) -> Iterable[str]:
+        asked = self.asks(plan)
+        yield (
+            f"Before the test: for the promise, the mean risk of validation cases at {CUTS} cuts of the answer (of "
+            f"patients at {CUTS // BROAD} of them, in steps as scores are, rounded up) and the number of patients"
+            + (", and one of 13 temperatures" if self._calibrates(plan) else "")
+            + (f", for each level of {self.group}" if self.group else "")
+            + f"; {asked['validation']} answers over validation cases, whatever level is promised."
+        )
+        yield (
+            f"With the test: what test cases lose at the cuts of three rules, and how large answers are: "
+            f"{asked['test']} answers over test cases. The hospital's own cut stays."
+        )
+        if plan.transport.sealed:
+            yield "Risk curves are not sealed: like other counts of cases they leave in clear, in steps."
+
+    def asks(self, plan: Plan) -> Mapping[str, int]:
+        groups, calibrates = len(self.groups(plan)), self._calibrates(plan)
+        return {"validation": groups + calibrates, "test": len(RULES) * groups + 2 * calibrates}
+
+    def _calibrates(self, plan: Plan) -> bool:
+        return bool(plan.task.goal.classifies)
+
+    def groups(self, plan: Plan) -> list[str]:
+        """Return the names of the groups that have a promise each."""
+        if self.group is None:
+            return [EVERYONE]
+        return [name.removeprefix(f"{self.group} = ") for name in self._inputs(plan.task)]
+
+    def _inputs(self, task: Any) -> list[str]:
+        return [name for name in getattr(task, "input_names", ()) if name.startswith(f"{self.group} = ")]
+
+    def _group_of(self, task: Any, inputs: Tensor) -> Tensor:
+        """Return the number of each case's group; -1 where its level is not known."""
+        if self.group is None:
+            return torch.zeros(len(inputs), dtype=torch.int64)
+        levels = inputs[:, [list(task.input_names).index(name) for name in self._inputs(task)]]
+        return torch.where(levels.amax(1) > 0.5, levels.argmax(1), -1).cpu()
+
+    # ------------------------------------------------------------------ at a site
+    def look(self, finished: Any, chosen: Any) -> Any:
+        risk = risk_of(finished.task.goal, self.of)
+        assert risk
+        measures = finished.look(lambda output, target: _measured(risk, output, target))
+        cases = [finished.cases[case][0] for case in range(len(finished.cases))] if self.group and measures else []
+        group = self._group_of(finished.task, torch.stack(cases)) if cases else None
+        tables = self._tables(finished, measures, group)
+        if finished.part == "validation":
+            own: dict[str, Any] = {name: {"numbers": n, "lost": lost.tolist()} for name, (n, lost, _) in tables.items()}
+            nll = measures.get("nll")
+            coolest = None if nll is None else int(nll.mean(0).argmin())
+            write_json(finished.folder / CURVES, {"groups": own, "temperature": coolest})
+            return {"tables": tables, "temperature": coolest, "whole": finished.task.mixes_patients}
+        return self._kept(finished, measures, tables, chosen)
+
+    def _tables(self, finished: Any, measures: Measures, group: Tensor | None) -> dict[str, tuple[int, Tensor, Tensor]]:
+        """Return, by group, the patients, what they lose together, and their mean size: every patient counts alike."""
+        if not measures:
+            return {}
+        patients: Sequence[Any] = finished.patients
+        if finished.task.mixes_patients:  # the site is a person, and promises something of this person's cases
+            patients = range(len(finished.patients))
+        numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
+        place = torch.tensor([numbers[patient] for patient in patients])
+        found = {}
+        task: Any = finished.task
+        names = [EVERYONE] if group is None else [n.removeprefix(f"{self.group} = ") for n in self._inputs(task)]
+        for number, name in enumerate(names):
+            chosen = torch.ones(len(place), dtype=torch.bool) if group is None else group == number
+            of, cases = (
+                torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, place[chosen], values[chosen])
+                for values in (measures[OF], torch.ones(len(place), dtype=torch.float64))
+            )
+            lost, size = (
+                torch.zeros(len(numbers), CUTS, dtype=torch.float64).index_add_(0, place[chosen], measures[key][chosen])
+                for key in (LOST, SIZE)
+            )
+            lost = lost[of > 0] / of[of > 0, None]
+            size = size[cases > 0] / cases[cases > 0, None]
+            found[name] = (len(lost), lost.sum(0), size.mean(0) if len(size) else torch.zeros(CUTS))
+        return found
+
+    def _kept(
+        self, finished: Any, measures: Measures, tables: dict[str, tuple[int, Tensor, Tensor]], chosen: Any
+    ) -> dict[str, Any]:
+        """Choose this hospital's cuts, keep them, and return what they do to the test cases."""
+        own = _read(finished.folder / CURVES)
+        cuts = {
+            name: self._cuts(own.get("groups", {}).get(name), ToldOfOthers.read(told))
+            for name, told in (chosen or {}).items()
+        }
+        patients = {name: int(own.get("groups", {}).get(name, {}).get("numbers", 0)) for name in cuts}
+        kept = {"promise": self.model_dump(mode="json"), "patients": patients, "cuts": cuts}
+        write_json(finished.folder / FILE, kept)
+        rules = {
+            name: {rule: None if cut is None else (n, float(lost[cut]), float(size[cut])) for rule, cut in each.items()}
+            for name, each in cuts.items()
+            for n, lost, size in [tables[name]]
+        }
+        errors, warmth = None, own.get("temperature")
+        if "sure" in measures and warmth is not None:
+            errors = [_error(measures, len(TEMPERATURES) // 2), _error(measures, warmth)]
+        whole = finished.task.mixes_patients
+        return {"tables": tables, "calibrated": patients, "rules": rules, "errors": errors, "whole": whole}
+
+    def _cuts(self, own: Any, told: ToldOfOthers) -> dict[str, int | None]:
+        """Return the cut of every rule; None where it can promise nothing."""
+        lost = np.array(own["lost"] if own else [0.0] * CUTS)
+        patients = own["numbers"] if own else 0
+        means, nothing = np.array(told.means), np.zeros(CUTS)
+        shrunk = (told.strength * means, told.strength * (1 - means))
+        found = {
+            rule: smallest(bound(lost, patients, *beside, self.confidence), self.risk)
+            for rule, beside in (("shrunk", shrunk), ("local", (nothing, nothing)))
+        }
+        return {"shrunk": found["shrunk"], "pooled": told.pooled, "local": found["local"]}
+
+    def tells(self, part: str, found: Any, resolution: Any, least: int) -> Any:
+        tables = {name: own for name, own in found["tables"].items() if own[0] >= least}
+        if not tables:
+            return None
+        # Every patient counts alike; where the site is one, its share is the whole.
+        finest = {
+            name: replace(resolution, weight=1.0 if found["whole"] else 1 / own[0]) for name, own in tables.items()
+        }
+        if part == "validation":
+            curves = {name: _coarse(n, lost, finest[name]) for name, (n, lost, _) in tables.items()}
+            return Told(curves=curves, temperature=found["temperature"]).model_dump(mode="json")
+        tests = {
+            name: ToldTest(
+                calibrated=resolution.count(found["calibrated"][name]),
+                patients=resolution.count(tables[name][0]),
+                rules={rule: _as_kept(one, finest[name]) for rule, one in rules.items()},
+            )
+            for name, rules in found["rules"].items()
+            if name in tables
+        }
+        errors = found["errors"] and [resolution.mean(error, 0, 1) for error in found["errors"]]
+        return Told(tests=tests, errors=errors).model_dump(mode="json")
+
+    # ------------------------------------------------------------------ at the server
+    def read(self, part: str, told: Any, plan: Plan, cases: int) -> Told:
+        read, groups = Told.read(told), self.groups(plan)
+        wrong = (read.tests or read.errors) if part == "validation" else (read.curves or read.temperature)
+        if wrong or not {*read.curves, *read.tests} <= {*groups}:
+            raise Refused("promise: it tells of groups or parts that nobody asked for")
+        told_of: list[ToldCurve | ToldTest] = [*read.curves.values(), *read.tests.values()]
+        for one in told_of:
+            if one.patients > cases:
+                raise Refused(f"promise: it tells of {one.patients} patients, and has {cases} cases")
+        for curve in read.curves.values():
+            if any(later > earlier + 1e-9 for earlier, later in zip(curve.risks, curve.risks[1:], strict=False)):
+                raise Refused("promise: its risk rises with the cut, which none does")
+            if curve.risks[-1] != 0:
+                raise Refused("promise: its risk is not 0 where nothing is left out")
+        return read
+
+    def choose(self, plan: Plan, told: Mapping[str, Told], sites: Sequence[str]) -> Mapping[str, Any]:
+        chosen: dict[str, dict[str, Any]] = {site: {} for site in [*sites, EVERYONE]}
+        for group in self.groups(plan):
+            curves = {site: own.curves[group] for site, own in told.items() if group in own.curves}
+            numbers = np.array([curve.patients for curve in curves.values()], dtype=np.float64)
+            lost = np.array([curve.risks for curve in curves.values()]).reshape(-1, CUTS) * numbers[:, None]
+            strengths, means = others(lost, numbers, self.risk)
+            nothing, pooled = np.zeros(CUTS), None
+            if len(curves):
+                whole = bound(lost.sum(0), float(numbers.sum()), nothing, nothing, self.confidence)
+                pooled = smallest(whole, self.risk)
+            for site, own in chosen.items():
+                place = list(curves).index(site) if site in curves else -1
+                own[group] = ToldOfOthers(
+                    strength=float(strengths[place]), means=means[place].clip(0, 1).tolist(), pooled=pooled
+                ).model_dump(mode="json")
+        return chosen
+
+    def concluded(self, plan: Plan, folder: Path, told: Mapping[Any, Mapping[str, Told]]) -> Any:
+        everyone = self.choose(plan, told["validation"], [])[EVERYONE]
+        cuts = {group: self._cuts(None, ToldOfOthers.read(own)) for group, own in everyone.items()}
+        kept = {"promise": self.model_dump(mode="json"), "patients": dict.fromkeys(cuts, 0), "cuts": cuts}
+        write_json(folder / FILE, kept)  # for a hospital that is new
+        risk = risk_of(plan.task.goal, self.of)
+        assert risk
+        return {
+            "level": self.level,
+            "confidence": self.confidence,
+            "rule": self.rule,
+            "says": risk.says,
+            "sized": risk.sized,
+            "needed": needed(self.risk, self.confidence),
+            "strength": {group: own["strength"] for group, own in everyone.items()},
+            "sites": {
+                site: {group: own.model_dump(mode="json") for group, own in one.tests.items()}
+                for site, one in told["test"].items()
+            },
+            "temperatures": {
+                site: round(float(TEMPERATURES[one.temperature]), 3)
+                for site, one in told["validation"].items()
+                if one.temperature is not None
+            },
+            "errors": {site: one.errors for site, one in told["test"].items() if one.errors},
+        }
+
+    @classmethod
+    def panel(cls, runs: Sequence[Any]) -> Any:
+        return panel_of(runs)
+
+    # ------------------------------------------------------------------ predictions
+    def says(self, plan: Plan, output: Tensor, inputs: Tensor, folders: Sequence[Path]) -> Sequence[dict[str, Any]]:
+        risk, kept = risk_of(plan.task.goal, self.of), self._kept_in(folders)
+        groups, names = self._group_of(plan.task, inputs).tolist(), self.groups(plan)
+        cuts = [kept.get(names[group]) if group >= 0 else None for group in groups]
+        assert risk
+        rows = risk.columns(output, [CUTS - 1 if cut is None else cut for cut in cuts])
+        none = {
+            "promised": f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
+        }
+        return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
+
+    def marks(self, plan: Plan, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
+        risk, cut = risk_of(plan.task.goal, self.of), self._kept_in(folders).get(EVERYONE)
+        return risk.marked(output, cut) if isinstance(risk, Structure) and cut is not None else None
+
+    def _kept_in(self, folders: Sequence[Path]) -> dict[str, int | None]:
+        """Return the cut of every group: the hospital's own, or else that for a new one."""
+        for folder in folders:
+            kept = _read(folder / FILE)
+            if kept.get("promise") == self.model_dump(mode="json"):
+                return {group: rules[self.rule] for group, rules in kept["cuts"].items()}
+        return {}
+
+
+def _measured(risk: Risk, output: Tensor, target: Tensor) -> Measures:
+    beside = calibration(risk.goal, output, target) if risk.goal.classifies else {}
+    return {**risk.measure(output, target), **beside}
+
+
+def _coarse(patients: int, lost: Tensor, resolution: Any) -> ToldCurve:
+    """Return a curve as it is told: of patients at few cuts, where the one before holds until the next; rounded up."""
+    risks = lost / patients
+    if resolution.exact:
+        return ToldCurve(patients=patients, risks=risks.tolist())
+    step = resolution.step(0, 1)
+    told = [resolution.mean(min(1.0, float(risks[cut - cut % BROAD]) + step * 0.499), 0, 1) for cut in range(CUTS)]
+    return ToldCurve(patients=resolution.count(patients), risks=[*told[:-1], 0.0])
+
+
+def _as_kept(found: tuple[int, float, float] | None, resolution: Any) -> Kept:
+    if found is None:
+        return Kept(promised=False, lost=None, size=None)
+    patients, lost, size = found
+    return Kept(promised=True, lost=resolution.mean(lost / patients, 0, 1), size=resolution.mean(size, 0, LARGEST))
+
+
+def _error(measures: Measures, place: int) -> float:
+    """Return the expected calibration error of what is most probable, in ten places of its probability."""
+    sure, right = measures["sure"][:, place], measures["right"]
+    places = (sure * 10).long().clamp(max=9)
+    apart = torch.zeros(10, dtype=torch.float64).index_add_(0, places, right - sure)
+    return float(apart.abs().sum() / len(sure))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,70 @@
+"""What hospitals and the server tell each other of a promise, typed and bounded, and what a summary has of it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from medsilo.extend import Message
+from medsilo_promise.risks import CUTS, TEMPERATURES
+
+RULES = ("shrunk", "pooled", "local")
+MOST_STRENGTH = 2500.0
+Share = Annotated[float, Field(ge=0, le=1)]
+Patients = Annotated[int, Field(ge=0, le=10_000_000)]
+Curve = Annotated[list[Share], Field(min_length=CUTS, max_length=CUTS)]
+Place = Annotated[int, Field(ge=0, lt=CUTS - 1)] | None
+
+
+class ToldCurve(Message):
+    """What a site tells of a group's validation cases: patients, and the mean of what they lose at each cut."""
+
+    patients: Patients
+    risks: Curve
+
+
+class ToldOfOthers(Message):
+    """What the server tells a site of a group: κ and mean risks of the others, and the cut of all patients together."""
+
+    strength: Annotated[float, Field(ge=0, le=MOST_STRENGTH)]
+    means: Curve
+    pooled: Place
+
+
+class Kept(Message):
+    """What is found of a rule at the test cases of a group: mean loss and size; no promise where there is no cut."""
+
+    promised: bool
+    lost: Share | None
+    size: Annotated[float, Field(ge=0, le=1e3)] | None
+
+
+class ToldTest(Message):
+    """What a site tells of a group's test cases."""
+
+    calibrated: Patients
+    patients: Patients
+    rules: dict[Literal["shrunk", "pooled", "local"], Kept]
+
+
+class Told(Message):
+    """What a site tells, by group; of a classification the temperature, or the calibration error without and with."""
+
+    curves: dict[str, ToldCurve] = {}
+    tests: dict[str, ToldTest] = {}
+    temperature: Annotated[int, Field(ge=0, lt=len(TEMPERATURES))] | None = None
+    errors: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None
+
+
+class Shown(Message):
+    """What a summary tells of a promise."""
+
+    level: float
+    confidence: float | None
+    rule: str
+    says: str
+    sized: str
+    needed: int
+    strength: dict[str, float]
+    sites: dict[str, dict[str, ToldTest]]
+    temperatures: dict[str, float]
+    errors: dict[str, list[float]]
