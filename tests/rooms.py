@@ -99,7 +99,9 @@ ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(R
 PLUGINS = {
     "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
+    "medsilo_omop": "extracts of the OMOP common data model as a hospital's table, by a small cohort definition",
     "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
+    "medsilo_record": "the record of a study at one hospital that a data protection officer can file",
     "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
 }

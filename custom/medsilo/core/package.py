@@ -11,7 +11,15 @@ from medsilo import __version__
 ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 # The plug-ins that come with medsilo.
-PLUGINS = ("medsilo_dicom", "medsilo_nnunet", "medsilo_papers", "medsilo_rehearsal", "medsilo_series")
+PLUGINS = (
+    "medsilo_dicom",
+    "medsilo_nnunet",
+    "medsilo_omop",
+    "medsilo_papers",
+    "medsilo_record",
+    "medsilo_rehearsal",
+    "medsilo_series",
+)
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
 NAME = "medsilo"  # of the distribution that they are all in
 ENTRIES = "entry_points.txt"
@@ -21,7 +29,7 @@ DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions de
 def package_files() -> list[Path]:
     """Every file that belongs to the package and its plug-ins, in a fixed order, relative to where these lie."""
     files = (path.relative_to(PLACE) for root in ROOTS for path in root.rglob("*") if path.is_file())
-    return sorted(path for path in files if path.suffix in {".py", ".html"} and "__pycache__" not in path.parts)
+    return sorted(path for path in files if path.suffix in {".py", ".html", ".csv"} and "__pycache__" not in path.parts)
 
 
 @cache

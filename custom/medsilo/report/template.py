@@ -21,11 +21,15 @@ Name = str | tuple[str, ...]  # of a row or column: words, or words and what qua
 Cell = dict[str, Any]
 
 
-def fill(template: str, title: str, **content: Any) -> str:
-    """A page as text; it depends on nothing but its content."""
+def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
+    """A page as text; it depends on nothing but its content. folder: of a plug-in's own templates."""
     # Escaping is on for everything: site names, reasons and plans come from other machines.
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader([folder, HERE]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"score": number, "headings": headings, "csv": csv_link, "zip": zip}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
