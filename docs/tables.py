@@ -348,13 +348,14 @@ PROMISED_IF = {
     "low digits": "privacy",
     "all studies together cost": "budget",
     "nobody can rewrite the ledger": "budget",
-    "without differential privacy": "no privacy",
+    "without differential privacy": "coarse",
     "under `transport.sealing`": "sealing",
     "sealed studies of one lead": "sealing",
     "false keys, boxes": "sealing",
     "with `mixing.robust`": "robust",
     "a larger count": "cap",
     "no plan runs that the engineer": "approval",
+    "a job brings no code": "strict",
     "under `approval` or `privacy`": "accepted",
 }
 

@@ -91,7 +91,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.privacy.agreed import stricter
     from medsilo.report.findings import Answer
     from medsilo.report.template import fill
-    from medsilo.review import LIMITS, flows, installed
+    from medsilo.review import flows, installed
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
@@ -99,10 +99,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs.record import Record
     from medsilo.runs.schema import Summary
     from medsilo.sealing import signing
-    from medsilo.sealing.signing import sign_with
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Book, data_set
-    from medsilo.site.policy import Policy, read_policy
+    from medsilo.site.policy import Policy, read_policy, ways_around
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft

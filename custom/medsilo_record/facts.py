@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 from medsilo.extend import (
-    LIMITS,
     WHAT,
     Book,
     KitFiles,
@@ -37,7 +36,7 @@ from medsilo_record.outcomes import promises
 
 AT_HOSPITAL = "sites/<site>/"
 OWN_FILTERS = "medsilo.flare.filters."
-LINK = re.compile(r"\]\([^)]*\)|[`\[]")  # of Markdown
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")  # of Markdown
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,7 @@ class Case:
     survey: Survey = field(default_factory=lambda: Survey({}))
     book: Book | None = None
     kit: KitFiles | None = None
+    around: tuple[str, ...] = ()  # what lets a job reach the hospital's own files
     verdict: str = ""  # of the hospital's engineer over this plan
 
     @property
@@ -76,21 +76,25 @@ class Case:
         return self.plan.task.synthetic
 
     @cached_property
-    def holds(self) -> frozenset[str]:
-        """The conditions under which promises are made that hold here."""
+    def lacks(self) -> dict[str, str]:
+        """The conditions of promises that do not hold here: in words."""
         plan, settings = self.plan, self.settings
+        coarse = (
+            settings.protects(self.synthetic) and settings.patients_in_step(False) and settings.count_unit(False) > 1
+        )
+        accepted = self.kit and (settings.approval == "required" or settings.privacy)
         found = {
-            "privacy": plan.privacy is not None,
-            "no privacy": plan.privacy is None,
-            "budget": plan.privacy is not None and settings.privacy is not None,
-            "sealing": plan.transport.sealed,
-            "approval": settings.approval == "required",
-            "accepted": settings.approval == "required" or settings.privacy is not None,
-            "robust": plan.mixing.robust is not None,
-            "cap": plan.mixing.share_cap is not None,
-            "packages": bool(plan.packages),
+            "privacy": (plan.privacy, "the plan promises no differential privacy"),
+            "budget": (plan.privacy and settings.privacy, "no budget of differential privacy is counted"),
+            "coarse": (coarse and not plan.privacy, "scores and counts are told by other rules, or exactly"),
+            "sealing": (plan.transport.sealed, "the plan seals nothing (transport.sealing)"),
+            "approval": (settings.approval == "required", "medsilo.yaml has no approval: required"),
+            "accepted": (accepted, "no kit was given, or medsilo.yaml demands neither approval nor privacy"),
+            "strict": (self.kit and not self.around, "; ".join(self.around) or "no kit was given to this record"),
+            "robust": (plan.mixing.robust, "the plan has no robust rule (mixing.robust)"),
+            "cap": (plan.mixing.share_cap, "the plan has no mixing.share_cap"),
         }
-        return frozenset(name for name, true in found.items() if true) | {""}
+        return {name: why for name, (holds, why) in found.items() if not holds}
 
     def counted(self, what: str) -> int | None:
         """Return the number of cases or patients, in the hospital's own steps; None where it may not be told."""
@@ -136,8 +140,8 @@ def _assessment(case: Case) -> Iterator[Entry]:
     least = (
         f"{size_text(sum(leak.bytes * leak.rounds for leak in leaks(plan)))} of tensors leave in {plan.rounds} rounds."
     )
-    stays = "No image, no label of a case, no file name, no patient's name leaves."
-    yield Entry("necessity", "Necessity and proportionality", (least, stays), "why less would not answer the question")
+    stays = (line for line in _report(case) if line.startswith("No image"))
+    yield Entry("necessity", "Necessity and proportionality", (least, *stays), "why less would not answer the question")
     yield Entry("privacy", "Bound on what leaves tells of one patient", tuple(_bounds(case)))
     yield Entry("sealing", "Who can read one hospital's update", tuple(plan.transport.promises))
     yield Entry("approval", "Who decides that the study runs here", tuple(_approval(case)))
@@ -149,7 +153,7 @@ def _assessment(case: Case) -> Iterator[Entry]:
         "decisions", "Automated decisions (Art. 22)", ("Training decides nothing about a patient.",), "later use"
     )
     rights = (
-        "A case that is removed from the folder is in no later study and no later round of a study that begins anew.",
+        "A case that is removed from the folder is in no study that begins afterwards.",
         "A delivered model does not change when a case is removed; it has to be trained again without it.",
     )
     yield Entry("rights", "Rights of data subjects", rights, "how access, objection and erasure are answered")
@@ -189,7 +193,7 @@ def _data(plan: Plan) -> Iterator[str]:
     if names := getattr(task, "input_names", ()):
         yield f"Of each case a network reads {len(names)} numbers: {', '.join(names)}."
     else:
-        yield f"Of each case a network reads numbers of the shape {' x '.join(map(str, task.shape))}."
+        yield f"Of each case a network reads numbers of the shape {' x '.join(map(str, task.shape or ()))}."
     labels = f", one of {', '.join(task.goal.label_names)}" if task.goal.label_names else ""
     yield f"It learns the outcome of each case{labels}."
     yield "A patient's name or number serves here to keep all cases of a patient in one part, and does not leave."
@@ -231,7 +235,7 @@ def _kept() -> Iterator[str]:
 
 def _measures(case: Case) -> Iterator[str]:
     for promise in promises():
-        if promise.when in case.holds:
+        if promise.when not in case.lacks:
             against = f" (against: {promise.against})" if promise.against else ""
             yield f"{plain_words(promise.says)}{against}. Shown by {', '.join(promise.tests)}."
 
@@ -284,20 +288,22 @@ def _report(case: Case) -> list[str]:
 
 
 def _risks(case: Case) -> Iterator[str]:
-    if "no privacy" in case.holds:
+    if not case.plan.privacy:
         yield "Whoever reads a model may find out whether a patient was in the data, or see parts of images in updates."
-    if "sealing" not in case.holds:
+    if "sealing" in case.lacks:
         yield "The server, and whoever administers it, reads each hospital's update by itself."
-    if "robust" not in case.holds:
+    if "robust" in case.lacks:
         yield "A hospital that sends wrong updates of usual size may spoil the model: the plan has no robust rule."
     if case.plan.algorithm.pooled:
         yield "The method pools all data."
     for promise in promises():
-        if promise.when in case.holds and promise.not_covered:
+        if promise.when not in case.lacks and promise.not_covered:
             yield f'Not covered by "{plain_words(promise.says)}": {plain_words(promise.not_covered)}.'
-    yield from LIMITS
+    yield from (f"A job may reach files of this hospital: {why}." for why in case.around)
+    yield "NVFlare, PyTorch and all packages of model.cdx.json are trusted."
+    yield "Whoever administers a machine reads all that lies on it."
 
 
 def plain_words(text: str) -> str:
     """Return a sentence of the documentation without its links and marks."""
-    return LINK.sub("", text).strip().rstrip(".")
+    return LINK.sub(r"\1", text).replace("`", "").strip().rstrip(".")

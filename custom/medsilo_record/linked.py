@@ -80,7 +80,7 @@ def as_jsonld(case: Case, parts: Sequence[Part]) -> str:
 
 def _entry(case: Case, entry: Entry, kind: str) -> Node:
     when, narrower = NARROWER.get(entry.key, ("", ""))
-    kinds = [kind, narrower] if when and when in case.holds else [kind]
+    kinds = [kind, narrower] if when and when not in case.lacks else [kind]
     kinds += ["pd:MedicalHealth"] if entry.key == "data" and not case.synthetic else []
     node: Node = {"@id": name_of(case, entry.key), "@type": kinds, "dct:title": entry.title}
     if entry.says:

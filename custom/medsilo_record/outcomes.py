@@ -5,7 +5,7 @@ holds every name in them to a test that exists, and `python -m tests.claims` to 
 """
 
 import csv
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -20,7 +20,7 @@ SHOWN, LEFT, GAP = "shown by test", "left to you", "gap"
 
 @dataclass(frozen=True)
 class Promise:
-    """A promise of docs/privacy.md. when: the condition under which it is made (`Case.holds`); "" is always."""
+    """A promise of docs/privacy.md. when: the condition under which it is made (`Case.lacks`); "" is always."""
 
     says: str
     against: str
@@ -40,12 +40,12 @@ class Outcome:
     tests: tuple[str, ...]
     remark: str
 
-    def state(self, holds: Collection[str]) -> tuple[str, str, str]:
-        """Return its state, what shows it, and what is said of that."""
-        if self.tests and self.when in holds:
+    def state(self, lacks: Mapping[str, str]) -> tuple[str, str, str]:
+        """Return its state, what shows it, and what is said of that. lacks: conditions that do not hold, in words."""
+        if self.tests and self.when not in lacks:
             return SHOWN, " ".join(self.tests), self.remark
         if self.tests:
-            return GAP, "", f"not in this study at this hospital: {self.when}"
+            return GAP, "", lacks[self.when]
         gap = self.remark.startswith(GAP)
         return (GAP, "", self.remark.removeprefix(f"{GAP}: ")) if gap else (LEFT, "", self.remark)
 
@@ -71,10 +71,10 @@ def _rows(name: str) -> list[list[str]]:
         return list(csv.reader(file))[1:]
 
 
-def outcomes_csv(holds: Collection[str]) -> str:
+def outcomes_csv(lacks: Mapping[str, str]) -> str:
     """Return outcomes.csv of a record. It gives no verdict."""
     text, build = StringIO(newline=""), package_facts()["hash"]
     writer = csv.writer(text)
     writer.writerow(HEADS)
-    writer.writerows([one.framework, one.id, one.title, *one.state(holds), build] for one in outcomes())
+    writer.writerows([one.framework, one.id, one.title, *one.state(lacks), build] for one in outcomes())
     return text.getvalue()

@@ -79,7 +79,7 @@ def _files(case: "Case", filed: "Filed", run: Path | None, changed: list[str] | 
         "record.html": pages.as_html(case, parts),
         "record.jsonld": linked.as_jsonld(case, parts),
         "model.cdx.json": bom.as_cyclonedx(case, parts, run),
-        "outcomes.csv": outcomes.outcomes_csv(case.holds),
+        "outcomes.csv": outcomes.outcomes_csv(case.lacks),
         "record.json": filed.written(),
     }
     if changed is not None:
@@ -95,7 +95,16 @@ def _case(
     plan: str, changes: list[str], local: Path | None, kit: Path | None, site: str
 ) -> "tuple[Case, signing.PrivateKey]":
     """Return the study at this hospital, and the key that signs."""
-    from medsilo.extend import KitAtHome, files_of, folder_of_settings, key_of, read_policy, read_settings, signing
+    from medsilo.extend import (
+        KitAtHome,
+        files_of,
+        folder_of_settings,
+        key_of,
+        read_policy,
+        read_settings,
+        signing,
+        ways_around,
+    )
     from medsilo_record.facts import Case
 
     if bool(local) == bool(kit) or (kit and site):
@@ -107,6 +116,7 @@ def _case(
         key, policy = key_of(files), read_policy(home.local, scope)
         verdict = ", ".join([f"This plan is {last.verdict} here", *last.limits.words()]) + "." if last else ""
         case = Case(study, home.settings, policy, home.kit.name, book=home.book, kit=files, verdict=verdict)
+        case = replace(case, around=tuple(what for what, _ in ways_around(home.local)))
     else:
         folder = folder_of_settings(local.parent if local and local.is_file() else local)
         assert folder
