@@ -1,5 +1,6 @@
 """The command that writes, compares and verifies records of processing: record."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +14,12 @@ OWN_KEY = "record.key"  # beside the medsilo.yaml of a hospital without a kit
 if TYPE_CHECKING:
     from medsilo.extend import Plan, SiteSettings, Survey, signing
     from medsilo_record.comparing import Filed
-    from medsilo_record.facts import Case
+    from medsilo_record.facts import Case, Part
 
 
 def record(
     screen: Screen,
-    plan: Annotated[str | None, typer.Argument(metavar="PLAN", help="a job, or the file of a plan")] = None,
+    plan: Annotated[str | None, typer.Argument(metavar="PLAN", help="a job, a plan's file, or with --kit the hash of one that asked")] = None,
     *,
     changes: options.Changes,
     local: options.SiteConfig = None,
@@ -53,7 +54,8 @@ def record(
     from medsilo_record.facts import record_of
 
     case, signer = _case(plan, changes, local, kit, site)
-    filed, said = Filed.of(case, record_of(case)), []
+    parts = record_of(case)
+    filed, said = Filed.of(case, parts), []
     if compare:
         said = list(differences(filed, _old(case, compare)))
         screen.say("\n".join(said) or "nothing changed")
@@ -61,7 +63,7 @@ def record(
         from medsilo_record.seal import write_signed
 
         with screen.busy("writing"):
-            files = _files(case, filed, run, said if compare else None)
+            files = _files(case, parts, filed, run, said if compare else None)
         fingerprint = write_signed(out, files, signer)
         screen.say(f"record: {out / 'record.html'}\nsigned by the key {fingerprint}")
         screen.answer(folder=out, files=sorted(files), key=fingerprint)
@@ -69,12 +71,12 @@ def record(
     return 0
 
 
-def _files(case: "Case", filed: "Filed", run: Path | None, changed: list[str] | None) -> dict[str, bytes]:
+def _files(
+    case: "Case", parts: "Sequence[Part]", filed: "Filed", run: Path | None, changed: list[str] | None
+) -> dict[str, bytes]:
     """Return all files of a record by name, in memory, so that they are signed together."""
     from medsilo_record import bom, linked, outcomes, pages
-    from medsilo_record.facts import record_of
 
-    parts = record_of(case)
     texts = {
         "record.html": pages.as_html(case, parts),
         "record.jsonld": linked.as_jsonld(case, parts),
@@ -111,7 +113,8 @@ def _case(
         raise MedsiloError("whose record? give --kit KIT, or --settings FOLDER with --site SITE")
     if kit:
         home = KitAtHome.read(kit)
-        study, scope = _plan(plan, changes, home.settings)
+        asked = [one for one in home.approvals.asked() if len(plan) >= 8 and one.hash.startswith(plan.lower())]
+        study, scope = (home.plan_of(asked[0]), None) if asked else _plan(plan, changes, home.settings)
         files, last = files_of(home.kit), home.approvals.last(study.hash)
         key, policy = key_of(files), read_policy(home.local, scope)
         verdict = ", ".join([f"This plan is {last.verdict} here", *last.limits.words()]) + "." if last else ""
