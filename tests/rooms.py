@@ -75,7 +75,7 @@ ROOMS = {
     ),
     "study": room(
         "comparisons over many runs and their statistics; the demo",
-        "core deploy federation flare plan registry runs site",
+        "core deploy federation flare plan registry runs site tasks",
     ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
     "review": room(
@@ -103,6 +103,7 @@ PLUGINS = {
     "medsilo_papers": "the papers' data sets and networks, and the test of whether models tell who they learned from",
     "medsilo_record": "the record of a study at one hospital that a data protection officer can file",
     "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",
+    "medsilo_release": "after a study: a signed folder with its model, tests elsewhere, and their receipts",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.brains import write_heads
 from benchmarks.results.har import write_windows
+from benchmarks.results.looks import looking
 from benchmarks.results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
 from benchmarks.results.patients import write_patients
 from medsilo.runs.schema import About, Verdict
@@ -121,7 +122,8 @@ def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds
             break
         if id(part) not in settings:
             settings[id(part)] = part.settings(places)
-        failure = run_cell(cell, "inprocess", settings[id(part)])
+        with looking(cell.row.title):
+            failure = run_cell(cell, "inprocess", settings[id(part)])
         summary = cell.summary()
         told = f"{summary.mean_test:.4f}, {summary.seconds:.0f} s" if summary else f"FAILED: {failure}"
         where = f"{part.folder.parent.name}/{part.folder.name}"

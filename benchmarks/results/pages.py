@@ -1,6 +1,6 @@
 """The pages as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from medsilo.study.evidence import Endpoint
@@ -73,6 +73,21 @@ HARMOFL = (
     "HarmoFL, mean, batch statistics: algorithm.name=harmofl algorithm.amplitude.band=0.0 "
     "network.norm=batch-statistics",
 )
+FEDAVG = "algorithm.name=fedavg algorithm.weighting=uniform"
+LOOKS = ("centred", "standardised", "histograms matched", "stains normalised")
+RATES = ("0.017", "0.15")  # a third of the plan's learning rate, and three times as much
+CONTROLS = (
+    ALONE,
+    f"FedAvg: {FEDAVG}",
+    MEAN_BAND,
+    WHOLE,
+    *(f"FedAvg, {look}: {FEDAVG}" for look in LOOKS),
+    *(f"local, {look}: algorithm.name=local" for look in LOOKS),
+    f"FedAvg, twice the steps: {FEDAVG} training.local_epochs=2",
+    *(f"FedAvg, rate {rate}: {FEDAVG} training.learning_rate={rate}" for rate in RATES),
+    *(f"HarmoFL, mean, rate {rate}: {MEAN_BAND.partition(': ')[2]} training.learning_rate={rate}" for rate in RATES),
+)
+FIRST_CONTROLS = (ALONE, "FedAvg", "HarmoFL, mean", "FedAvg, centred", "local, centred")
 SEVEN = (ALONE, "central", "fedavg", "fedbn", WHOLE, MEAN_BAND, "adafed", "fedsm")
 EVERY = (
     ALONE,
@@ -159,6 +174,29 @@ def _synthetic(task: str, title: str, rows: tuple[str, ...], *changes: str) -> P
         changes=changes,
         later=COSTLY,
     )
+
+
+def _looks(shift: float) -> Part:
+    """HarmoFL's methods where looks differ by so much."""
+    return Part(
+        f"looks-{shift}",
+        f"Looks that differ {shift} times as much as by default",
+        (ALONE, f"FedAvg: {FEDAVG}", f"FedBN: {FEDAVG.replace('fedavg', 'fedbn')}", WHOLE, MEAN_BAND),
+        "FedAvg",
+        SITES_COUNT_ALIKE,
+        plan="jobs/harmofl/plans/synthetic.yaml",
+        changes=("training.rounds=15", "task.patients=24", f"task.shift={shift}"),
+        seeds=5,
+        beside=("FedBN", ALONE),
+    )
+
+
+def _labels(alpha: float) -> Part:
+    """AdaFed where two families of devices stay, and labels differ by so much."""
+    part = _activity("both", f"Two families of devices, and labels that differ by alpha = {alpha:g}")
+    rows = (ALONE, f"fedavg{UNIFORM}", f"fedbn{UNIFORM}", "adafed", "adafed:weights=uniform")
+    changes = (*part.changes, f"task.alpha={alpha:g}")
+    return replace(part, name=f"labels-{alpha:g}", rows=rows, changes=changes, seeds=5)
 
 
 def _prostate(similarity: str) -> Part:
@@ -336,6 +374,37 @@ PAGES = {
                 data="nuclei_he",
             ),
         ),
+    ),
+    "controls": Page(
+        "Controls for HarmoFL's mean of each channel on nuclei",
+        f"{NUCLEI} Tiles of 64 x 64, 12 rounds. A row whose name ends with a look has pictures that were changed each "
+        "by itself, before anybody trained (`benchmarks/results/looks.py`): the mean of each channel taken off; mean 0 "
+        "and deviation 1; flat histograms; Macenko's reference stains by MONAI. `medsilo compare` has no such rows; "
+        "this page's command makes them. HarmoFL's step takes two gradients, hence the row with twice the steps; the "
+        "rates are a third and three times the plan's, for both.",
+        (
+            Part(
+                "nuclei",
+                "",
+                CONTROLS,
+                "HarmoFL, mean",
+                "each row is a way to do without the method, at its price or below",
+                plan="jobs/harmofl/plans/nuclei-small.yaml",
+                changes=("task.size=64", "training.rounds=12"),
+                seeds=3,
+                later=tuple(title for row in CONTROLS if (title := row.partition(": ")[0]) not in FIRST_CONTROLS),
+                folds=5,
+                beside=("FedAvg",),
+                data="nuclei_he",
+            ),
+        ),
+    ),
+    "shift": Page(
+        "Where HarmoFL and AdaFed win: the shift made smaller and larger",
+        f"{SYNTHETIC}The tasks, numbers and rows of [HarmoFL's](harmofl-synthetic.md) and "
+        "[AdaFed's](adafed-synthetic.md) pages, with what differs between the hospitals turned down and up. For FedSM "
+        "what differs is on or off: [its page](fedsm-synthetic.md) has both.",
+        (*map(_looks, (0.0, 0.5, 1.0, 2.0)), *map(_labels, (100.0, 1.0, 0.3, 0.1))),
     ),
     "baselines": Page(
         "Methods on synthetic hospitals",

@@ -71,8 +71,11 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.text import size_text
     from medsilo.deploy import predicted_rows
     from medsilo.deploy.bundle import WEIGHTS, finish_bundle
+    from medsilo.deploy.model_card import card_facts, interval_of, write_card
     from medsilo.deploy.own_model import Reading, folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
+    from medsilo.deploy.source import copy_model, open_source
+    from medsilo.deploy.together import answering_together
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
     from medsilo.federation.pool import POOL
@@ -90,7 +93,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.plan import load_plan
     from medsilo.privacy.agreed import stricter
     from medsilo.report.findings import Answer
-    from medsilo.report.template import fill
+    from medsilo.report.formats import between, cell, shown
+    from medsilo.report.read import picture_of
+    from medsilo.report.template import fill, save
     from medsilo.review import flows, installed
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
@@ -106,6 +111,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft
     from medsilo.start.looks import patient_in
+    from medsilo.study.cross import Judged, judged
+    from medsilo.study.evidence import Scores, compare
+    from medsilo.study.scores import interval_over
     from medsilo.tasks import splits, survival
     from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
     from medsilo.tasks.headers import check_size, open_reader

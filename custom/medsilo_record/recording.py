@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 def record(
     screen: Screen,
-    plan: Annotated[str | None, typer.Argument(metavar="PLAN", help="a job, a plan's file, or with --kit the hash of one that asked")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Argument(metavar="PLAN", help="a job, a plan's file, or a hash that asked"),
+    ] = None,
     *,
     changes: options.Changes,
     local: options.SiteConfig = None,

@@ -18,6 +18,7 @@ PLUGINS = (
     "medsilo_papers",
     "medsilo_record",
     "medsilo_rehearsal",
+    "medsilo_release",
     "medsilo_series",
 )
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))

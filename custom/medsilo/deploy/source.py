@@ -1,5 +1,6 @@
 """The model that answers: a super model, or a single model that a run left."""
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,17 @@ def open_source(folder: Path, site: str = "") -> Source:
         plan = plan.model_copy(update={"task": plan.task.with_postprocessing(choice)})
         told["postprocessing"] = choice
     return Source(network.eval(), plan, plan.task.spacing, told, folder)
+
+
+def copy_model(folder: Path, source: Source, out: Path) -> None:
+    """Copy the model that was opened in a folder, with its plan and nothing else, so that it opens in the other."""
+    if isinstance(source.network, SuperModel):
+        place = next(place for place in (folder, folder / paths.SUPER_MODEL) if (place / MANIFEST).is_file())
+        shutil.copytree(place, out)
+        return
+    out.mkdir(parents=True)
+    shutil.copyfile(folder / paths.PLAN, out / paths.PLAN)
+    shutil.copyfile(folder / source.facts["file"], out / paths.BEST)
 
 
 def ready_for(source: Source, data: DataSource | None, compute: Compute) -> Source:

@@ -22,7 +22,7 @@ Cell = dict[str, Any]
 
 
 def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
-    """A page as text; it depends on nothing but its content. folder: of a plug-in's own templates."""
+    """A page as text; it depends on nothing but its content. folder: where a plug-in's own template lies."""
     # Escaping is on for everything: site names, reasons and plans come from other machines.
     environment = Environment(
         loader=FileSystemLoader([folder, HERE]),

@@ -1,25 +1,33 @@
-"""Models of finished runs on every site's test data, alone or several together, where all sites were on one machine."""
+"""Models of finished runs on test data: of every site, where all were on one machine, or of a hospital elsewhere."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
+from torch.utils.data import ConcatDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, write_json
 from medsilo.core.tensors import Tensors
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import Source, open_source, ready_for
 from medsilo.deploy.together import answering_together
 from medsilo.federation.disclosure import finite
+from medsilo.federation.exact import ExactScores, ExactTest
 from medsilo.federation.participant import Participant
+from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
 from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Cross, Summary
+from medsilo.site.book import PARTS
 from medsilo.site.settings import SiteSettings, read_settings_of_all
+from medsilo.tasks.folds import Dealt, together
+from medsilo.tasks.metrics import Measures
+from medsilo.tasks.task import Cases, SiteData, labels_of, patients_of
 
 Scores = dict[str, float | None]  # by site
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
@@ -128,3 +136,54 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
             same_as_before(site, alone[run.name][site], summaries[run])
         together[site] = at.score(committee.network)
     return together, alone
+
+
+# ---------------------------------------------------------------------- at a hospital that was no part of the study
+@dataclass(frozen=True)
+class Judged:
+    """A model's scores over all of a hospital's cases: each case's, which stay there, and what of them may leave."""
+
+    measures: Measures
+    patients: Sequence[str]
+    told: Mapping[str, Any]
+
+
+def judged(sources: Sequence[Source], site: str, settings: SiteSettings, folder: Path, lead: str = "") -> list[Judged]:
+    """Score models of one task on all cases of a hospital that need not have been part of their studies.
+
+    folder: the hospital's; what it answers is counted there, or where its settings say, as in a study. lead: who asks.
+    """
+    compute = settings.compute()
+    found: list[Judged] = []
+    data: SiteData | None = None
+    for source in sources:
+        ready = ready_for(source, settings.data, compute)
+        participation = ready.plan.participation.model_copy(update={"unseen": (site,)})
+        plan = ready.plan.model_copy(update={"participation": participation, "privacy": None})
+        place = Place(plan, site, [site], settings, paths.site_folder(folder, site), lead)
+        if data is None:
+            protection = Protection(place)
+            protection.admit()
+            data = _all_tested(plan.task.site_data(site, [site], plan.seed, protection.source()))
+        judge = _Judge(place, data)
+        with compute.reproducible(plan.seed):
+            model = ready.network.to(compute.device)
+            scores = ExactScores(*judge.evaluation.evaluate(data.test, lambda: None, model, plan.task.goal.measuring))
+            judge.evaluation.draw_found(model, model, scores.measures, place.folder)
+        told = judge.disclosure.told(ExactTest(0, scores, None, None))
+        found.append(Judged(scores.measures, patients_of(data.test), told))
+    return found
+
+
+def _all_tested(data: SiteData) -> SiteData:
+    """Return the same cases, all of them for the test: none of them has trained the model."""
+    parts = [getattr(data, part) for part in PARTS]
+    whole: ConcatDataset = ConcatDataset([part for part in parts if len(part)])
+    patients = patients_of(whole)
+    if all(isinstance(part, Cases) for part in parts):
+        inputs, targets = together(parts)
+        test = Cases(inputs, targets, patients)
+    else:
+        test = Dealt(whole, range(len(whole)), patients, labels_of(whole))  # type: ignore[assignment]
+    nobody = Dealt(whole, [], patients, labels_of(whole))
+    return replace(data, train=nobody, validation=nobody, test=test)

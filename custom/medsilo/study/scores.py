@@ -1,6 +1,6 @@
 """The scores of a finished run's test cases, as they lie in its folder."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation.scoring import read_measures
 from medsilo.runs.paths import CASES, site_folder
 from medsilo.study.evidence import Interval, Scores, interval, interval_of_concordance
+from medsilo.tasks.metrics import Measures
 
 CONCORDANCE = "concordance"  # a mean over pairs, not over cases
 CLOSENESS = "closeness"  # of a number to the right one
@@ -34,10 +35,14 @@ def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) ->
 
 def interval_in(run: Path, site: str, metric: str, scores: Scores) -> Interval | None:
     """The interval of a site's score for other patients; None where too few patients allow one."""
+    return interval_over(metric, scores, lambda: read_measures(site_folder(run, site))[0])
+
+
+def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures]) -> Interval | None:
+    """The interval of these cases' score for other patients, by whatever was measured of them."""
     if metric != CONCORDANCE:
         return interval(scores)
-    measures = read_measures(site_folder(run, site))[0]
-    return interval_of_concordance(*(measures[name].numpy() for name in ("time", "event", "risk")))
+    return interval_of_concordance(*(measures()[name].numpy() for name in ("time", "event", "risk")))
 
 
 def mean_in(run: Path, site: str, metric: str) -> float | None:

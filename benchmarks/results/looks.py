@@ -1,0 +1,65 @@
+"""Other looks of the same pictures: each is changed by itself, before anybody trains, and nothing is shared.
+
+What a federation gains on such pictures, a method that shares their looks cannot be needed for.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medsilo_papers.public_files import PictureTask
+
+PLAIN = PictureTask.inputs_of
+GLASS = 240  # the light that comes through an empty slide, of 255, as Macenko et al. have it
+
+
+def centred(picture: Tensor) -> Tensor:
+    """Return [1, C, H, W] without the mean of each of its channels."""
+    return picture - picture.mean((2, 3), keepdim=True)
+
+
+def standardised(picture: Tensor) -> Tensor:
+    """Return a picture whose channels have mean 0 and deviation 1, as `task.intensity.kind: z-score` does."""
+    return centred(picture) / picture.std((2, 3), correction=0, keepdim=True).clamp(min=1e-6)
+
+
+def matched(picture: Tensor) -> Tensor:
+    """Return a picture whose channels all have one histogram, which is flat: equal values stay equal."""
+    flat = picture.reshape(picture.shape[1], -1)
+    ranks = [torch.searchsorted(channel.sort().values, channel.contiguous(), right=True) for channel in flat]
+    return (torch.stack(ranks) / flat.shape[1]).reshape(picture.shape).float()
+
+
+def stained(picture: Tensor) -> Tensor:
+    """Return a picture with the reference stains of Macenko et al., by MONAI; one that shows no tissue stays."""
+    from monai.apps.pathology.transforms.stain.array import NormalizeHEStains
+
+    pixels = (picture[0].permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
+    try:
+        normal = NormalizeHEStains(tli=GLASS)(np.ascontiguousarray(pixels))
+    except (ValueError, np.linalg.LinAlgError):
+        return picture
+    return torch.from_numpy(np.ascontiguousarray(normal)).permute(2, 0, 1)[None].float() / 255
+
+
+LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "centred": centred,
+    "standardised": standardised,
+    "histograms matched": matched,
+    "stains normalised": stained,
+}
+
+
+@contextmanager
+def looking(title: str) -> Iterator[None]:
+    """Let tasks of pictures have the look with which a row's title ends: "FedAvg, centred"."""
+    look = LOOKS.get(title.rpartition(", ")[2])
+    if look is None:
+        yield
+        return
+    with patch.object(PictureTask, "inputs_of", lambda task, values: look(PLAIN(task, values))):
+        yield

@@ -1,0 +1,102 @@
+"""Receipts: what a hospital says of a released model, in its own steps, signed with its own key."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import Field
+
+from medsilo.extend import Judged, MedsiloError, Section, package_facts
+from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
+from medsilo_release.signed import canonical, fingerprint, read_signed, write_signed
+
+MOST_RECEIPTS = 4096
+Hospital = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class Receipt(Section):
+    """One hospital's word on one release."""
+
+    form: Literal[1] = 1
+    release: Hash
+    hospital: Hospital
+    made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    package: PackageFacts  # that tested it
+    metric: Word
+    score: Share | None  # None: fewer test cases than the hospital tells a score of
+    cases: Annotated[int, Field(ge=0, le=10**9)] | None  # in the hospital's steps
+
+
+@dataclass
+class Merged:
+    """The receipts that count, by hospital, and those that don't, each with the reason."""
+
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)  # the fingerprint by hospital
+    refused: dict[str, str] = field(default_factory=dict)  # by the file's name
+
+
+def write_receipt(release: Release, found: Judged, hospital: str, folder: Path, key: Ed25519PrivateKey) -> Path:
+    """Write what a hospital tells of a release, and return where."""
+    receipt = Receipt(
+        release=release.hash,
+        hospital=hospital,
+        made=f"{datetime.now(UTC):%Y-%m-%d}",
+        package=PackageFacts(**package_facts()),
+        metric=release.manifest.metric,
+        score=found.told["test"],
+        cases=found.told["test_cases"],
+    )
+    path = folder / f"{hospital}-{release.hash[:12]}.receipt"
+    write_signed(path, receipt, key)
+    return path
+
+
+def merged(release: Release, files: Sequence[Path], known: Mapping[str, str] | None = None) -> Merged:
+    """Read the receipts of a release. known: the fingerprint that each hospital's key must have; others are refused."""
+    if len(files) > MOST_RECEIPTS:
+        raise MedsiloError(f"{len(files)} receipts; give {MOST_RECEIPTS} at most")
+    result, seen, by_hospital = Merged(), set[str](), dict[str, list[tuple[str, Receipt, str]]]()
+    for path in sorted(files, key=lambda path: (path.name, path)):
+        try:
+            receipt, key = read_signed(path, Receipt)
+            told = hashlib.sha256(canonical(receipt.model_dump(mode="json"))).hexdigest()
+            if receipt.release != release.hash:
+                raise MedsiloError(f"it is of another release ({receipt.release[:12]})")
+            if receipt.metric != release.manifest.metric:
+                raise MedsiloError(f"it tells {receipt.metric[:40]}, and the release is measured by another")
+            if known is not None and known.get(receipt.hospital) != fingerprint(key):
+                raise MedsiloError(f"its key {fingerprint(key)} is not the one that is known of {receipt.hospital}")
+            if told in seen:
+                raise MedsiloError("it is there twice")
+            seen.add(told)
+            by_hospital.setdefault(receipt.hospital, []).append((path.name, receipt, fingerprint(key)))
+        except MedsiloError as error:
+            result.refused[_free(path.name, result.refused)] = str(error)
+    for hospital, several in by_hospital.items():
+        if len(several) > 1:
+            why = f"{hospital} has {len(several)} different receipts; ask it which one counts, and leave the others out"
+            result.refused |= {_free(name, result.refused): why for name, _, _ in several}
+        else:
+            [(_, result.receipts[hospital], result.keys[hospital])] = several
+    return result
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    """Return a name under which no other file of that name stands."""
+    return next(own for own in (name, *(f"{name} ({n})" for n in range(2, MOST_RECEIPTS + 2))) if own not in taken)
+
+
+def known_keys(path: Path) -> dict[str, str]:
+    """Return the fingerprint of each hospital's key from lines "hospital fingerprint"."""
+    try:
+        lines = [line.split() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"--keys cannot be read ({type(error).__name__})", str(path)) from error
+    if wrong := next((number for number, line in enumerate(lines, 1) if len(line) != 2), None):
+        raise MedsiloError(f"--keys: line {wrong} is not 'hospital fingerprint'", str(path))
+    return {hospital: told.lower() for hospital, told in lines}

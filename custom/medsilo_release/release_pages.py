@@ -1,0 +1,122 @@
+"""The pages: a hospital's own, and the lead's of all receipts."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medsilo.extend import (
+    Judged,
+    Scores,
+    between,
+    cell,
+    compare,
+    fill,
+    interval_of,
+    interval_over,
+    picture_of,
+    save,
+    shown,
+)
+from medsilo_release.receipts import Merged
+from medsilo_release.release_folder import Release
+from medsilo_release.signed import fingerprint
+
+HERE = Path(__file__).parent
+LIMITS = (
+    "A score is over this hospital's cases alone, and says nothing of others.",
+    "Whoever gives cases with wrong labels gets wrong scores: look at the pictures, and at how cases were chosen.",
+    "A receipt says who signed it. Whether that hospital tested as it says, nobody can see from it.",
+)
+
+
+def scores_of(measures: Any, metric: str, patients: Sequence[str]) -> Scores:
+    """Return the scores of single cases with their patients."""
+    return Scores(np.asarray(measures[metric], float), np.unique(patients, return_inverse=True)[1])
+
+
+def write_validation(releases: Sequence[Release], found: Sequence[Judged], site: str, folder: Path) -> Path:
+    """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
+    metric, rows, own = releases[0].manifest.metric, [], []
+    for release, judged in zip(releases, found, strict=True):
+        scores, people = scores_of(judged.measures, metric, judged.patients), len(set(judged.patients))
+        own.append(scores)
+        sure = interval_over(metric, scores, partial(dict, judged.measures))
+        rows.append(
+            (
+                (release.folder.name, f"release {release.hash[:12]}"),
+                [
+                    cell(float(scores.values.mean())),
+                    cell(None, between(sure) or "too few patients"),
+                    cell(scores.cases, shown(scores.cases)),
+                    cell(people, shown(people)),
+                    cell(judged.told["test"], None if judged.told["test"] is not None else "not told"),
+                ],
+            )
+        )
+    first = rows[0][1][0]["text"]
+    headline = f"Here the model has a {metric} of {first} over {own[0].cases} cases."
+    if len(own) > 1:
+        told = compare([{site: own[1]}], [{site: own[0]}])
+        headline = (
+            f"On the same patients {releases[1].folder.name} is {100 * told.mean:+.1f} points from "
+            f"{releases[0].folder.name} ({100 * told.low:+.1f} to {100 * told.high:+.1f})."
+        )
+    pictures = [(path.stem.removeprefix("test-"), picture_of(path)) for path in sorted(folder.glob("**/test-*.png"))]
+    page = fill(
+        "validation.html",
+        f"A released model at {site}",
+        HERE,
+        context=f"{releases[0].manifest.title}; signed by {fingerprint(releases[0].lead)}",
+        **_answer(headline),
+        rows=rows,
+        study=_study(releases[0]),
+        pictures=[pair for pair in pictures if pair[1]],
+        metric=metric,
+    )
+    return save(page, folder / "validation.html")
+
+
+def write_merged(release: Release, merged: Merged, page: Path) -> Path:
+    """Write the lead's page: hospitals side by side, beside the study's own, and what was refused."""
+    told = [one for one in merged.receipts.values() if one.score is not None]
+    mean = sum(one.score or 0 for one in told) / len(told) if told else None
+    metric = release.manifest.metric
+    headline = f"{len(merged.receipts)} hospitals tested the model; none tells a score."
+    if mean is not None:
+        low = min(told, key=lambda one: one.score or 0)
+        headline = (
+            f"Over {len(told)} hospitals that did not train it, the model has a mean {metric} of {mean:.3f}; "
+            f"the lowest is {low.score:.3f} at {low.hospital}."
+        )
+    rows = [(one.hospital, _told(metric, one.score, one.cases)) for _, one in sorted(merged.receipts.items())]
+    filled = fill(
+        "receipts.html",
+        f"Receipts of {release.folder.name}",
+        HERE,
+        context=f"Release {release.hash[:12]} of {release.manifest.made}",
+        **_answer(headline),
+        rows=rows,
+        keys=sorted(merged.keys.items()),
+        study=_study(release),
+        refused=sorted(merged.refused.items()),
+        metric=metric,
+    )
+    return save(filled, page)
+
+
+def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:
+    low_high = interval_of(metric, score, cases or 0) if score is not None else None
+    text = None if score is not None else "not told"
+    return [cell(score, text), cell(None, between(low_high) or "–"), cell(cases, shown(cases))]
+
+
+def _study(release: Release) -> list[tuple[str, list[dict[str, Any]]]]:
+    metric = release.manifest.metric
+    return [(site, _told(metric, own.score, own.cases)) for site, own in sorted(release.manifest.study.items())]
+
+
+def _answer(headline: str) -> dict[str, Any]:
+    return {"answer": {"headline": headline, "remarks": ()}, "notices": [], "checks": [], "limits": LIMITS}

@@ -1,0 +1,114 @@
+"""The commands after a study: release, validate, receipts merge."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medsilo.extend import Command, MedsiloError, Screen, options
+
+KEY = Path("~/.config/medsilo/signing.pem")
+MOST_COMPARED = 2
+Key = Annotated[Path, typer.Option(metavar="FILE", help="the Ed25519 key that signs; one is made where there is none")]
+Lead = Annotated[str, typer.Option(metavar="FINGERPRINT", help="refuse releases that another key signed")]
+
+
+def release(
+    screen: Screen,
+    runs: Annotated[list[Path], typer.Argument(help="a run's folder; of several the models answer together")],
+    *,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="the release")] = Path("release"),
+    site: Annotated[str, typer.Option(metavar="HOSPITAL", help="whose own model, where each has one")] = "",
+    after: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="the release whose place it takes; says what changed")
+    ] = None,
+    key: Key = KEY,
+) -> int:
+    """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo validate`.
+
+    It holds the model, its plan and its card, with the scores that hospitals told. Tell the hospitals the fingerprint
+    of your key by another way than the folder.
+    """
+    from medsilo_release.release_folder import Release, write_release
+    from medsilo_release.signed import fingerprint, own_key
+
+    with screen.busy("releasing"):
+        old = Release.open(after) if after else None
+        made = write_release(runs, site, out, own_key(key.expanduser()), old)
+    screen.say(f"release: {out}\nsigned by {fingerprint(made.lead)}; at a hospital: medsilo validate {out} --data DATA")
+    screen.answer(release=out, hash=made.hash, key=fingerprint(made.lead))
+    return 0
+
+
+def validate(
+    screen: Screen,
+    releases: Annotated[list[Path], typer.Argument(help="a release; two are compared on the same patients")],
+    *,
+    data: options.Data = None,
+    site_config: options.SiteConfig = None,
+    hospital: Annotated[str, typer.Option("--as", metavar="NAME", help="this hospital's name")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FOLDER", help="where page and receipts are written")
+    ] = Path("validation"),
+    lead: Lead = "",
+    device: options.Device = None,
+    key: Key = KEY,
+) -> int:
+    """Test a released model on this hospital's own patients: no kit, no network and no account are needed.
+
+    All cases are tested. The page, with its pictures, stays here. The receipt tells the score in this hospital's own
+    steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
+    """
+    screen.begin(f"reading {', '.join(map(str, releases))}")
+    from medsilo.extend import judged, settings_of
+    from medsilo_release.receipts import write_receipt
+    from medsilo_release.release_folder import Release
+    from medsilo_release.release_pages import write_validation
+    from medsilo_release.signed import fingerprint, own_key, public_bytes
+
+    if len(releases) > MOST_COMPARED:
+        raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
+    opened = [Release.open(folder, lead) for folder in releases]
+    settings = settings_of(device, data, site_config, pictures=True)
+    with screen.busy("testing"):
+        found = judged([one.source() for one in opened], hospital, settings, out, f"release {opened[0].hash[:12]}")
+    page = write_validation(opened, found, hospital, out)
+    signing = own_key(key.expanduser())
+    receipts = [write_receipt(*pair, hospital, out, signing) for pair in zip(opened, found, strict=True)]
+    screen.say(f"page, which stays here: {page}")
+    for receipt in receipts:
+        screen.say(f"receipt, for the lead: {receipt}")
+    screen.answer(page=page, receipts=receipts, key=fingerprint(public_bytes(signing)))
+    return 0
+
+
+def merge(
+    screen: Screen,
+    receipts: Annotated[list[Path], typer.Argument(help="the hospitals' receipts")],
+    *,
+    of: Annotated[Path, typer.Option("--release", metavar="FOLDER", help="the release that they are of")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="the page")] = Path("receipts.html"),
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="lines 'hospital fingerprint'; receipts of other keys don't count"),
+    ] = None,
+) -> int:
+    """Put the receipts of a release on one page: hospitals side by side, and which receipts do not count, and why."""
+    from medsilo_release.receipts import known_keys, merged
+    from medsilo_release.release_folder import Release
+    from medsilo_release.release_pages import write_merged
+
+    release = Release.open(of)
+    found = merged(release, receipts, known_keys(keys) if keys else None)
+    page = write_merged(release, found, out)
+    for name, why in sorted(found.refused.items()):
+        screen.say(f"does not count: {name}: {why}")
+    screen.say(f"page: {page}")
+    screen.answer(page=page, hospitals=sorted(found.receipts), refused=found.refused)
+    return 1 if found.refused else 0
+
+
+ENGINEER, LEAD = "For a hospital's engineer", "For a consortium's lead"
+RELEASE = Command(release, "runs/study -o release", LEAD)
+VALIDATE = Command(validate, "release --as st-anna --data /data/prostate", ENGINEER)
+MERGE = Command(merge, "*.receipt --release release", LEAD, of="receipts")
