@@ -81,7 +81,8 @@ def as_jsonld(case: Case, parts: Sequence[Part]) -> str:
 def _entry(case: Case, entry: Entry, kind: str) -> Node:
     when, narrower = NARROWER.get(entry.key, ("", ""))
     kinds = [kind, narrower] if when and when not in case.lacks else [kind]
-    kinds += ["pd:MedicalHealth"] if entry.key == "data" and not case.synthetic else []
+    if entry.key == "data":
+        kinds = ["dpv:SyntheticData"] if case.synthetic else [kind, "pd:MedicalHealth"]
     node: Node = {"@id": name_of(case, entry.key), "@type": kinds, "dct:title": entry.title}
     if entry.says:
         node["dct:description"] = list(entry.says)
