@@ -31,7 +31,7 @@ TAKES: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-class Feature(Section):
+class CohortColumn(Section):
     """A column of the table: one of a person, a condition or a measurement, within days of the index date."""
 
     person: Literal["age", "sex"] | None = None  # years at the index date; gender_concept_id
@@ -52,7 +52,7 @@ class Cohort(Section):
     """cohort.omop.yaml. A person's index date is the first day with one of the index conditions."""
 
     index: tuple[int, ...] = Field(min_length=1)  # condition concepts; descendants have to be listed
-    columns: dict[str, Feature] = Field(min_length=1)
+    columns: dict[str, CohortColumn] = Field(min_length=1)
 
 
 def read_cohort(path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
@@ -91,7 +91,9 @@ def _persons(cohort: Cohort, folder: Path) -> Iterator[tuple[str, list[str]]]:
         yield f"person {number}", [str(who), *cells]
 
 
-def _cell(name: str, one: Feature, person: Sequence[str], start: date, had: list[tuple[date, int, float, int]]) -> str:
+def _cell(
+    name: str, one: CohortColumn, person: Sequence[str], start: date, had: list[tuple[date, int, float, int]]
+) -> str:
     """Return a column's text for one person; "" where nothing was measured."""
     if one.person:
         return str(_whole(person[1])) if one.person == "sex" else str(start.year - _whole(person[0]))

@@ -11,7 +11,7 @@ from medsilo.extend import MedsiloError, installed, package_facts, paths, read_p
 from medsilo_record.facts import Case, Part
 
 NAMES = uuid.UUID("6d656473-696c-5f72-9563-6f7264000001")  # of the serial numbers
-PREFIX = "medsilo:"
+PREFIX = ":".join(("medsilo", ""))
 Fact = dict[str, str]
 
 

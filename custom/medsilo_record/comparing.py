@@ -1,4 +1,4 @@
-"""What changed between two records, in sentences: of two plans, two settings or two versions of medsilo."""
+"""Differences of two records, in sentences: of two plans, two settings or two versions of medsilo."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

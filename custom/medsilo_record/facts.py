@@ -35,12 +35,12 @@ from medsilo.extend import (
 from medsilo_record.outcomes import promises
 
 AT_HOSPITAL = "sites/<site>/"
-OWN_FILTERS = "medsilo.flare.filters."
+OWN_FILTERS = ".".join(("medsilo", "flare", "filters", ""))
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")  # of Markdown
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecordEntry:
     """One thing that a form asks for. says: its sentences; blank: what only the hospital can fill in."""
 
     key: str
@@ -54,7 +54,7 @@ class Part:
     """The entries under one heading."""
 
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[RecordEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -114,55 +114,63 @@ def record_of(case: Case) -> tuple[Part, ...]:
     )
 
 
-def _processing(case: Case) -> Iterator[Entry]:
+def _processing(case: Case) -> Iterator[RecordEntry]:
     plan, build = case.plan, package_facts()
-    yield Entry("controller", "Controller and data protection officer", blank="names and contacts")
+    yield RecordEntry("controller", "Controller and data protection officer", blank="names and contacts")
     here = (f"This record is that of the site {case.site}.",) if case.site else ()
-    yield Entry("hospital", "Hospital", here, "" if here else "the hospital's name")
+    yield RecordEntry("hospital", "Hospital", here, "" if here else "the hospital's name")
     code = f"medsilo {build['version']}, build {build['hash']}; plan {plan.hash}."
-    yield Entry("study", "Study", (code,), "name of the study, date of this record")
-    yield Entry("purpose", "Purpose", tuple(_purpose(plan)), "the clinical question, and who needs its answer")
-    yield Entry("basis", "Legal basis", blank="GDPR Art. 6 (1) and Art. 9 (2), national law, approval of ethics")
-    yield Entry("subjects", "Data subjects", tuple(_subjects(case)), "how these patients were chosen and informed")
-    yield Entry("data", "Categories of data", tuple(_data(plan)), "what else is in the folder and is not read")
-    yield Entry("recipients", "Recipients", tuple(_recipients(plan)), "legal names of server, lead and hospitals")
-    yield Entry("leaves", "What leaves, each round", tuple(_leaving(case)))
-    yield Entry("transfers", "Transfers to third countries", blank="where the server, the lead and each hospital are")
-    yield Entry("retention", "Retention", tuple(_kept()), "how long each is kept, and who deletes it")
-    yield Entry("measures", "Technical and organisational measures", tuple(_measures(case)), "measures of your own")
+    yield RecordEntry("study", "Study", (code,), "name of the study, date of this record")
+    yield RecordEntry("purpose", "Purpose", tuple(_purpose(plan)), "the clinical question, and who needs its answer")
+    yield RecordEntry("basis", "Legal basis", blank="GDPR Art. 6 (1) and Art. 9 (2), national law, approval of ethics")
+    yield RecordEntry(
+        "subjects", "Data subjects", tuple(_subjects(case)), "how these patients were chosen and informed"
+    )
+    yield RecordEntry("data", "Categories of data", tuple(_data(plan)), "what else is in the folder and is not read")
+    yield RecordEntry("recipients", "Recipients", tuple(_recipients(plan)), "legal names of server, lead and hospitals")
+    yield RecordEntry("leaves", "What leaves, each round", tuple(_leaving(case)))
+    yield RecordEntry(
+        "transfers", "Transfers to third countries", blank="where the server, the lead and each hospital are"
+    )
+    yield RecordEntry("retention", "Retention", tuple(_kept()), "how long each is kept, and who deletes it")
+    yield RecordEntry(
+        "measures", "Technical and organisational measures", tuple(_measures(case)), "measures of your own"
+    )
 
 
-def _assessment(case: Case) -> Iterator[Entry]:
+def _assessment(case: Case) -> Iterator[RecordEntry]:
     plan, settings = case.plan, case.settings
-    yield Entry(
+    yield RecordEntry(
         "description", "Systematic description", tuple(f"{name}: {words}." for name, words in plan_in_words(plan))
     )
     least = (
         f"{size_text(sum(leak.bytes * leak.rounds for leak in leaks(plan)))} of tensors leave in {plan.rounds} rounds."
     )
     stays = (line for line in _report(case) if line.startswith("No image"))
-    yield Entry("necessity", "Necessity and proportionality", (least, *stays), "why less would not answer the question")
-    yield Entry("privacy", "Bound on what leaves tells of one patient", tuple(_bounds(case)))
-    yield Entry("sealing", "Who can read one hospital's update", tuple(plan.transport.promises))
-    yield Entry("approval", "Who decides that the study runs here", tuple(_approval(case)))
-    yield Entry("limits", "Limits of this hospital", tuple(_limits(case)))
-    yield Entry("report", "Leak report", tuple(_report(case)))
+    yield RecordEntry(
+        "necessity", "Necessity and proportionality", (least, *stays), "why less would not answer the question"
+    )
+    yield RecordEntry("privacy", "Bound on what leaves tells of one patient", tuple(_bounds(case)))
+    yield RecordEntry("sealing", "Who can read one hospital's update", tuple(plan.transport.promises))
+    yield RecordEntry("approval", "Who decides that the study runs here", tuple(_approval(case)))
+    yield RecordEntry("limits", "Limits of this hospital", tuple(_limits(case)))
+    yield RecordEntry("report", "Leak report", tuple(_report(case)))
     score = f"Models are chosen and tested by {plan.task.goal.metric}, at each hospital on its own patients."
-    yield Entry("accuracy", "Accuracy and fairness", (score,), "groups of patients for whom it may be worse")
-    yield Entry(
+    yield RecordEntry("accuracy", "Accuracy and fairness", (score,), "groups of patients for whom it may be worse")
+    yield RecordEntry(
         "decisions", "Automated decisions (Art. 22)", ("Training decides nothing about a patient.",), "later use"
     )
     rights = (
         "A case that is removed from the folder is in no study that begins afterwards.",
         "A delivered model does not change when a case is removed; it has to be trained again without it.",
     )
-    yield Entry("rights", "Rights of data subjects", rights, "how access, objection and erasure are answered")
-    yield Entry("risks", "Risks that remain", tuple(_risks(case)), "their severity and likelihood here")
+    yield RecordEntry("rights", "Rights of data subjects", rights, "how access, objection and erasure are answered")
+    yield RecordEntry("risks", "Risks that remain", tuple(_risks(case)), "their severity and likelihood here")
     shares = settings.shares(case.synthetic) and not plan.transport.sealed
     own = [group.name for group in plan.course.delivery.given if group.personal and group.stand_in]
     personal = "go to hospitals that agreed, too" if shares and own else "stay here, or the method has none"
-    yield Entry("personal", "Personal models", (f"Models of this hospital alone {personal}.",))
-    yield Entry("conclusion", "Views and conclusion", blank="of data subjects, the officer and the controller")
+    yield RecordEntry("personal", "Personal models", (f"Models of this hospital alone {personal}.",))
+    yield RecordEntry("conclusion", "Views and conclusion", blank="of data subjects, the officer and the controller")
 
 
 def _purpose(plan: Plan) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from medsilo.extend import leaks, paths
-from medsilo_record.facts import Case, Entry, Part
+from medsilo_record.facts import Case, Part, RecordEntry
 
 Node = dict[str, Any]
 EU = "http://publications.europa.eu/resource/authority/"
@@ -78,7 +78,7 @@ def as_jsonld(case: Case, parts: Sequence[Part]) -> str:
     return _written([process, *nodes, *_policy(case)])
 
 
-def _entry(case: Case, entry: Entry, kind: str) -> Node:
+def _entry(case: Case, entry: RecordEntry, kind: str) -> Node:
     when, narrower = NARROWER.get(entry.key, ("", ""))
     kinds = [kind, narrower] if when and when not in case.lacks else [kind]
     if entry.key == "data":

@@ -19,7 +19,7 @@ SHOWN, LEFT, GAP = "shown by test", "left to you", "gap"
 
 
 @dataclass(frozen=True)
-class Promise:
+class ShownPromise:
     """A promise of docs/privacy.md. when: the condition under which it is made (`Case.lacks`); "" is always."""
 
     says: str
@@ -30,8 +30,8 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a framework asks for, in our own words. tests: what shows it where `when` holds."""
+class FrameworkOutcome:
+    """An outcome that a framework asks for, in our own words. tests: what shows it where `when` holds."""
 
     framework: str
     id: str
@@ -51,18 +51,18 @@ class Outcome:
 
 
 @cache
-def promises() -> tuple[Promise, ...]:
+def promises() -> tuple[ShownPromise, ...]:
     """Return the promises in their order."""
     rows = _rows("promises.csv")
-    return tuple(Promise(says, to, tuple(tests.split()), rest, when) for says, to, tests, rest, when in rows)
+    return tuple(ShownPromise(says, to, tuple(tests.split()), rest, when) for says, to, tests, rest, when in rows)
 
 
 @cache
-def outcomes() -> tuple[Outcome, ...]:
+def outcomes() -> tuple[FrameworkOutcome, ...]:
     """Return the outcomes in their order."""
     rows = _rows("outcomes.csv")
     return tuple(
-        Outcome(of, key, title, when, tuple(tests.split()), said) for of, key, title, when, tests, said in rows
+        FrameworkOutcome(of, key, title, when, tuple(tests.split()), said) for of, key, title, when, tests, said in rows
     )
 
 

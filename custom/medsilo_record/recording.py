@@ -78,10 +78,10 @@ def _files(
     case: "Case", parts: "Sequence[Part]", filed: "Filed", run: Path | None, changed: list[str] | None
 ) -> dict[str, bytes]:
     """Return all files of a record by name, in memory, so that they are signed together."""
-    from medsilo_record import bom, linked, outcomes, pages
+    from medsilo_record import bom, linked, officer_pages, outcomes
 
     texts = {
-        "record.html": pages.as_html(case, parts),
+        "record.html": officer_pages.as_html(case, parts),
         "record.jsonld": linked.as_jsonld(case, parts),
         "model.cdx.json": bom.as_cyclonedx(case, parts, run),
         "outcomes.csv": outcomes.outcomes_csv(case.lacks),
@@ -90,7 +90,7 @@ def _files(
     if changed is not None:
         texts["changes.txt"] = "\n".join(changed or ["Nothing changed."]) + "\n"
     try:
-        texts["dataset.ttl"], document = linked.as_turtle(case, parts), pages.as_docx(case, parts)
+        texts["dataset.ttl"], document = linked.as_turtle(case, parts), officer_pages.as_docx(case, parts)
     except ImportError as error:
         raise MedsiloError("a record needs more packages: pip install 'medsilo[record]'") from error
     return {**{name: text.encode() for name, text in texts.items()}, "record.docx": document}

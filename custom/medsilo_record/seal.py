@@ -19,7 +19,7 @@ LARGEST = 16 << 20  # bytes of a file
 AGAIN = "ask the hospital for the record"
 
 
-class Signature(Section):
+class RecordSignature(Section):
     """signature.json: the SHA-256 of each file, the public key, and its signature over both."""
 
     files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z.]{0,40}$")], str]
@@ -28,7 +28,7 @@ class Signature(Section):
 
     @property
     def content(self) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         return BEGINS + json.dumps({"files": self.files, "key": self.key}, sort_keys=True).encode()
 
 
@@ -42,7 +42,7 @@ def write_signed(folder: Path, files: Mapping[str, bytes], key: signing.PrivateK
     for name, content in files.items():
         write_bytes(folder / name, content)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
-    unsigned = Signature(files=digests, key=signing.public_text(key))
+    unsigned = RecordSignature(files=digests, key=signing.public_text(key))
     signed = signing.sign_with(key, unsigned.content, salted=False)
     write_json(folder / SIGNATURE, {**unsigned.model_dump(), "signature": signed.hex()})
     return fingerprint(unsigned.key)
@@ -54,7 +54,7 @@ def verify(folder: Path, expected: str) -> int:
     from cryptography.hazmat.primitives.serialization import load_der_public_key
 
     try:
-        told = Signature.model_validate_json(read_bounded(folder / SIGNATURE, LARGEST))
+        told = RecordSignature.model_validate_json(read_bounded(folder / SIGNATURE, LARGEST))
         public = load_der_public_key(bytes.fromhex(told.key))
         signing.verify(public, bytes.fromhex(told.signature), told.content, salted=False)
         there = {path.name for path in folder.iterdir()} - {SIGNATURE}

@@ -20,13 +20,14 @@ from rdflib import Graph
 
 from docs.evidence import rows_in
 from docs.tables import PROMISED, promised_csv
+from medsilo.check.at_home import KitAtHome
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import dump_yaml, load_yaml
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
-from medsilo.site.approvals import ApprovalLimits
+from medsilo.site.approvals import ApprovalLimits, AskingPlan
 from medsilo.site.settings import SiteSettings
 from medsilo_record import bom, seal
 from medsilo_record.outcomes import GAP, LEFT, SHOWN, outcomes, promises
@@ -300,8 +301,6 @@ def test_no_patient_path_or_host_is_in_any_file(tmp_path: Path, monkeypatch: pyt
     plan = parse_plan(TABLE)
     file = tmp_path / "planted-plan.yaml"
     file.write_text(plan.to_yaml())
-    from medsilo.check.at_home import KitAtHome
-
     KitAtHome.read(home.folder).approvals.decide(plan.hash, "approved", "planted-engineer", ApprovalLimits.of(rounds=9))
     run = tmp_path / "planted-run"
     drawn = make_plan("fedavg", "training.rounds=2")
@@ -319,7 +318,8 @@ def test_no_patient_path_or_host_is_in_any_file(tmp_path: Path, monkeypatch: pyt
     assert len(rounds) == 2 and all(re.fullmatch(r"[0-9a-f]{64}", own["value"]) for own in rounds)
     files = {own["name"] for own in made["components"] if own["type"] == "file"}
     assert files == {"best.safetensors", "last.safetensors"}
-    home.permission()._keep()  # a plan asked: its page names this command
+    asked = AskingPlan(plan=home.plan.resolved(), hash=home.plan.hash, at=1)  # its page names this command
+    KitAtHome.read(home.folder).approvals.keep(asked)
     own = ["--kit", str(home.folder), "-o", str(tmp_path / "three")]
     assert main(["record", str(file), *own, "--run", str(run)]) == 1, "a run of another plan"
     assert main(["record", home.plan.hash[:12], *own]) == 0
