@@ -236,7 +236,6 @@ DAMAGE: dict[str, tuple[Callable[[list[Path]], None], str]] = {  # by name: what
     "localiser": (_all({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}), "derived, secondary or localiser"),
     "no position": (_one_of({"ImagePositionPatient": None}), "don't say where"),
     "no spacing": (_all({"PixelSpacing": None}), "don't say where"),
-    "no frame": (_all({"FrameOfReferenceUID": None}), "don't say where"),
     "no unit": (_all({"RescaleSlope": None}), "lack rescale slope"),
     "colour": (_all({"PhotometricInterpretation": "RGB", "SamplesPerPixel": 3}), "in colour"),
     "multi-frame": (_all({"NumberOfFrames": 3}), "not slices of CT"),

@@ -105,6 +105,7 @@ PLUGINS = {
     "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",
     "medsilo_release": "after a study: a signed folder with its model, tests elsewhere, and their receipts",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
+    "medsilo_statistics": "exact statistics over hospitals before a study, of sealed sums",
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.

@@ -49,10 +49,14 @@ else:
         """Import a public name when it is first used."""
         from importlib import import_module
 
-        if name not in _PLACES:
-            raise AttributeError(f"module 'medsilo' has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_PLACES[name]), name)
-        return found
+        if name in _PLACES:
+            found = globals()[name] = getattr(import_module(_PLACES[name]), name)
+            return found
+        from importlib.metadata import entry_points
+
+        for brought in () if name.startswith("_") else entry_points(group="medsilo.python", name=name):
+            return brought.load()
+        raise AttributeError(f"module 'medsilo' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

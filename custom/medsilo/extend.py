@@ -80,7 +80,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
     from medsilo.federation.pool import POOL
     from medsilo.federation.private_numbers import WHAT, how_told
-    from medsilo.federation.protection import SHARES, book_of, read_for
+    from medsilo.federation.protection import SHARES, read_for
     from medsilo.federation.sealed.identity import KitFiles, key_of
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Outgoing, Receive
@@ -91,6 +91,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.network import NORM, Dimensions
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
+    from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.agreed import stricter
     from medsilo.report.findings import Answer
     from medsilo.report.formats import between, cell, shown

@@ -44,8 +44,7 @@ def _structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str, Any]]
     there = {header.instance for header in series.slices}
     for drawn in elements.get("ROIContourSequence") or ():
         roi = rois[int(drawn.ReferencedROINumber)]
-        if str(roi.get("ReferencedFrameOfReferenceUID", series.frame_of_reference)) != series.frame_of_reference:
-            raise DataError("contours lie in another frame of reference than their series")
+        series.refuse_elsewhere(roi.get("ReferencedFrameOfReferenceUID", series.frame_of_reference), "contours")
         contours = drawn.get("ContourSequence") or ()
         named = {
             str(image.ReferencedSOPInstanceUID)

@@ -29,7 +29,7 @@ from medsilo.extend import (
 )
 from medsilo_dicom.contours import mask_of_contours
 from medsilo_dicom.dicom_scans import mask_as_scanned, scan_of_series
-from medsilo_dicom.header import STRUCTURES, Header, library, read_header
+from medsilo_dicom.header import STRUCTURES, Header, library, read_headers
 from medsilo_dicom.segments import mask_of_segmentation
 from medsilo_dicom.series import ImageSeries, make_series, read_again
 from medsilo_dicom.tree import Tree, read_tree
@@ -42,6 +42,7 @@ SEVERAL = "series have several segmentations or sets of contours; keep one, or n
 UNLABELLED = "series have no label: no segmentation and no contours refer to them"
 DAMAGED = "segmentations or contours are damaged; copy or export them again"
 NOBODY = "series have no PatientID, so that one patient's might train and test; give one (a pseudonym) or data.patient"
+NO_FRAME = "series have no frame of reference, as de-identifiers leave them; look whether labels lie where they should"
 IDENTIFIED = "series have headers that tell who a patient is; no header is kept by training, and none leaves"
 
 
@@ -130,8 +131,9 @@ class DicomFolder(VolumeFolder):
             listing.add("left out", str(error), [f"{name} {error.private}".strip()])
             return
         label: Path | str = annotations[0].path if self.segments else place.parts[0] if place.parts else ""
-        files = tuple(header.path for header in series.slices)
-        listing.entries.append(Entry(name, files, label, headers[0].patient))
+        if not series.frame_of_reference:
+            listing.add("note", NO_FRAME, [name])
+        listing.entries.append(Entry(name, series.files, label, headers[0].patient))
 
 
 def _narrow(tree: Tree, names: Mapping[Path, str], source: DataSource) -> None:
@@ -179,10 +181,10 @@ class SeriesReader:
 
     def mask(self, scan: Scan, path: Path) -> np.ndarray:
         series: ImageSeries = scan.source
-        header = read_header(path)
-        if header is None or header.wrong:
+        headers = read_headers(path)
+        if not headers or headers[0].wrong:
             raise DataError(DAMAGED, str(path))
-        read = mask_of_contours if header.kind == STRUCTURES else mask_of_segmentation
+        read = mask_of_contours if headers[0].kind == STRUCTURES else mask_of_segmentation
         return mask_as_scanned(read(path, series, self._number), series)
 
     def _number(self, name: str) -> int:

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 from medsilo.extend import DEFLATED, MedsiloError, tags_in
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
-SLICES = (CT, MR, PET)  # classes of objects that are one slice of a volume
+ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
+    *("1.2.840.10008.5.1.4.1.1.4.1", "1.2.840.10008.5.1.4.1.1.4.4"),
+    *("1.2.840.10008.5.1.4.1.1.2.1", "1.2.840.10008.5.1.4.1.1.2.2"),
+    *("1.2.840.10008.5.1.4.1.1.130", "1.2.840.10008.5.1.4.1.1.128.1"),
+)
+SLICES = (CT, MR, PET, *ENHANCED)  # classes of objects that are slices of a volume
+UNITLESS = (MR, *ENHANCED[:2])
 SEGMENTATIONS = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 STRUCTURES = "1.2.840.10008.5.1.4.1.1.481.3"  # contours (RTSTRUCT)
 PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes without compression
@@ -22,6 +28,7 @@ PACKED = (  # and with one that can be undone here: RLE, JPEG of 8 and 12 bits, 
     *(f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)),
 )
 LARGEST = 1 << 30  # bytes of a file
+FRAMES = 1 << 16  # of a file
 SIDE = 8192  # pixels along an axis of a slice
 
 # Elements that must be the same in all slices of a series: where one differs, two volumes lie in it.
@@ -29,6 +36,20 @@ ALIKE = (
     *("PatientID", "StudyInstanceUID", "FrameOfReferenceUID", "Modality", "SOPClassUID", "ImageType", "EchoTime"),
     *("EchoNumbers", "InversionTime", "TemporalPositionIdentifier", "DiffusionBValue", "ConvolutionKernel"),
     *("ContrastBolusAgent", "NominalPercentageOfCardiacPhase", "Units", "KVP"),
+)
+# And those that frames of one file may say each of its own: their group, and their name in it.
+ALIKE_FRAMES = (
+    *(("FrameContentSequence", "StackID"), ("FrameContentSequence", "TemporalPositionIndex")),
+    *((f"{kind}FrameTypeSequence", "FrameType") for kind in ("MRImage", "CTImage", "PET")),
+    *(("MREchoSequence", "EffectiveEchoTime"), ("MRDiffusionSequence", "DiffusionBValue")),
+    *(("MRModifierSequence", "InversionTimes"), ("CTReconstructionSequence", "ConvolutionKernel")),
+    ("CardiacSynchronizationSequence", "NominalPercentageOfCardiacPhase"),
+)
+PLACES = (  # elements that say where a frame lies, and what its values mean: their group, and their names in it
+    ("PlaneOrientationSequence", ("ImageOrientationPatient",)),
+    ("PlanePositionSequence", ("ImagePositionPatient",)),
+    ("PixelMeasuresSequence", ("PixelSpacing",)),
+    ("PixelValueTransformationSequence", ("RescaleSlope", "RescaleIntercept")),
 )
 # Elements that tell who a patient is, or lead there (the direct identifiers of PS3.15, table E.1-1).
 IDENTIFIERS = (
@@ -47,15 +68,17 @@ OTHERS = (
     *("GantryDetectorTilt", "RescaleSlope", "RescaleIntercept", "BurnedInAnnotation"),
     *("ReferencedSeriesSequence", "ReferencedFrameOfReferenceSequence"),
 )
-NOT_SLICES = "series are not slices of CT, MR or PET, one for each file; export multi-frame (Enhanced) objects as such"
+NOT_SLICES = "series are not slices of CT, MR or PET, one for each file or many in an Enhanced one; export those"
 SECONDARY = "series are derived, secondary or localiser images; take the original ones"
+
+STRANGE = "series have headers that no slice has; export them again"
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One file. `wrong`: why it can't be a slice of a volume, in one line; empty where it can."""
+    """One file, or one frame of it. `wrong`: why it can't be a slice of a volume, in one line; empty where it can."""
 
     path: Path
     kind: str  # the UID of its class
@@ -69,6 +92,8 @@ class Header:
     position: tuple[float, ...] = ()
     spacing: tuple[float, ...] = ()  # between rows, between columns
     tilt: float = 0.0
+    scale: tuple[float, float] = (1.0, 0.0)  # slope and intercept
+    frame: int = 0  # its place in the file
     identifiers: frozenset[str] = frozenset()
     burned_in: bool = False
     refers: frozenset[str] = frozenset()  # series that a segmentation or contours belong to
@@ -87,32 +112,57 @@ def library() -> Any:
     return pydicom
 
 
-def read_header(path: Path) -> Header | None:
-    """Read a file's header; return None where nothing tells which series it is of."""
-    pydicom = library()
+def read_headers(path: Path) -> tuple[Header, ...]:
+    """Read a file's header, of each frame; return none where nothing tells which series it is of."""
     damage, tags = "", set[tuple[int, int]]()
     if path.stat().st_size > LARGEST:
-        return None
+        return ()
     data = path.read_bytes()
     try:
         tags = tags_in(data)
     except ValueError:
         if DEFLATED in data:
-            return None  # no library may open it
+            return ()  # no library may open it
         damage = "series have a damaged file; copy or export them again"
-    wanted = [*ALIKE, *IDENTIFIERS, *OTHERS]
     try:
-        # From memory, so that a length which is a lie takes none.
-        elements = pydicom.dcmread(BytesIO(data), stop_before_pixels=True, specific_tags=wanted)
+        elements = _elements(data, [*ALIKE, *IDENTIFIERS, *OTHERS])
         header = _named(path, elements, damage, any(group % 2 for group, _ in tags))
     except Exception:  # pydicom raises anything over damaged files, also when an element is looked at
-        return None
+        return ()
     if not header.series:
-        return None
+        return ()
     if header.kind in (*SEGMENTATIONS, STRUCTURES):
-        return replace(header, refers=_asked(lambda: _referred(elements), frozenset()))
-    wrong = damage or _asked(lambda: _unlike_a_slice(elements, len(data)), "series have headers that no slice has")
-    return replace(header, wrong=wrong) if wrong else _placed(header, elements)
+        return (replace(header, refers=_asked(lambda: _referred(elements), frozenset())),)
+    wrong = damage or _asked(lambda: _unlike_a_slice(elements, len(data)), STRANGE)
+    strange = (replace(header, wrong=wrong or STRANGE),)
+    return strange if wrong else _asked(lambda: _frames(header, elements, data), strange)
+
+
+def _elements(data: bytes, wanted: Sequence[str]) -> Any:
+    # From memory, so that a length which is a lie takes none.
+    return library().dcmread(BytesIO(data), stop_before_pixels=True, specific_tags=list(wanted))
+
+
+def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
+    """Return the header of each slice in a file: of the one, or of all of an Enhanced object."""
+    if header.kind not in ENHANCED:
+        return (_placed(header, elements, elements),)
+    groups = _elements(data, ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
+    shared, own = groups.SharedFunctionalGroupsSequence[0], groups.PerFrameFunctionalGroupsSequence
+    if len(own) != int(elements.NumberOfFrames):
+        raise ValueError("frames lack their groups")
+    found: list[Header] = []
+    for number, frame in enumerate(own):
+
+        def group(name: str, frame: Any = frame) -> Any:
+            items = frame.get(name) or shared.get(name)
+            return items[0] if items else {}
+
+        place = {name: group(kind).get(name) for kind, names in PLACES for name in names}
+        alike = tuple(str(group(kind).get(name, "")) for kind, name in ALIKE_FRAMES)
+        one = _placed(replace(header, frame=number), elements, place)
+        found.append(one if one.wrong else replace(one, alike=one.alike + alike))
+    return tuple(found)
 
 
 def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
@@ -130,16 +180,21 @@ def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
     )
 
 
-def _placed(header: Header, elements: Any) -> Header:
-    """Return a slice's header with what says where it lies."""
+def _placed(header: Header, elements: Any, place: Any) -> Header:
+    """Return a slice's header with what says where it lies. place: elements of the file, or of the frame."""
+    wrong = _without_place(place) or _without_units(header.kind, place)
+    if wrong:
+        return replace(header, wrong=wrong)
+    slope, intercept = place.get("RescaleSlope"), place.get("RescaleIntercept")
     return replace(
         header,
         alike=tuple(str(elements.get(name, "")) for name in ALIKE),
         shape=(int(elements.Rows), int(elements.Columns)),
-        orientation=_floats(elements.ImageOrientationPatient),
-        position=_floats(elements.ImagePositionPatient),
-        spacing=_floats(elements.PixelSpacing),
+        orientation=_floats(place.get("ImageOrientationPatient")),
+        position=_floats(place.get("ImagePositionPatient")),
+        spacing=_floats(place.get("PixelSpacing")),
         tilt=_asked(lambda: float(elements.get("GantryDetectorTilt") or 0), 0.0),
+        scale=(float(1 if slope is None else slope), float(intercept or 0)),
     )
 
 
@@ -161,16 +216,17 @@ def _referred(elements: Any) -> frozenset[str]:
 
 
 def _unlike_a_slice(elements: Any, size: int) -> str:
-    """Return why a file is not a slice of a volume."""
-    if elements.SOPClassUID not in SLICES or int(elements.get("NumberOfFrames") or 1) != 1:
+    """Return why a file is no slice of a volume, nor many."""
+    frames, most = int(elements.get("NumberOfFrames") or 1), FRAMES if elements.SOPClassUID in ENHANCED else 1
+    if elements.SOPClassUID not in SLICES or not 0 < frames <= most:
         return NOT_SLICES
     kind = [str(word).upper() for word in elements.get("ImageType") or ()]
     if {"DERIVED", "SECONDARY", "LOCALIZER"} & set(kind):
         return SECONDARY
-    return _unreadable(elements, size) or _without_place(elements) or _without_units(elements)
+    return _unreadable(elements, size, frames)
 
 
-def _unreadable(elements: Any, size: int) -> str:
+def _unreadable(elements: Any, size: int, frames: int) -> str:
     syntax = str(elements.file_meta.TransferSyntaxUID)
     if syntax not in (*PLAIN, *PACKED):
         return "series are compressed in a way that can't be read here; export them without compression"
@@ -179,27 +235,26 @@ def _unreadable(elements: Any, size: int) -> str:
         return "series are in colour or inverted (MONOCHROME1); export grey images (MONOCHROME2)"
     if bits not in (8, 16, 32) or not (1 < rows <= SIDE and 1 < columns <= SIDE):
         return f"series have slices of no usual size; 2 to {SIDE} rows and columns of 8, 16 or 32 bits are read"
-    if syntax in PLAIN and rows * columns * bits // 8 > size:
+    if syntax in PLAIN and frames * rows * columns * bits // 8 > size:
         return "series have a header that claims more pixels than the file holds; export them again"
     return ""
 
 
-def _without_place(elements: Any) -> str:
+def _without_place(place: Any) -> str:
     values = [
-        *_floats(elements.get("ImageOrientationPatient") or ()),
-        *_floats(elements.get("ImagePositionPatient") or ()),
-        *_floats(elements.get("PixelSpacing") or ()),
+        *_floats(place.get("ImageOrientationPatient") or ()),
+        *_floats(place.get("ImagePositionPatient") or ()),
+        *_floats(place.get("PixelSpacing") or ()),
     ]
-    spaced = len(values) == 11 and min(values[9:]) > 0 and all(map(isfinite, values))
-    if not spaced or not elements.get("FrameOfReferenceUID"):
-        return "series don't say where their slices lie (position, orientation, pixel spacing); export them again"
-    return ""
+    if len(values) == 11 and min(values[9:]) > 0 and all(map(isfinite, values)):
+        return ""
+    return "series don't say where their slices lie (position, orientation, pixel spacing); export them again"
 
 
-def _without_units(elements: Any) -> str:
-    slope = elements.get("RescaleSlope")
-    lacks = slope is None or elements.get("RescaleIntercept") is None
-    if (lacks and elements.SOPClassUID != MR) or (slope is not None and float(slope) == 0):
+def _without_units(kind: str, place: Any) -> str:
+    slope = place.get("RescaleSlope")
+    lacks = slope is None or place.get("RescaleIntercept") is None
+    if (lacks and kind not in UNITLESS) or (slope is not None and float(slope) == 0):
         return "series lack rescale slope and intercept, so that their values have no unit; export them again"
     return ""
 

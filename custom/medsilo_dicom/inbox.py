@@ -22,11 +22,12 @@ def is_uid(text: str) -> bool:
 
 @dataclass
 class Inbox:
-    """The folder. quota: bytes that all its files may take; largest: bytes of one object."""
+    """The folder. quota: bytes that all its files may take; largest: bytes of one object; only: studies, or any."""
 
     folder: Path
     quota: int
     largest: int
+    only: frozenset[str] = frozenset()
     kept: int = 0  # objects that came
     refused: int = 0
     _taken: int = field(init=False)
@@ -40,7 +41,7 @@ class Inbox:
         try:
             if len(content) > self.largest:
                 raise Full("an object is larger than --largest allows")
-            place = self.folder / _name(content)
+            place = self.folder / _name(content, self.only)
             with self._lock:
                 self._write(place, content)
         except DataError:
@@ -60,7 +61,7 @@ class Inbox:
         self._taken += len(content)
 
 
-def _name(content: bytes) -> Path:
+def _name(content: bytes, only: frozenset[str]) -> Path:
     """Return a name made of hashes of an object's UIDs."""
     names = ("SOPClassUID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
     try:
@@ -73,5 +74,7 @@ def _name(content: bytes) -> Path:
         raise DataError("an object is neither a slice of CT, MR or PET nor a segmentation nor contours", kind)
     if not all(map(is_uid, uids)):
         raise DataError("an object has a UID that is none")
+    if only and uids[0] not in only:
+        raise DataError("an object is of a study that was not asked for")
     study, series, instance = (hashlib.sha256(uid.encode()).hexdigest()[:32] for uid in uids)
     return Path(study[:16], series[:16], f"{instance}.dcm")

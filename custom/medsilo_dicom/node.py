@@ -1,5 +1,6 @@
 """A node that takes DICOM objects from others (C-STORE and C-ECHO)."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,12 +8,16 @@ from typing import Any, Self
 
 from medsilo.extend import DataError, Full, MedsiloError
 from medsilo_dicom.header import PACKED, PLAIN
-from medsilo_dicom.inbox import KINDS, Inbox
+from medsilo_dicom.inbox import KINDS, Inbox, is_uid
 from medsilo_dicom.sending import OWN, SECONDS, network
+from medsilo_dicom.tls import secured
 
-TAKEN, FULL, WRONG = 0x0000, 0xA700, 0xC000  # answers of the standard
+TAKEN, DISCARDED, FULL, WRONG = 0x0000, 0xB006, 0xA700, 0xC000  # answers of the standard
 SLACK = 1 << 20  # bytes of messages around an object
 AT_ONCE = 4  # associations
+MOST_PRIVATE = 1000
+STANDARD, STORAGE = "1.2.840.10008.", "1.2.840.10008.5.1.4.1.1."  # how UIDs of the standard begin, and of its objects
+PASSED_OVER = "not kept: objects that are neither CT, MR or PET nor segmentations nor contours; the others still come"
 VERIFICATION = "1.2.840.10008.1.1"
 
 
@@ -30,6 +35,9 @@ class Node:
     port: int = 11112  # 0: any that is free
     title: str = OWN
     say: Callable[[str], None] = _say_nothing
+    passed_over: int = 0  # objects of kinds that nothing here reads
+    _said: set[str] = field(default_factory=set, init=False)
+    _private: set[str] = field(default_factory=set, init=False)  # kinds of manufacturers that were offered
     _server: Any = field(default=None, init=False)
     _coming: Counter[int] = field(default_factory=Counter, init=False)  # bytes of what an association sends just now
     _ended: set[int] = field(default_factory=set, init=False)  # associations that sent too much
@@ -46,13 +54,11 @@ class Node:
         node.add_supported_context(VERIFICATION)
         for kind in KINDS:
             node.add_supported_context(kind, [*PLAIN, *PACKED])
-        handlers = [
-            (net.evt.EVT_C_STORE, self._store),
-            (net.evt.EVT_DATA_RECV, self._count),
-            (net.evt.EVT_CONN_CLOSE, self._forget),
-        ]
+        handlers = [(net.evt.EVT_REQUESTED, self._take_others), *self.handlers]
         try:
-            self._server = node.start_server((self.address, self.port), block=False, evt_handlers=handlers)
+            self._server = node.start_server(
+                (self.address, self.port), block=False, evt_handlers=handlers, ssl_context=secured(server=True)
+            )
         except OSError as error:
             raise MedsiloError(
                 "that address and port can't be listened on; choose another --port", str(error)
@@ -63,21 +69,58 @@ class Node:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
 
+    @property
+    def handlers(self) -> list[tuple[Any, Callable[[Any], Any]]]:
+        """What an association needs on which objects come."""
+        events = network().evt
+        return [
+            (events.EVT_C_STORE, self._store),
+            (events.EVT_DATA_RECV, self._count),
+            (events.EVT_CONN_CLOSE, self._forget),
+        ]
+
+    def _take_others(self, event: Any) -> None:
+        """Let a sender offer whatever a study has: what training can't use is passed over, and the rest still comes."""
+        from pynetdicom.service_class import StorageServiceClass
+        from pynetdicom.sop_class import register_uid, uid_to_service_class
+
+        own = event.assoc.acceptor
+        known = {str(context.abstract_syntax) for context in own.supported_contexts}
+        for context in event.assoc.requestor.primitive.presentation_context_definition_list:
+            kind = str(context.abstract_syntax)
+            if kind in known or (kind.startswith(STANDARD) and not kind.startswith(STORAGE)) or not is_uid(kind):
+                continue
+            if uid_to_service_class(kind) is not StorageServiceClass:
+                if len(self._private) == MOST_PRIVATE:
+                    continue
+                self._private.add(kind)
+                register_uid(kind, f"Private{hashlib.sha256(kind.encode()).hexdigest()}", StorageServiceClass)
+            own.supported_contexts = [*own.supported_contexts, context]
+
     def _store(self, event: Any) -> int:
-        """Keep an object; nothing of it is said but that it came."""
+        """Keep an object; nothing of it is said but that it came, and of each fault once that it was met."""
         self._coming.pop(id(event.assoc), None)
         try:
+            if str(event.request.AffectedSOPClassUID) not in KINDS:
+                self._say_once(PASSED_OVER)
+                self.passed_over += 1
+                return DISCARDED
             self.inbox.keep(event.encoded_dataset())
         except Full as error:
-            self.say(f"refused: {error}")
+            self._say_once(f"refused: {error}")
             return FULL
         except DataError as error:
-            self.say(f"refused: {error}")
+            self._say_once(f"refused: {error}")
             return WRONG
         except Exception as error:  # a disk that fails ends no association
-            self.say(f"refused: it could not be kept ({type(error).__name__})")
+            self._say_once(f"refused: it could not be kept ({type(error).__name__})")
             return FULL
         return TAKEN
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
 
     def _count(self, event: Any) -> None:
         """End an association that sends more than any object may have, before it fills the memory."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import MedsiloError
+from medsilo.extend import DataError, MedsiloError
 from medsilo_dicom.codes import SCHEME, StructureCode
 from medsilo_dicom.header import library
 from medsilo_dicom.series import ImageSeries
@@ -44,10 +44,14 @@ def highdicom() -> Any:
 
 
 def sources_of(series: ImageSeries) -> list[Any]:
-    """Return the headers of a series' slices in order, as pydicom has them; what a study may leave empty is there."""
-    read = library().dcmread
-    sources = [read(BytesIO(header.path.read_bytes()), stop_before_pixels=True) for header in series.slices]
+    """Return the headers of a series' files in order, as pydicom has them; what a study may leave empty is there."""
+    pydicom = library()
+    sources = [pydicom.dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True) for path in series.files]
+    if 1 < len(sources) < len(series.slices):
+        raise DataError("series are several Enhanced objects, to which no segmentation can refer; export them as one")
     for source in sources:
+        if not source.get("FrameOfReferenceUID"):  # the same for all that is found in this series
+            source.FrameOfReferenceUID = pydicom.uid.generate_uid(entropy_srcs=[series.uid])
         for name in MAY_BE_EMPTY:
             if name not in source:
                 setattr(source, name, None)

@@ -6,6 +6,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from medsilo.extend import (
     MedsiloError,
     Prediction,
@@ -53,6 +55,8 @@ class DicomSeries:
             return names
         names["mask"] = f"{self.number:04d}_segmentation.dcm"
         labels = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.labels))
+        if len(sources) == 1:  # its frames may lie in any order
+            labels = labels[np.argsort([header.frame for header in scan.source.slices])]
         made = segmentation(sources, labels, self.codes, self.maker)
         _save(made, out / names["mask"])
         volumes = {name: prediction.found[f"{VOLUME}{name}"] for name in self.codes}

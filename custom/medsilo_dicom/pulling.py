@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,8 +17,6 @@ SECONDS = 60  # that an answer may take
 
 def pull(url: str, studies: Sequence[str], inbox: Inbox, say: Callable[[str], None]) -> None:
     """Fetch all series of some studies that training could use."""
-    if wrong := [uid for uid in studies if not is_uid(uid)]:
-        raise MedsiloError("--study is no StudyInstanceUID; write numbers and dots", private=wrong[0])
     client = _client(url)
     try:
         for number, study in enumerate(studies, 1):
@@ -43,6 +42,18 @@ def _client(url: str) -> Any:
     client = DICOMwebClient(url, headers={"Authorization": f"Bearer {token}"} if token else None)
     client.set_http_retry_params(retry=False)
     return client
+
+
+def asked_for(studies: Sequence[str], listed: Path | None) -> list[str]:
+    """Return the studies of the options and of a list, a line each."""
+    try:
+        lines = listed.read_text("utf-8-sig").split() if listed else []
+    except (OSError, ValueError) as error:
+        raise MedsiloError("--studies is no list of studies; write a StudyInstanceUID in each line") from error
+    found = list(dict.fromkeys([*studies, *lines]))
+    if wrong := [uid for uid in found if not is_uid(uid)]:
+        raise MedsiloError("a study is no StudyInstanceUID; write numbers and dots", private=wrong[0])
+    return found
 
 
 def _series(client: Any, study: str) -> Iterator[str]:

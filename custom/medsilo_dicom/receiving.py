@@ -25,12 +25,16 @@ def receive(
     quota: Annotated[int, typer.Option(metavar="GIB", min=1, help="GiB that the folder takes")] = 100,
     largest: Annotated[int, typer.Option(metavar="MIB", min=1, help="MiB of one object")] = 256,
     from_url: Annotated[
-        str | None, typer.Option("--from", metavar="URL", help="fetch from this DICOMweb server instead of listening")
+        str | None,
+        typer.Option("--from", metavar="URL|NODE", help="fetch from this DICOMweb server or TITLE@HOST:PORT"),
     ] = None,
     study: Annotated[
         list[str],
         typer.Option(metavar="UID", default_factory=list, show_default=False, help="with --from: a StudyInstanceUID"),
     ],
+    studies: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="with --from: a list of them, one in each line")
+    ] = None,
 ) -> int:
     """Receive DICOM images, segmentations and contours from other nodes until Ctrl-C, or fetch studies.
 
@@ -38,27 +42,33 @@ def receive(
     --from it ends when all is there, and with 1 if nothing was kept or anything was refused.
     """
     from medsilo_dicom.inbox import Inbox
+    from medsilo_dicom.node import Node
+    from medsilo_dicom.pulling import asked_for, pull
 
-    inbox = Inbox(folder, quota << 30, largest << 20)
+    asked = asked_for(study, studies)
+    inbox = Inbox(folder, quota << 30, largest << 20, frozenset(asked))
     if from_url:
-        if allow or not study:
+        if allow or not asked:
             raise MedsiloError("--from fetches the studies of --study, and no node may send then; leave --allow out")
-        from medsilo_dicom.pulling import pull
-
         with screen.busy("fetching"):
-            pull(from_url, study, inbox, screen.say)
+            if "://" in from_url:
+                pull(from_url, asked, inbox, screen.say)
+            else:
+                from medsilo_dicom.retrieving import retrieve
+
+                retrieve(from_url, asked, Node(inbox, [], address, port, title, screen.say))
         screen.answer(folder=folder, kept=inbox.kept, refused=inbox.refused)
         return 1 if inbox.refused or not inbox.kept else 0
-    if study:
+    if asked:
         raise MedsiloError("--study needs --from: a node that listens takes what is sent")
-    from medsilo_dicom.node import Node
 
     with Node(inbox, allow, address, port, title, screen.say) as node:
         screen.say(f"listening on {node.address} port {node.port} as {title}; Ctrl-C ends it")
         try:
             Event().wait()
         except KeyboardInterrupt:
-            screen.say(f"stopped: {inbox.kept} objects kept, {inbox.refused} refused")
+            others = f", {node.passed_over} of other kinds passed over" if node.passed_over else ""
+            screen.say(f"stopped: {inbox.kept} objects kept, {inbox.refused} refused{others}")
     screen.answer(folder=folder, kept=inbox.kept, refused=inbox.refused)
     return 0
 

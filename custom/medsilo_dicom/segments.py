@@ -30,8 +30,7 @@ def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.
 
 
 def _mask(elements: Any, series: ImageSeries, number: Number) -> np.ndarray:
-    if str(elements.FrameOfReferenceUID) != series.frame_of_reference:
-        raise DataError("segmentations lie in another frame of reference than their series")
+    series.refuse_elsewhere(elements.get("FrameOfReferenceUID"), "segmentations")
     _refuse_absent(elements, series)
     mask = Layers(series.shape)
     for segment, places in _found(elements, series):

@@ -7,6 +7,7 @@ from typing import Any
 
 from medsilo.extend import MedsiloError
 from medsilo_dicom.header import library
+from medsilo_dicom.tls import secured
 
 OWN = "MEDSILO"  # how this node calls itself
 TITLE = r"[A-Za-z0-9_][A-Za-z0-9_ .-]{0,15}"
@@ -31,18 +32,26 @@ def network() -> Any:
     return pynetdicom
 
 
+def associated(own: Any, node: str, option: str, **more: Any) -> Any:
+    """Return an association of our own node with another, encrypted where the environment says how."""
+    title, host, port = address_of(node)
+    own.acse_timeout = own.dimse_timeout = own.network_timeout = SECONDS
+    context = secured()
+    association = own.associate(host, port, ae_title=title, tls_args=(context, None) if context else None, **more)
+    if not association.is_established:
+        told = f"the DICOM node does not answer or refuses this one; correct {option}, or allow {own.ae_title} there"
+        raise MedsiloError(told)
+    return association
+
+
 def send(files: Sequence[Path], node: str) -> int:
     """Send files to a node; return how many it did not take."""
-    title, host, port = address_of(node)
     read = library().dcmread
     objects = [read(path) for path in files]
     sender = network().AE(ae_title=OWN)
-    sender.acse_timeout = sender.dimse_timeout = sender.network_timeout = SECONDS
     for kind in sorted({str(one.SOPClassUID) for one in objects}):
         sender.add_requested_context(kind)
-    association = sender.associate(host, port, ae_title=title)
-    if not association.is_established:
-        raise MedsiloError("the DICOM node does not answer or refuses this one; correct --send, or allow MEDSILO there")
+    association = associated(sender, node, "--send")
     try:
         return sum(not _stored(association, one) for one in objects)
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from medsilo.extend import DataError
-from medsilo_dicom.header import PLAIN, Header, library, read_header
+from medsilo_dicom.header import PLAIN, Header, library, read_headers
 
 UNEVEN = 1.1  # the largest step between slices, over the smallest
 ALONG = 1e-3  # that unit vectors may differ
@@ -31,8 +31,18 @@ class ImageSeries:
 
     @property
     def frame_of_reference(self) -> str:
-        """The coordinate system in which it lies."""
+        """The coordinate system in which it lies; empty where a de-identifier took it out."""
         return self.slices[0].alike[2]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Where its slices are, each file once."""
+        return tuple(dict.fromkeys(header.path for header in self.slices))
+
+    def refuse_elsewhere(self, frame: object, what: str) -> None:
+        """Raise a DataError where a label says that it lies in another coordinate system."""
+        if self.frame_of_reference and str(frame) != self.frame_of_reference:
+            raise DataError(f"{what} lie in another frame of reference than their series")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -76,7 +86,7 @@ def _stacked(headers: Sequence[Header]) -> ImageSeries:
         raise DataError("series have rows and columns that are not at right angles; export them again")
     along, down = along / np.linalg.norm(along), down / np.linalg.norm(down)
     normal = np.cross(along, down)
-    order = sorted(headers, key=lambda header: (float(np.array(header.position) @ normal), header.instance))
+    order = sorted(headers, key=lambda one: (float(np.array(one.position) @ normal), one.instance, one.frame))
     places = np.array([header.position for header in order])
     heights = (places - places[0]) @ normal
     steps = np.diff(heights)
@@ -104,9 +114,9 @@ def _refuse_doubles(heights: np.ndarray) -> None:
 
 def read_again(files: Sequence[Path]) -> ImageSeries:
     """Return the series of these files, all of which must still be as they were."""
-    found = [read_header(path) for path in files]
-    headers = [header for header in found if header]
-    if len(headers) < len(files) or len({header.series for header in headers}) > 1:
+    found = [read_headers(path) for path in files]
+    headers = [header for own in found for header in own]
+    if not all(found) or len({header.series for header in headers}) > 1:
         raise DataError("series have a damaged file; copy or export them again")
     return make_series(headers)
 
@@ -114,29 +124,38 @@ def read_again(files: Sequence[Path]) -> ImageSeries:
 def values_of(series: ImageSeries) -> np.ndarray:
     """Return a series' values in their own units (Hounsfield's, for CT), float32 [slices, rows, columns]."""
     values = np.empty(series.shape, np.float32)
-    for number, header in enumerate(series.slices):
+    places = {(header.path, header.frame): number for number, header in enumerate(series.slices)}
+    for path in series.files:
+        own = [header for header in series.slices if header.path == path]
         try:
-            values[number] = _slice(header.path)
+            stored, scaled = _stored(path, own)
+            for header in own:
+                slope, intercept = (1.0, 0.0) if scaled else header.scale
+                place = places[path, header.frame]
+                values[place] = stored[header.frame].astype(np.float64) * slope + intercept
+        except DataError:
+            raise
         except Exception as error:  # decoders raise anything over damaged pixels
             damaged = "series have pixels that can't be read; copy or export them again"
-            raise DataError(damaged, private=f"{header.path}: {error}") from error
+            raise DataError(damaged, private=f"{path}: {error}") from error
     return values
 
 
-def _slice(path: Path) -> np.ndarray:
+def _stored(path: Path, frames: Sequence[Header]) -> tuple[np.ndarray, bool]:
+    """Return a file's pixels [frames, rows, columns], and whether slope and intercept are in them already."""
     elements = library().dcmread(BytesIO(path.read_bytes()))
-    if str(elements.file_meta.TransferSyntaxUID) not in (*PLAIN, RLE):
-        return _decompressed(path)
-    slope, intercept = elements.get("RescaleSlope"), elements.get("RescaleIntercept")
-    stored = elements.pixel_array.astype(np.float64)
-    return stored * float(1 if slope is None else slope) + float(intercept or 0)
+    if str(elements.file_meta.TransferSyntaxUID) in (*PLAIN, RLE):
+        return elements.pixel_array.reshape(-1, *frames[0].shape), False
+    if len({header.scale for header in frames}) > 1:
+        raise DataError("series are compressed, and each frame has a slope of its own; export without compression")
+    return _decompressed(path), True
 
 
 def _decompressed(path: Path) -> np.ndarray:
-    """Return the values of a compressed slice; GDCM has the decoders, and applies slope and intercept itself."""
+    """Return the values of compressed slices; GDCM has the decoders, and applies slope and intercept itself."""
     import SimpleITK
 
     reader = SimpleITK.ImageFileReader()
     reader.SetImageIO("GDCMImageIO")
     reader.SetFileName(str(path))
-    return SimpleITK.GetArrayFromImage(reader.Execute())[0]
+    return SimpleITK.GetArrayFromImage(reader.Execute())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medsilo.extend import is_dicom
-from medsilo_dicom.header import SEGMENTATIONS, SLICES, STRUCTURES, Header, read_header
+from medsilo_dicom.header import SEGMENTATIONS, SLICES, STRUCTURES, Header, read_headers
 
 
 @dataclass
@@ -25,16 +25,14 @@ def read_tree(files: Iterable[Path]) -> Tree:
     images: defaultdict[str, list[Header]] = defaultdict(list)
     annotations: defaultdict[str, list[Header]] = defaultdict(list)
     for path in files:
-        header = _header(path, tree)
-        if header is None:
-            continue
-        if header.kind in (*SEGMENTATIONS, STRUCTURES):
-            for series in header.refers:
-                annotations[series].append(header)
-            if not header.refers:
-                tree.unreferenced.append(path)
-        else:
-            images[header.series].append(header)
+        for header in _headers(path, tree):
+            if header.kind in (*SEGMENTATIONS, STRUCTURES):
+                for series in header.refers:
+                    annotations[series].append(header)
+                if not header.refers:
+                    tree.unreferenced.append(path)
+            else:
+                images[header.series].append(header)
     # A study has other objects beside its images: reports, settings of viewers, dose maps.
     tree.images = {
         series: headers
@@ -45,16 +43,16 @@ def read_tree(files: Iterable[Path]) -> Tree:
     return tree
 
 
-def _header(path: Path, tree: Tree) -> Header | None:
+def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
     try:
         if not is_dicom(path):
-            return None
-        header = read_header(path)
+            return ()
+        headers = read_headers(path)
     except OSError:
-        header = None
-    if header is None and not path.name.upper().startswith("DICOMDIR"):
+        headers = ()
+    if not headers and not path.name.upper().startswith("DICOMDIR"):
         tree.unreadable.append(path)
-    return header
+    return headers
 
 
 def _looks_like_images(header: Header) -> bool:

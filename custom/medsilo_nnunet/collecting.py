@@ -26,7 +26,6 @@ from medsilo.extend import (
     Refused,
     SiteOfInquiry,
     Stop,
-    book_of,
     check_package,
     data_set,
     package_facts,
@@ -114,9 +113,8 @@ class MeasuringSite:
         """Raise Refused where the difference to another answer would tell of few cases."""
         if not self.settings.protects(synthetic=False):
             return
-        book = book_of(self.settings, self.own.name, self.folder)
         patients = tuple(dict.fromkeys(entry.patient for entry in data.cases))
-        if book.near(data_set(place, "nnunet"), {"train": patients}, least):
+        if self.own.book.near(data_set(place, "nnunet"), {"train": patients}, least):
             raise Refused(
                 f"another answer was about all of these cases but fewer than {least} (smallest_metric in this "
                 f"hospital's {FILE_NAME}); measure the cases of then"

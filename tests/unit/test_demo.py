@@ -83,7 +83,7 @@ def test_a_short_demo_ends_with_its_page(tmp_path: Path) -> None:
     lines: list[str] = []
     done = run_demo(tmp_path, 2, (0, 1), "medsilo demo", lines.append)
     assert not done.failures and done.same and done.same.tensors and not done.same.different
-    text = write_demo(done.folder, StoryRows(RUNNING, HARMONISED, done.same.tensors, done.same.different)).read_text()
+    text = write_demo(done.folder, StoryRows(HARMONISED, done.same.tensors, done.same.different)).read_text()
     page = Page(text)
     assert f"All {done.same.tensors} tensors of the hospitals' models are equal, bit for bit" in text
     assert {"why", "alone", "norm", "same", "yours", "joining"} <= set(page.ids)

@@ -31,6 +31,7 @@ from medsilo_dicom.objects import MadeBy, class_report, report, segmentation, so
 from medsilo_dicom.segments import mask_of_segmentation
 from medsilo_dicom.sending import address_of
 from medsilo_dicom.series import ImageSeries, read_again, values_of
+from tests import dicoms
 from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study
 from tests.hospital import affine_of, ball
 
@@ -400,3 +401,133 @@ def test_a_node_is_written_as_title_host_and_port() -> None:
     for wrong in ("10.0.0.5:104", "PACS@host", "PACS@host:0", "PACS@host:70000", "A" * 17 + "@host:104"):
         with pytest.raises(MedsiloError, match="TITLE@HOST:PORT"):
             address_of(wrong)
+
+
+# ---------------------------------------------------------------------------------------------------- as they are met
+ENHANCED_CT, ENHANCED_MR = "1.2.840.10008.5.1.4.1.1.2.1", "1.2.840.10008.5.1.4.1.1.4.1"
+
+
+def item(**values) -> pydicom.Sequence:
+    """A sequence of one item."""
+    one = pydicom.Dataset()
+    for name, value in values.items():
+        setattr(one, name, value)
+    return pydicom.Sequence([one])
+
+
+def write_enhanced(path: Path, files: list[Path], kind: str, order: list[int], **frame_of: list) -> None:
+    """Write slices as one Enhanced object as scanners do, its frames in this order, each with a slope of its own."""
+    slices = [pydicom.dcmread(files[number]) for number in order]
+    made = pydicom.dcmread(files[0])
+    groups = pydicom.Sequence()
+    for number, one in enumerate(slices):
+        group = pydicom.Dataset()
+        group.PlanePositionSequence = item(ImagePositionPatient=one.ImagePositionPatient)
+        scale = {"RescaleSlope": 1 + number % 2, "RescaleIntercept": -1024 * (1 + number % 2)}
+        group.PixelValueTransformationSequence = item(**scale, RescaleType="HU")
+        group.FrameContentSequence = item(StackID="1", InStackPositionNumber=number + 1)
+        for name, values in frame_of.items():
+            group.MREchoSequence = item(**{name: values[number]})
+        groups.append(group)
+    shared = {
+        "PlaneOrientationSequence": item(ImageOrientationPatient=made.ImageOrientationPatient),
+        "PixelMeasuresSequence": item(PixelSpacing=made.PixelSpacing, SliceThickness=made.SliceThickness),
+    }
+    names = ("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient", "RescaleSlope", "RescaleIntercept")
+    for name in names:
+        delattr(made, name)
+    made.SOPClassUID, made.NumberOfFrames = kind, len(slices)
+    made.SharedFunctionalGroupsSequence, made.PerFrameFunctionalGroupsSequence = item(**shared), groups
+    made.PixelData = b"".join(one.PixelData for one in slices)
+    dicoms.write(made, path)
+
+
+@pytest.mark.parametrize("kind", [ENHANCED_CT, ENHANCED_MR])
+def test_enhanced_objects_are_volumes_whose_results_come_back(kind: str, tmp_path: Path) -> None:
+    values, _ = ball((5, 16, 12), (1.0, 1.5, 2.0), 0)
+    values, order = np.rint(values * 100), [3, 0, 4, 1, 2]
+    files = write_series(tmp_path / "plain", values, affine_of((1.0, 1.5, 2.0), 20))
+    write_enhanced(tmp_path / "all", files, kind, order)
+    series = read_again([tmp_path / "all"])
+    doubled = np.isin(np.arange(5), [order[1], order[3]])[:, None, None]
+    assert (values_of(series) == np.where(doubled, 2 * values, values)).all()
+    np.testing.assert_allclose(series.affine, read_again(files).affine, atol=1e-6)
+    labels = np.random.default_rng(0).integers(0, 4, values.shape)
+    by_frame = labels[np.argsort([header.frame for header in series.slices])]
+    segmentation(sources_of(series), by_frame, STRUCTURES, MAKER).save_as(tmp_path / "mask")
+    assert (mask_of_segmentation(tmp_path / "mask", series, labels_of(list(STRUCTURES))) == labels).all()
+
+
+def test_objects_that_highdicom_and_gdcm_make_of_series_are_read_alike(tmp_path: Path) -> None:
+    values = np.rint(ball((4, 16, 12), (1.0, 1.5, 2.0), 0)[0] * 100)
+    common = {"SliceThickness": "2", "PatientPosition": "HFS", "AcquisitionNumber": 1, "Laterality": ""}
+    files = write_series(tmp_path / "plain", values, affine_of((1.0, 1.5, 2.0), 20), **common)
+    slices = [pydicom.dcmread(path) for path in files]
+    made = highdicom.legacy.LegacyConvertedEnhancedCTImage(slices, highdicom.UID(), 2, highdicom.UID(), 1)
+    made.save_as(tmp_path / "legacy")
+    series = read_again([tmp_path / "legacy"])
+    assert (values_of(series) == values).all()
+    np.testing.assert_allclose(series.affine, read_again(files).affine, atol=1e-6)
+    # Compressed, by GDCM, which puts slope and intercept into what it returns.
+    made.compress(pydicom.uid.RLELossless)
+    made.save_as(tmp_path / "rle")
+    assert (values_of(read_again([tmp_path / "rle"])) == values).all()
+    if shutil.which("dcmcjpls"):
+        subprocess.run(["dcmcjpls", tmp_path / "legacy", tmp_path / "jls"], check=True)
+        assert (values_of(read_again([tmp_path / "jls"])) == values).all()
+
+
+def test_frames_of_several_volumes_or_fewer_than_told_are_refused(tmp_path: Path) -> None:
+    files = write_series(tmp_path / "plain", np.zeros((4, 8, 8)), affine_of((1.0, 1.5, 2.0), 20))
+    path = tmp_path / "all"
+    write_enhanced(path, files, ENHANCED_MR, [0, 1, 2, 3], EffectiveEchoTime=[10.0, 10.0, 80.0, 80.0])
+    with pytest.raises(DataError, match="several phases, echoes"):
+        read_again([path])
+    write_enhanced(path, files, ENHANCED_MR, [0, 1, 2, 2])
+    with pytest.raises(DataError, match="a slice twice"):
+        read_again([path])
+    for what in ({"NumberOfFrames": 3}, {"NumberOfFrames": 60_000}, {"PerFrameFunctionalGroupsSequence": None}):
+        write_enhanced(path, files, ENHANCED_CT, [0, 1, 2, 3])
+        change(path, **what)
+        with pytest.raises(DataError, match="no slice has|claims more pixels"):
+            read_again([path])
+
+
+def test_big_endian_is_read_as_little_endian(tmp_path: Path) -> None:
+    values = np.rint(ball((4, 16, 12), (1.0, 1.5, 2.0), 0)[0] * 100)
+    files = write_series(tmp_path, values, affine_of((1.0, 1.5, 2.0), 20))
+    for path in files:
+        one = pydicom.dcmread(path)
+        one.PixelData = np.frombuffer(one.PixelData, "<i2").astype(">i2").tobytes()
+        one.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRBigEndian
+        pydicom.dcmwrite(path, one, implicit_vr=False, little_endian=False, force_encoding=True)
+    assert (values_of(read_again(files)) == values).all()
+    # And of files that others wrote: pydicom's own, which hold the same image.
+    same = [pydicom.data.get_testdata_file(name) for name in ("MR_small.dcm", "MR_small_bigendian.dcm")]
+    pixels = []
+    for name in same:
+        one = pydicom.dcmread(name)
+        one.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
+        for number in range(2):
+            x, y, z = one.ImagePositionPatient
+            one.ImagePositionPatient = [x, y, z + 5 * number]
+            one.SOPInstanceUID = pydicom.uid.generate_uid()
+            one.save_as(tmp_path / f"{Path(name).name}{number}")
+        pixels.append(values_of(read_again([tmp_path / f"{Path(name).name}{number}" for number in range(2)])))
+    assert (pixels[0] == pixels[1]).all() and pixels[0].any()
+
+
+def test_series_without_a_frame_of_reference_are_read_with_a_caution(tmp_path: Path) -> None:
+    for number in range(4):
+        files = write_study(tmp_path / f"s{number}", f"p{number}", number)
+        if number < 2:
+            for path in files:
+                change(path, FrameOfReferenceUID="" if number else None)
+    survey = survey_of(tmp_path)
+    assert survey.usable and sum(part.cases for part in survey.parts.values()) == 4
+    (told,) = [one for one in survey.problems if "frame of reference" in one.what]
+    assert told.severity == "note" and told.count == 2
+    # What is found in such a series lies in a frame of its own, the same each time.
+    series = read_again(sorted((tmp_path / "s0/A/series").iterdir()))
+    frames = {source.FrameOfReferenceUID for _ in range(2) for source in sources_of(series)}
+    assert len(frames) == 1 and frames.pop()

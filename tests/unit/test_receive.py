@@ -16,13 +16,13 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, Full, MedsiloError
 from medsilo_dicom.header import CT
 from medsilo_dicom.inbox import Inbox, is_uid
-from medsilo_dicom.node import FULL, TAKEN, WRONG, Node
+from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Node
 from medsilo_dicom.sending import send
 from medsilo_dicom.series import make_series
 from medsilo_dicom.tree import read_tree
 from tests.dicoms import write_study
 
-CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+CAPTURE, PRIVATE = "1.2.840.10008.5.1.4.1.1.7", "1.3.12.2.1107.5.9.1"
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,38 @@ def test_an_object_that_can_not_be_kept_is_refused_and_ends_nothing(study: list[
     assert association.send_c_store(pydicom.dcmread(study[2])).Status == TAKEN
     association.release()
     assert len(files_in(node)) == 2 and node.inbox.refused == 3
+
+
+def test_what_training_can_not_use_is_passed_over_and_the_rest_comes(study: list[Path], node: Node) -> None:
+    said: list[str] = []
+    node.say = said.append
+    sender = AE(ae_title="MEDSILO")
+    for kind in (CAPTURE, PRIVATE, "1.2.840.10008.5.1.4.1.2.2.1", CT):
+        sender.add_requested_context(kind)
+    association = sender.associate("127.0.0.1", node.port, ae_title="HERE")
+    accepted = {str(context.abstract_syntax) for context in association.accepted_contexts}
+    assert accepted == {CAPTURE, PRIVATE, CT}  # and no question may be asked
+    for kind in (CAPTURE, PRIVATE) * 2:
+        other = pydicom.dcmread(study[0])
+        other.SOPClassUID = kind
+        assert association.send_c_store(other).Status == DISCARDED
+    assert association.send_c_store(pydicom.dcmread(study[0])).Status == TAKEN
+    for number in range(3):
+        bad = pydicom.dcmread(study[0])
+        bad.StudyInstanceUID = f"../{number}"
+        assert association.send_c_store(bad).Status == WRONG
+    association.release()
+    assert len(files_in(node)) == 1 and node.passed_over == 4 and node.inbox.refused == 3
+    assert len(said) == 2 and "neither CT" in said[0] and "a UID that is none" in said[1]
+
+
+def test_studies_that_were_not_asked_for_are_refused(study: list[Path], tmp_path: Path) -> None:
+    own = str(pydicom.dcmread(study[0]).StudyInstanceUID)
+    Inbox(tmp_path, 1 << 20, 1 << 16, frozenset([own])).keep(study[0].read_bytes())
+    inbox = Inbox(tmp_path, 1 << 20, 1 << 16, frozenset([f"{own}.1"]))
+    with pytest.raises(DataError, match="not asked for"):
+        inbox.keep(study[1].read_bytes())
+    assert inbox.refused == 1 and len(list(tmp_path.rglob("*.dcm"))) == 1
 
 
 def test_a_sender_without_end_is_cut_off(study: list[Path], node: Node) -> None:
@@ -183,6 +215,8 @@ def test_a_study_is_fetched_from_dicomweb(server: str, study: list[Path], tmp_pa
     [
         (["--from", "ftp://host", "--study", "1.2.3"], "no address of a DICOMweb server"),
         (["--from", "http://127.0.0.1:9", "--study", "../x"], "no StudyInstanceUID"),
+        (["--from", "ARCHIVE@127.0.0.1:9", "--study", "1.2.3"], "does not answer"),
+        (["--from", "ARCHIVE@127.0.0.1:9", "--studies", "no-list"], "no list of studies"),
         (["--from", "http://127.0.0.1:9", "--study", "1.2.3"], "does not answer"),
         (["--from", "http://127.0.0.1:9"], "--study"),
         (["--study", "1.2.3"], "--study needs --from"),

@@ -36,13 +36,13 @@ def demo(
     """
     screen.begin(f"demo with seeds {seeds}: loading PyTorch and NVFlare")
     from medsilo.report.demo_page import StoryRows, write_demo
-    from medsilo.study.demo import HARMONISED, RUNNING, run_demo
+    from medsilo.study.demo import HARMONISED, run_demo
 
     with screen.busy("running the demo") as tell_more:
         done = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say, tell_more)
     screen.doing("writing the page")
     same = done.same
-    told = StoryRows(RUNNING, HARMONISED, same.tensors if same else 0, same.different if same else None)
+    told = StoryRows(HARMONISED, same.tensors if same else 0, same.different if same else None)
     page = write_demo(done.folder, told)
     _say_answer(screen, done.folder, page, "now with your data: medsilo init FOLDER -o study")
     screen.answer(report=page, failures=done.failures, equal=bool(same and not same.different))
@@ -253,7 +253,6 @@ def compare(
     from functools import partial
 
     from medsilo.report.study_page import write_study
-    from medsilo.runs.reading import read_verdict
     from medsilo.runs.schema import About
     from medsilo.study.compare import Asked, Study, asked, command_line, most_at_once
 
@@ -269,8 +268,7 @@ def compare(
         failures = study.run_within(minutes, *how) if minutes else study.run(*how)
     screen.doing("writing the page")
     page = write_study(out)
-    first = next((one.run for one in read_verdict(out).runs), "")
-    _say_answer(screen, out, page, f"a page for each hospital: medsilo report {out / first} --hospitals")
+    _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")
     rows = json.loads((out / paths.TABLE).read_text(encoding="utf-8"))
     screen.answer(table=out / paths.TABLE, report=page, verdict=out / "verdict.json", failures=failures, rows=rows)
     for failure in failures:
@@ -281,18 +279,15 @@ def compare(
 def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> None:
     """Say what a comparison found, for each hospital whether joining pays there, and the next command."""
     from medsilo.runs.reading import read_verdict
-    from medsilo.study.verdict import with_interval
+    from medsilo.study.words import in_patients, in_points, verdict_in_words
 
     verdict = read_verdict(folder)
     screen.say(f"\n{verdict.headline}")
-    words = {"yes": "joining pays", "no": "joining costs", "open": "open whether joining pays"}
-    [gains] = [row.joining for row in verdict.rows if row.title == verdict.declared] or [{}]
-    for site, answer in verdict.joining.items():
-        if answer in words:
-            gain, told = gains.get(site), words[answer]
-            if gain and gain.seeds > 1 and not gain.sure and gain.low * gain.high > 0:
-                told += f" after correction for {len(verdict.joining)} hospitals"
-            screen.say(f"  {site}: {told}{f', {with_interval(gain)}' if gain else ''}")
+    for site, one in verdict.gains.items():
+        told = ", ".join(filter(None, [in_points(one.gain), in_patients(verdict.metric, one.gain.mean)]))
+        screen.say(f"  {site}: {verdict_in_words(one)}; {one.method}: {told}")
+    if verdict.between != verdict.headline:
+        screen.say(verdict.between)
     screen.say(f"\ntable: {folder / paths.TABLE}\nreport: {page}\n{following}")
 
 

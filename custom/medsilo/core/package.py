@@ -20,6 +20,7 @@ PLUGINS = (
     "medsilo_rehearsal",
     "medsilo_release",
     "medsilo_series",
+    "medsilo_statistics",
 )
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
 NAME = "medsilo"  # of the distribution that they are all in

@@ -17,7 +17,14 @@ from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.jobs import CONFIG, job_files
 from medsilo.flare.patience import Patience
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.workspace import file_of_job, kit_of, output_folder, results_of_job, settings_of_site
+from medsilo.flare.workspace import (
+    file_of_job,
+    kit_of,
+    output_folder,
+    results_of_job,
+    settings_of_site,
+    submitter_of,
+)
 from medsilo.registry import INQUIRIES
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
@@ -83,7 +90,8 @@ class InquiryExecutor(MedsiloExecutor):
             question = inquiry.read(file_of_job(fl_ctx, QUESTION))
             settings, site = settings_of_site(fl_ctx), fl_ctx.get_identity_name()
             folder = paths.site_folder(output_folder(fl_ctx, settings) / f"{name}-{fl_ctx.get_job_id()}", site)
-            own = SiteOfInquiry(site, settings, folder, lambda: signer_of(kit_of(fl_ctx)))
+            kit, lead = kit_of(fl_ctx), submitter_of(fl_ctx) or ""
+            own = SiteOfInquiry(site, settings, folder, lambda: signer_of(kit), lead, kit)
             self.asked = inquiry.site(question, own), Clock(folder, settings.limits)
         return self.asked
 

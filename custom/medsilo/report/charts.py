@@ -26,17 +26,25 @@ MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a c
 
 @dataclass(frozen=True)
 class Series:
-    """One line: `values[n]` at `places[n]`, by default at n; None leaves a gap. `ring` circles the point at that n."""
+    """One line: `values[n]` at `places[n]`, by default at n; None leaves a gap. `ring` circles the point at that n;
+    `band` shades from the first to the second of each pair."""
 
     name: str
     values: Sequence[float | None]
     style: int = 0
     ring: int | None = None
     places: Sequence[float] | None = None
+    band: Sequence[tuple[float, float] | None] = ()
 
     def place(self, n: int) -> float:
         """Return where the n-th value lies on the x axis."""
         return n if self.places is None else self.places[n]
+
+
+def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float] | None]:
+    """Return the lowest and the highest of several curves at each place; nothing where one has no value."""
+    columns = zip(*curves, strict=False) if len(curves) > 1 else ()
+    return [None if None in column else (min(column), max(column)) for column in columns]
 
 
 def bridged(series: Sequence[Series], skipped: Collection[int]) -> list[Series]:
@@ -67,7 +75,8 @@ def validation_chart(series: Sequence[Series], metric: str, *, key: str, last_x:
 
 def _bridged(one: Series, kept: Sequence[int]) -> Series:
     ring = kept.index(one.ring) if one.ring in kept else None
-    return replace(one, values=[one.values[n] for n in kept], places=[one.place(n) for n in kept], ring=ring)
+    band = [one.band[n] for n in kept if n < len(one.band)]
+    return replace(one, values=[one.values[n] for n in kept], places=[one.place(n) for n in kept], ring=ring, band=band)
 
 
 def styles(references: Sequence[bool]) -> list[int]:
@@ -188,6 +197,9 @@ def _axes(
 
 def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit: str) -> None:
     group = ElementTree.SubElement(svg, "g", {"class": colour(one.style)})
+    if edges := [(plot.x(one.place(n)), *map(plot.y, pair)) for n, pair in enumerate(one.band) if pair]:
+        around = [f"{x} {low}" for x, low, _ in edges] + [f"{x} {high}" for x, _, high in reversed(edges)]
+        ElementTree.SubElement(group, "path", {"class": "band", "d": f"M{'L'.join(around)}z"})
     path, drawing = [], False
     for n, value in enumerate(one.values):
         if value is not None:

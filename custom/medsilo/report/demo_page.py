@@ -6,14 +6,13 @@ from pathlib import Path
 from medsilo.report.read import read
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_verdict
-from medsilo.runs.schema import PairedDifference, Verdict
+from medsilo.runs.schema import Verdict
 
 
 @dataclass(frozen=True)
 class StoryRows:
     """The rows that the story is about, and how the study under NVFlare compares."""
 
-    running: str
     pictured: str  # the row whose first run has pictures of the hospitals' images
     tensors: int
     different: int | None  # None where the simulator failed
@@ -22,26 +21,12 @@ class StoryRows:
 def write_demo(folder: Path, told: StoryRows) -> Path:
     """Write the demo's page and return where it is."""
     verdict = read_verdict(folder)
-    joined, running = verdict.first, _against(verdict, told.running)
     story = {
         "pictures": _pictures(folder, verdict, told.pictured),
-        "joined": joined and _gain(joined),
-        "running": running and _gain(_turned(running)),
-        "seeds": len(verdict.seeds),
         "tensors": told.tensors,
         "different": told.different,
     }
-    return write_study(folder, template="demo.html", headline=headline(joined), story=story)
-
-
-def headline(joined: PairedDifference | None) -> str:
-    """Return the answer to the demo's one question, from training together minus training alone."""
-    if joined is None:
-        return "The demo's question has no answer: its runs alone or together failed."
-    if joined.low <= 0 <= joined.high:
-        return f"It is open whether three small hospitals gain by training together: {_gain(joined)}."
-    word = "gain" if joined.mean > 0 else "lose"
-    return f"Three small hospitals {word} by training together: {_gain(joined)}."
+    return write_study(folder, template="demo.html", story=story)
 
 
 def _pictures(folder: Path, verdict: Verdict, title: str) -> dict[str, list[str]]:
@@ -49,21 +34,3 @@ def _pictures(folder: Path, verdict: Verdict, title: str) -> dict[str, list[str]
     runs = [run.run for run in verdict.runs if run.row == title]
     found = read(folder / runs[0]).pictures if runs else {}
     return {site: [before for before, _ in pairs] for site, pairs in found.items()}
-
-
-def _against(verdict: Verdict, title: str) -> PairedDifference | None:
-    """Return a row's difference from the one that all are held against."""
-    return next((row.difference.mean for row in verdict.rows if row.title == title), None)
-
-
-def _turned(one: PairedDifference) -> PairedDifference:
-    """Return the difference the other way round."""
-    return one.model_copy(update={"mean": -one.mean, "low": -one.high, "high": -one.low})
-
-
-def _gain(one: PairedDifference) -> str:
-    return f"{_points(one.mean)} points of accuracy ({_points(one.low)} to {_points(one.high)})"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}".replace("-", "−")

@@ -1,19 +1,14 @@
-"""The sites' cases by class, as the papers draw them: a dot for each class and site, its area the number of cases."""
+"""The sites' cases by part and by class: how many, and how common each class is there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
-from xml.etree import ElementTree
 
-from markupsafe import Markup
-
-from medsilo.report.pictures import NAMES, draw_text, shortened, start_svg, to_markup
+from medsilo.report.formats import cell
 from medsilo.report.read import RunResult
 
 PARTS = ("train", "validation", "test")
-CELL, WIDEST, HEAD, FOOT = 34, 640, 22, 4
-MOST_NUMBERS = 12  # columns up to which a number stands below each dot
+Table = tuple[str, Sequence[str], list[tuple[str, list[dict[str, Any]]]]]  # its title, its heads, its rows
 
 
 @dataclass(frozen=True)
@@ -36,74 +31,32 @@ class Holding:
             "sealed" if any(site.cases and site.cases.get("train") is None for site in told) else "–",
         )
 
+    def tables(self) -> Iterator[Table]:
+        """Yield the cases by part, and by class; the darker a cell, the larger its share of the site's."""
+        yield "Cases by part", PARTS, self._rows(self.parts, 0)
+        if widest := max((len(counts) for counts in self.classes if counts), default=0):
+            rows = [counts or (None,) * widest for counts in self.classes]
+            yield "Training cases by class", [str(label) for label in range(widest)], self._rows(rows, 1)
 
-def pictures(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """One entry for all runs whose sites have the same: which runs, and its pictures."""
+    def _rows(self, rows: Sequence[Sequence[int | None]], shaded: float) -> list[tuple[str, list[dict[str, Any]]]]:
+        told = []
+        for site, counts in zip(self.sites, rows, strict=True):
+            whole = sum(filter(None, counts)) or 1
+            shares = [(count or 0) / whole for count in counts]
+            texts = [self.unknown if count is None else str(count) for count in counts]
+            asides = [f"{share:.0%}" if shaded and count else "" for count, share in zip(counts, shares, strict=True)]
+            cells = [cell(*one, "heat") for one in zip(counts, texts, asides, strict=True)]
+            told.append((site, [one | {"heat": shaded * share} for one, share in zip(cells, shares, strict=True)]))
+        return told
+
+
+def tables(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """One entry for all runs whose sites have the same: which runs, and its tables."""
     groups: dict[Holding, list[str]] = {}
     for run in runs:
         groups.setdefault(Holding.of(run), []).append(run.label)
     return [
-        {"label": ", ".join(labels) if len(groups) > 1 else "", "charts": _charts(holding, f"who-{place}")}
-        for place, (holding, labels) in enumerate(groups.items())
+        {"label": ", ".join(labels) if len(groups) > 1 else "", "tables": list(holding.tables())}
+        for holding, labels in groups.items()
         if any(count for counts in holding.parts for count in counts)
     ]
-
-
-def _charts(holding: Holding, key: str) -> list[dict[str, Any]]:
-    charts: list[tuple[str, Sequence[str], Sequence[Sequence[int | None]]]] = [("Cases by part", PARTS, holding.parts)]
-    widest = max((len(counts) for counts in holding.classes if counts), default=0)
-    if widest:
-        rows = tuple(counts or (None,) * widest for counts in holding.classes)
-        charts.append(("Training cases by class", tuple(str(label) for label in range(widest)), rows))
-    return [
-        {
-            "title": title,
-            "chart": dots(holding.sites, columns, rows, key=f"{key}-{place}", title=title, unknown=holding.unknown),
-        }
-        for place, (title, columns, rows) in enumerate(charts)
-    ]
-
-
-def dots(
-    sites: Sequence[str],
-    columns: Sequence[str],
-    rows: Sequence[Sequence[int | None]],
-    *,
-    key: str,
-    title: str,
-    unknown: str = "–",
-) -> Markup:
-    """Row i, column j: what site i has of j. None is not told and leaves a dash, or why; 0 leaves nothing."""
-    cell = min(CELL, (WIDEST - NAMES) / len(columns)) if len(columns) > MOST_NUMBERS else CELL * 1.6
-    tall = CELL + (12 if len(columns) <= MOST_NUMBERS else 0)
-    width, height = NAMES + len(columns) * cell, HEAD + len(sites) * tall + FOOT
-    svg = start_svg(width, height, key, title, _words(sites, columns, rows, unknown))
-    most = max((count for row in rows for count in row if count), default=1)
-    for j, column in enumerate(columns):
-        draw_text(svg, column, x=round(NAMES + (j + 0.5) * cell, 1), y=HEAD - 8, **{"text-anchor": "middle"})
-    for i, site in enumerate(sites):
-        middle = HEAD + i * tall + CELL / 2
-        draw_text(svg, shortened(site), x=NAMES - 6, y=middle + 4, **{"text-anchor": "end"})
-        for j, (column, count) in enumerate(zip(columns, rows[i], strict=True)):
-            x = round(NAMES + (j + 0.5) * cell, 1)
-            if count:
-                dot = ElementTree.SubElement(svg, "g", {"class": f"s{i % 8}"})
-                draw_text(dot, f"{site}, {column}: {count}", "title")
-                radius = (min(cell, CELL) / 2 - 1) * sqrt(count / most)
-                place = {"cx": str(x), "cy": str(middle), "r": f"{max(radius, 0.7):.2f}"}
-                ElementTree.SubElement(dot, "circle", place | {"class": "dot"})
-            if len(columns) <= MOST_NUMBERS or count is None:
-                shown = unknown if count is None else str(count)
-                y = middle + (CELL / 2 + 9 if len(columns) <= MOST_NUMBERS else 4)
-                draw_text(svg, shown, x=x, y=y, **{"text-anchor": "middle"})
-    return to_markup(svg)
-
-
-def _words(sites: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[int | None]], unknown: str) -> str:
-    instead = "not told" if unknown == "–" else unknown
-    return " ".join(
-        f"{site}: "
-        + ", ".join(f"{column} {instead if n is None else n}" for column, n in zip(columns, row, strict=True))
-        + "."
-        for site, row in zip(sites, rows, strict=True)
-    )

@@ -11,6 +11,7 @@ from medsilo.report import deciding, panels
 from medsilo.report.charts import Series, swatch, validation_chart
 from medsilo.report.findings import CHOSEN, STANDS_OUT, SYNTHETIC, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.gains import LEAST
 from medsilo.report.learned import learned
 from medsilo.report.panels import Subject
 from medsilo.report.provenance import provenance
@@ -20,7 +21,6 @@ from medsilo.report.template import fill, save
 from medsilo.runs import paths
 from medsilo.runs.schema import SiteResult
 
-LEAST = 3  # hospitals behind a mean: of two, each could work out the other's number
 WITH_NAMES = ("Folder", "Study")  # facts of a run that the lead named
 
 

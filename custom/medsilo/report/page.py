@@ -20,11 +20,10 @@ from medsilo.report.provenance import provenance
 from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.table import MISSING, WITHHELD, number, score_text
 from medsilo.report.template import fill, save
+from medsilo.report.timeline import apart, timeline
 from medsilo.runs.schema import SiteResult
 
 HERE = Path(__file__).parent
-LONG_GRID = 20
-MARKS = {"answered": "●", "refused": "✕", "lost": "○", "missed": "○", "not asked": "·"}
 
 
 def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
@@ -56,7 +55,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
         overlays=panels.overlays_of_runs(runs),
-        holdings=holdings.pictures(runs),
+        holdings=holdings.tables(runs),
         crossed=[_crossed(run) for run in runs if run.cross],
         curves=_curves(runs, looks),
         harmonised=panels.harmonised(subjects),
@@ -64,7 +63,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
         spent=panels.spent(subjects),
-        participation=[_participation(run) for run in runs if not findings.is_central(run)],
+        participation=[_participation(run, n) for n, run in enumerate(runs) if not findings.is_central(run)],
         agreed=same(runs, _agreed),
         costs=_costs(runs),
         provenance=provenance(runs),
@@ -216,32 +215,17 @@ def _numbers_row(run: RunResult, site: str) -> dict[str, Any]:
     return {"site": site, "cells": [number(value) for value in padded], "selected": selected}
 
 
-def _participation(run: RunResult) -> dict[str, Any]:
-    """Rounds x sites. The reasons stand in the cells and, for paper and screen readers, in a list."""
-    absences = run.absences()
-    reasons = {(absence.site, absence.round): absence for absence in absences}
-    rows: list[dict[str, Any]] = []
-    for site in run.sites:
-        cells = []
-        for line in run.rounds:
-            absence = reasons.get((site, line.round))
-            kind = absence.kind if absence else "answered" if site in line.answered else "not asked"
-            detail = absence.text if absence else kind
-            cells.append({"kind": kind.replace(" ", "-"), "mark": MARKS[kind], "text": f"round {line.round}: {detail}"})
-        rows.append({"site": site, "cells": cells, "contributed": run.site(site).contributed})
-    everyone = bool(rows and run.rounds) and all(cell["kind"] == "answered" for row in rows for cell in row["cells"])
-    drawn = bool(run.rounds) and not (everyone and len(run.rounds) > LONG_GRID)
+def _participation(run: RunResult, place: int) -> dict[str, Any]:
+    """Each round on the server's clock, and a list of who is missing and why."""
+    everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
     return {
         "label": run.label,
-        "rounds": [{"number": line.round, "phase": line.phase} for line in run.rounds],
-        "rows": rows,
+        "chart": timeline(run, f"time-{place}") if run.rounds else None,
+        "apart": apart(run, f"apart-{place}") if run.rounds else None,
         "everyone": everyone,
-        # A long grid without a single gap says no more than the sentence above it.
-        "drawn": drawn,
-        "wide": drawn and len(run.rounds) > LONG_GRID,
         "planned": run.summary.rounds.planned,
         "done": run.summary.rounds.done,
-        "absences": _grouped(absences),
+        "absences": _grouped(run.absences()),
         "agreed": _agreed(run),
         "failed": run.failed,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from medsilo.report.charts import Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell
-from medsilo.report.pictures import Dot, dot_chart, dot_ticks, heat_map
+from medsilo.report.pictures import Dot, dot_chart, dot_ticks
 from medsilo.report.read import OVERLAYS, RunResult, same
 from medsilo.report.table import MISSING, number
 from medsilo.runs.schema import SuperModelFacts
@@ -50,22 +50,27 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     """Return who learns from whom, where the method weighs sites: W, its mean over seeds."""
     panels = []
-    for place, subject in enumerate(having(subjects, lambda run: run.summary.details.similarity)):
+    for subject in having(subjects, lambda run: run.summary.details.similarity):
         found = [one for run in subject.runs if (one := run.summary.details.similarity)]
         sites = found[0].sites
         columns = [list(zip(*rows, strict=True)) for rows in zip(*(one.weights for one in found), strict=True)]
-        weights = [[statistics.mean(values) for values in row] for row in columns]
-        title = f"{subject.label}: how much each site (row) takes from each (column)"
+        means = [[statistics.mean(values) for values in row] for row in columns]
+        most = max((mean for i, row in enumerate(means) for j, mean in enumerate(row) if i != j), default=0) or 1
         panels.append(
             {
                 "subject": subject,
-                "map": heat_map(sites, weights, key=f"similarity-{place}", title=title),
                 "source": same(subject.runs, lambda run: _pretrained(run.summary.details.pretraining)),
-                "spread": max(max(values) - min(values) for row in columns for values in row),
                 "sites": sites,
                 "rows": [
-                    (site, [_over_seeds(values, number) for values in row])
-                    for site, row in zip(sites, columns, strict=True)
+                    (
+                        site,
+                        [
+                            _over_seeds(values, number)
+                            | ({"look": "kept"} if i == j else {"look": "heat", "heat": means[i][j] / most})
+                            for j, values in enumerate(row)
+                        ],
+                    )
+                    for i, (site, row) in enumerate(zip(sites, columns, strict=True))
                 ],
             }
         )

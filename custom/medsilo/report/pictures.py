@@ -1,4 +1,4 @@
-"""The heat map of who learns from whom, and dots with whiskers, as inline SVG like the line charts."""
+"""Dots with whiskers, as inline SVG like the line charts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,6 @@ from markupsafe import Markup
 from medsilo.core.text import printable
 from medsilo.report.charts import colour, marker, ticks
 
-CELL, NAMES = 30, 92  # of the heat map: a cell's side, the room for the sites' names
-MOST_NUMBERS = 14  # sites up to which each cell shows its number
 ROW, HEAD, FOOT = 18, 4, 26  # of a chart of dots
 DOTS_WIDTH, DOT_NAMES, DOTS_RIGHT = 380, 132, 14
 
@@ -29,32 +27,6 @@ class Dot:
         """The score and its interval."""
         interval = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})" if self.interval else ""
         return f"{self.name} {_number(self.value)}{interval}"
-
-
-def heat_map(sites: Sequence[str], weights: Sequence[Sequence[float]], *, key: str, title: str) -> Markup:
-    """Row i, column j: how much site j's model counts in site i's mixture. The diagonal only has a frame."""
-    count = len(sites)
-    side = NAMES + count * CELL
-    svg = start_svg(side, side, key, title, _describe(sites, weights))
-    others = [value for i, row in enumerate(weights) for j, value in enumerate(row) if i != j]
-    most = max(others, default=0.0) or 1.0
-    for i, site in enumerate(sites):
-        middle = NAMES + i * CELL + CELL / 2
-        draw_text(svg, shortened(site), x=NAMES - 6, y=middle + 4, **{"text-anchor": "end"})
-        draw_text(svg, shortened(site), x=middle + 4, y=NAMES - 6, transform=f"rotate(-90 {middle + 4} {NAMES - 6})")
-        for j, value in enumerate(weights[i]):
-            x, y = NAMES + j * CELL, NAMES + i * CELL
-            cell = ElementTree.SubElement(svg, "g")
-            draw_text(cell, f"{site} takes {value:.3f} from {sites[j]}", "title")
-            strength = 0.0 if i == j else value / most
-            shape = {"x": str(x + 1), "y": str(y + 1), "width": str(CELL - 2), "height": str(CELL - 2)}
-            look = {"class": "heat own" if i == j else "heat", "fill-opacity": f"{strength:.3f}"}
-            ElementTree.SubElement(cell, "rect", shape | look)
-            if count <= MOST_NUMBERS:
-                bright = {"class": "on"} if strength > 0.55 else {}
-                number = f"{value:.2f}".removeprefix("0")
-                draw_text(cell, number, x=x + CELL / 2, y=y + CELL / 2 + 4, **{"text-anchor": "middle"}, **bright)
-    return to_markup(svg)
 
 
 def dot_ticks(charts: Sequence[Sequence[Dot]], chances: Sequence[float | None]) -> list[float]:
@@ -96,16 +68,6 @@ def dot_chart(
             ElementTree.SubElement(group, "path", {"class": "whisker", "d": f"M{low} {middle}H{high}"})
         ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(dot.style, place(dot.value), middle)})
     return to_markup(svg)
-
-
-def _describe(sites: Sequence[str], weights: Sequence[Sequence[float]]) -> str:
-    """The heat map in words: from whom each site takes most."""
-    sentences = []
-    for i, site in enumerate(sites):
-        others = [(value, sites[j]) for j, value in enumerate(weights[i]) if j != i]
-        most = f", most of the others from {max(others)[1]} ({max(others)[0]:.2f})" if others else ""
-        sentences.append(f"{site} keeps {weights[i][i]:.2f} of its own{most}.")
-    return " ".join(sentences)
 
 
 def start_svg(width: float, height: float, key: str, title: str, description: str) -> ElementTree.Element:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.text import counted
-from medsilo.report import deciding, findings, panels
-from medsilo.report.charts import WIDE, Series, bridged, line_chart, styles, swatch, ticks
+from medsilo.report import deciding, findings, holdings, panels
+from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.gains import first_screen
 from medsilo.report.learned import guessing_at, learned
 from medsilo.report.panels import MethodScores, Subject
 from medsilo.report.provenance import provenance
@@ -21,32 +22,31 @@ from medsilo.report.template import fill, save
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import Level, PairedDifference, Verdict, VerdictRow
+from medsilo.study.words import points
 
 MEGABYTE = 1e6
+DARKEST = 0.3  # the gain whose cell is darkest
 ENDPOINTS = {"mean": "Mean over sites", "pooled": "Pooled over cases", "worst-site": "Worst site"}
 Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
 
 
-def write_study(
-    folder: Path, destination: Path | None = None, *, template: str = "study.html", headline: str = "", **more: Any
-) -> Path:
+def write_study(folder: Path, destination: Path | None = None, *, template: str = "study.html", **more: Any) -> Path:
     """Read a comparison's folder, write its page and return where it is.
 
-    A page of its own kind gives its template, with what that shows, and the headline that answers its question.
+    A page of its own kind gives its template, with what that shows.
     """
     verdict = read_verdict(folder)
     found: Rows = {row.title: [] for row in verdict.rows}
     for one in verdict.runs:
         turn = f", fold {one.fold}" if one.fold else ""
         found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}{turn}"))
-    return save(render(verdict, found, template, headline, **more), destination or folder / paths.REPORT)
+    return save(render(verdict, found, template, **more), destination or folder / paths.REPORT)
 
 
-def render(verdict: Verdict, found: Rows, template: str = "study.html", headline: str = "", **more: Any) -> str:
+def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: Any) -> str:
     """The page as text; it depends on nothing but the verdict and the runs."""
     runs = [run for own in found.values() for run in own]
     about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
-    remarks = (verdict.headline,) if headline else ()
     looks = styles([_is_reference(row) for row in rows])
     chances = guessing_at(verdict.sites, runs)
     subjects = [Subject(title, own, seeds) for title, own in found.items()]
@@ -56,10 +56,9 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", headline
         about=about,
         verdict=verdict,
         context=_context(verdict),
-        answer=Answer(
-            (headline or verdict.headline) + learned(subjects),
-            (*remarks, *_could_have_seen(verdict), *_joining_in_words(verdict)),
-        ),
+        first=first_screen(verdict),
+        answer=Answer(verdict.headline + learned(subjects)),
+        between=[*([verdict.between] if verdict.first else []), *_could_have_seen(verdict)],
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=_heads(verdict),
@@ -67,6 +66,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", headline
         joining=[_joining(row, verdict.sites) for row in rows if any(row.joining.values())],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
+        holdings=holdings.tables(runs),
         checks=checks(subjects),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
@@ -101,20 +101,6 @@ def _could_have_seen(verdict: Verdict) -> tuple[str, ...]:
     return (verdict.could_have_seen.words,) if verdict.could_have_seen else ()
 
 
-def _joining_in_words(verdict: Verdict) -> tuple[str, ...]:
-    """Does joining pay? One sentence for each answer."""
-    who = verdict.declared or "at least one federation"
-    words = {
-        "yes": f"{who} is surely better than its own model at",
-        "no": f"{verdict.declared or 'every federation'} is surely worse than its own model at",
-        "open": "the intervals leave it open at",
-    }
-    by_answer = {answer: [s for s, own in verdict.joining.items() if own == answer] for answer in words}
-    told = [f"{words[answer]} {', '.join(sites)}" for answer, sites in by_answer.items() if sites]
-    text = "; ".join(told)
-    return (f"Does joining pay? {text[0].upper()}{text[1:]}.",) if told else ()
-
-
 def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     """Return the notices of the first screen: failed runs, missing sites, cautions, synthetic data."""
     runs = [run for own in found.values() for run in own]
@@ -123,10 +109,6 @@ def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
     notices += [notice for notice in findings.notices(runs) if notice.word == STANDS_OUT]
-    for row in verdict.rows:
-        if row.unlike:
-            text = f"{row.title} and {row.against} differ in more than the method: {row.unlike}."
-            notices.append(Notice("caution", "Norms", text))
     kept = sorted({site for row in verdict.rows for site in row.means_only})
     if kept:
         text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
@@ -183,7 +165,16 @@ def _heads(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def _joining(row: VerdictRow, sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
-    return row.title, [_difference(row.joining[site]) for site in sites]
+    return row.title, [_shaded(row.joining[site]) for site in sites]
+
+
+def _shaded(found: PairedDifference | None) -> dict[str, Any]:
+    """A cell that is the darker, the larger the gain or the loss."""
+    if found is None:
+        return cell(None)
+    look = f"{'gain' if found.mean > 0 else 'loss'}{' sure' if found.sure else ''}"
+    told = cell(100 * found.mean, points(found.mean), f"{points(found.low)} to {points(found.high)}", look)
+    return told | {"heat": min(abs(found.mean) / DARKEST, 1)}
 
 
 def _p(value: float) -> str:
@@ -204,17 +195,21 @@ def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
     """Validation, mean over sites and seeds, against rounds and against bytes."""
     by_round, by_bytes = [], []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
-        values = _average([run.mean_curve for run in runs])
+        curves = [run.mean_curve for run in runs]
+        values, band = _average(curves), band_of(curves)
         skipped = set.intersection(*(run.unscored for run in runs)) if runs else set()
         sent = [run.traffic for run in runs]
         if not any(value is not None for value in values):
             continue
-        by_round += bridged([Series(title, values, style)], skipped)
+        by_round += bridged([Series(title, values, style, band=band)], skipped)
         places = [statistics.mean(column) / MEGABYTE for column in zip(*sent, strict=False)]
-        by_bytes += bridged([Series(title, values[: len(places)], style, places=places)], skipped)
+        by_bytes += bridged(
+            [Series(title, values[: len(places)], style, places=places, band=band[: len(places)])], skipped
+        )
     if not by_round:
         return []
     known = [value for one in by_round for value in one.values if value is not None]
+    known += [edge for one in by_round for edges in one.band if edges for edge in edges]
     marks = ticks(min(known), max(known))
     rounds = line_chart(
         by_round,

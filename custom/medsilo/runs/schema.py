@@ -567,6 +567,23 @@ class Differences(RecordPart):
     sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
 
 
+class HospitalGain(RecordPart):
+    """One hospital's gain from joining, and the verdict on it."""
+
+    word: Literal["worth it", "promising", "no gain", "too few patients", "too few seeds"] = Field(
+        description="`worth it`: surely better; `promising`: better, and chance alone would show as much in less than "
+        "one of five studies; `no gain`: at most two points; else what there are too few of to tell"
+    )
+    method: Text = Field(description="the row whose gain it is")
+    gain: PairedDifference = Field(description="that row's model minus the one that the site trains alone")
+    patients: Count | None = Field(
+        None, description="those of the test cases; `null` where the site keeps their scores"
+    )
+    needed: Count | None = Field(
+        None, description="test patients, or seeds, with which four of five such studies would find the gain, if known"
+    )
+
+
 class VerdictRow(RecordPart):
     """One row of a comparison."""
 
@@ -652,7 +669,8 @@ class Verdict(RecordPart):
     single: list[str] = Field(
         [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
     )
-    headline: str = Field(description="the answer in words")
+    headline: str = Field(description="the answer to the first question in words")
+    between: str = Field("", description="which methods are surely above the row that all are held against, in words")
     winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
     first: PairedDifference | None = Field(
         None,
@@ -663,6 +681,7 @@ class Verdict(RecordPart):
     joining: dict[str, Literal["yes", "no", "open", "unknown"]] = Field(
         description="site → whether joining pays, by the declared row: `yes`, `no`, `open` or `unknown`"
     )
+    gains: dict[str, HospitalGain] = Field({}, description="site → the verdict on joining, see below")
     rows: list[VerdictRow] = Field(description="the rows, see below")
     about: About = Field(description="`title`, `command`, `machine`, `cells`, `failures`")
     runs: list[RunOfRow] = Field(

@@ -82,9 +82,7 @@ def run_demo(
     if folder.exists():
         raise MedsiloError(f"run folder {folder} exists; wait a second and try again")
     cells = cells_of(plan, [Row.parse(text) for text in ROWS], seeds, [], folder)
-    about = About(
-        title="Demo: does joining pay for three hospitals?", command=command, machine=f"{os.cpu_count()} CPU cores"
-    )
+    about = About(title="Demo: three synthetic hospitals", command=command, machine=f"{os.cpu_count()} CPU cores")
     settings = SiteSettings(device="cpu", studies=None)
     study = Study(folder, about, plan, cells, TOGETHER)
     tell_more(study.under_way)

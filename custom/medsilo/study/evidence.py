@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ UNSTEADY = 0.02  # a row is on its own when chance alone makes it as unsteady as
 TAIL = (1 - LEVEL) / 2
 POWER = 0.8  # share of studies in which the gain would be found
 MOST_SEEDS = 30
+MOST_PATIENTS = 100_000
 DRAWS = 2000  # of studies, for their power
 WORTH = 0.8  # more seeds are proposed if they bring the gain down to this share of what it is at least
 
@@ -452,6 +454,31 @@ def sensitivity(found: Collection[Difference]) -> DetectableGain | None:
     return DetectableGain(
         seeds=seeds, gain=gain, more_seeds=more, smaller_gain=gains[more], low=low, high=high, words=words
     )
+
+
+def needed(
+    one: Difference, patients: int, gain: float, error: float
+) -> tuple[Literal["patients", "seeds"], int | None]:
+    """Return what a study has too little of to find this gain with probability `POWER`, and how many would do, as
+    `patients` spread the difference now (Lachin 1981). Seeds cost machine time alone, so they are what is missing only
+    where the patients are enough. None: more than `MOST_PATIENTS`, or nobody knows how patients differ."""
+    if patients < 2 or not one.patients.degrees:
+        return "patients", None
+
+    def enough(people: int, seeds: int | None) -> bool:
+        parts = [Variance(one.patients.variance * patients / people, people - 1)]
+        parts += [Variance(one.luck.variance / seeds, seeds - 1)] if seeds else []
+        parts = [part for part in parts if part.variance]
+        errors = statistics.NormalDist().inv_cdf(POWER) + (critical(error, parts) if parts else 0)
+        return errors * math.sqrt(sum(part.variance for part in parts)) <= gain
+
+    def fewest(holds: Callable[[int], bool]) -> int | None:
+        found = bisect_left(range(MOST_PATIENTS), True, lo=2, key=holds)
+        return found if found < MOST_PATIENTS else None
+
+    if enough(patients, None):
+        return "seeds", fewest(lambda seeds: enough(patients, seeds))
+    return "patients", fewest(lambda people: enough(people, None))
 
 
 def _parts(one: Difference, seeds: int) -> list[Variance]:

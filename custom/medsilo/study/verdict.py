@@ -4,13 +4,16 @@ against, and whether joining pays; with intervals, and with a name only where th
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
+from medsilo.plan import Plan
 from medsilo.runs.schema import (
     About,
     Differences,
+    HospitalGain,
     Level,
     PairedDifference,
     RunOfRow,
@@ -32,13 +35,19 @@ from medsilo.study.evidence import (
     joined,
     level,
     luck_of,
+    needed,
     seeds_of,
     sensitivity,
 )
 from medsilo.study.norms import ALONE, POOLED, unlike
 from medsilo.study.scores import scores_in
+from medsilo.study.words import in_patients, points
 
 DEFAULT = "fedavg"
+LITTLE = 0.02  # a gain that is worth no federation
+LIKELY = 0.2  # p-value below which a gain is promising
+SEEDS = 3  # with which training's luck is known well enough to say anything
+Word = Literal["worth it", "promising", "no gain", "too few patients", "too few seeds"]
 Seeds = dict[int, dict[str, Scores]]  # by seed, by site
 ENDPOINTS: Mapping[Endpoint, str] = {
     "mean": "in mean test {metric}",
@@ -82,16 +91,16 @@ class Statistics:
         found = {endpoint: self._against(endpoint=endpoint) for endpoint in ENDPOINTS}
         differences = {endpoint: self._tested(own) for endpoint, own in found.items()}
         at_site = {site: self._tested(self._against([site])) for site in sites}
-        first, joining = self._first(), self._joined(sites)
-        sentence, named = self.sentence(differences[self.primary])
-        headline = " ".join(filter(None, [self._whether_joining_pays(first), sentence]))
+        found_at = {site: self._joining([site]) for site in sites}
+        first, joining = self._first(), self._joined(found_at)
+        between, named = self.sentence(differences[self.primary])
         seen = sensitivity([one for row, one in found[self.primary].items() if row.method not in (ALONE, POOLED)])
         rows = []
         for row in self.rows:
             means_only = {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
             entry = VerdictRow(
                 title=row.title,
-                method=row.method or plan.algorithm.name,
+                method=row.method or self._plan(row).algorithm.name,
                 changes=list(row.changes),
                 seeds=sorted(self.found[row]),
                 score=self._score(row),
@@ -124,11 +133,13 @@ class Statistics:
             against=self.against,
             primary=self.primary,
             could_have_seen=seen,
-            headline=headline,
+            headline=self._whether_joining_pays(first) or between,
+            between=between,
             winner=named,
             first=first,
             declared=self._declared.title if self._declared else None,
             joining={site: self._pays(joining[site]) for site in sites},
+            gains={site: gain for site in sites if (gain := self._gain(site, found_at, joining[site]))},
             rows=rows,
             planned=self.planned,
             about=about,
@@ -162,9 +173,11 @@ class Statistics:
             if one.task == other.task and one.participation.sites == other.participation.sites:
                 yield seed
 
+    def _plan(self, row: Row) -> Plan:
+        return next(cell.plan for (of, _), cell in self.cells.items() if of == row)
+
     def _unlike(self, row: Row, base: Row) -> str | None:
-        one, other = (next(cell.plan for (of, _), cell in self.cells.items() if of == each) for each in (row, base))
-        return unlike(one, other)
+        return unlike(self._plan(row), self._plan(base))
 
     def _difference(
         self,
@@ -238,13 +251,36 @@ class Statistics:
         found = self._joining(endpoint=self.primary).get(self._declared) if self._declared else None
         return self._tested({"first": found})["first"] if found else None
 
-    def _joined(self, sites: Sequence[str]) -> dict[str, dict[Row, PairedDifference]]:
+    def _joined(self, found_at: Mapping[str, Mapping[Row, Difference]]) -> dict[str, dict[Row, PairedDifference]]:
         """By site: what joining brings. The declared federation is tested at each site, corrected for the sites alone;
         all others are corrected for each other."""
-        found = {(site, row): one for site in sites for row, one in self._joining([site]).items()}
+        found = {(site, row): one for site, own in found_at.items() for row, one in own.items()}
         first = self._tested({key: one for key, one in found.items() if key[1] == self._declared})
         tested = first | self._tested({key: one for key, one in found.items() if key not in first})
-        return {site: {row: tested[at, row] for at, row in found if at == site} for site in sites}
+        return {site: {row: tested[at, row] for at, row in found if at == site} for site in found_at}
+
+    def _gain(
+        self, site: str, found_at: Mapping[str, Mapping[Row, Difference]], tested: Mapping[Row, PairedDifference]
+    ) -> HospitalGain | None:
+        """Return the verdict on joining at a site: of the declared federation, else of the one that is likeliest."""
+        asked = {row: one for row, one in tested.items() if self._declared in (None, row)}
+        if not asked:
+            return None
+        row = min(asked, key=lambda each: (asked[each].adjusted, -asked[each].mean))
+        gain, found = asked[row], found_at[site][row]
+        own = next(scores[site] for scores in self.found[row].values())
+        patients = None if own.summed_up is not None else int(own.patients.max()) + 1
+        what, number = needed(found, patients or 0, max(gain.mean, LITTLE), self._error / len(found_at))
+        word: Word = "too few seeds" if what == "seeds" else "too few patients"
+        if gain.sure and gain.mean > 0:
+            word, number = "worth it", None
+        elif gain.seeds == 1:
+            word, number = "too few seeds", SEEDS
+        elif gain.high <= LITTLE:
+            word, number = "no gain", None
+        elif gain.mean > 0 and gain.p < LIKELY:
+            word = "promising"
+        return HospitalGain(word=word, method=row.title, gain=gain, patients=patients, needed=number)
 
     def _tested(self, found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
         return _tested(found, self._error)
@@ -253,14 +289,20 @@ class Statistics:
     def _whether_joining_pays(self, first: PairedDifference | None) -> str:
         if first is None or self._declared is None:
             return ""
-        where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.goal.metric)
-        gain = f"{self._declared.title} against training alone, {where}: {with_interval(first)}"
-        gain += f", after {first.seeds} of at most {self.planned} seeds" if self.planned else ""
-        if first.seeds == 1:
-            return f"{gain}, with one seed, so training's luck is not known."
+        metric = next(iter(self.cells.values())).plan.task.goal.metric
+        where = ENDPOINTS[self.primary].format(metric=metric).removeprefix("in ")
+        gain = f"with {self._declared.title}, {where} is {points(abs(first.mean))[1:]} points "
+        gain += f"{'higher' if first.mean > 0 else 'lower'} than with training alone"
+        after = f", after {first.seeds} of at most {self.planned} seeds" if self.planned else ""
+        interval = f"95 % interval {points(first.low)} to {points(first.high)}{after}"
         if first.sure:
-            return f"{'Joining pays' if first.mean > 0 else 'Joining costs'}. {gain}."
-        return f"It is open whether joining pays. {gain}."
+            of = in_patients(metric, first.mean)
+            answer = "Yes, joining pays" if first.mean > 0 else "No, joining costs"
+            return f"{answer}: {gain} ({interval}){f': {of}' if of else ''}."
+        why = "These runs cannot tell such a difference from chance"
+        if first.seeds == 1:
+            why = "There is one seed, so training's luck is not known"
+        return f"It is open whether joining pays: {gain} ({interval}). {why}."
 
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> tuple[str, str | None]:
         """The answer, and the method it names if it names one."""

@@ -1,0 +1,111 @@
+"""The first screen of a comparison: the question, and each hospital's gain as a picture, in words, with its verdict."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from medsilo.core.text import counted
+from medsilo.report.charts import marker, ticks
+from medsilo.report.pictures import draw_text, start_svg, to_markup
+from medsilo.runs.schema import PairedDifference, Verdict
+from medsilo.study.words import in_patients, in_points, verdict_in_words
+
+LOOKS = {"worth it": 2, "promising": 3, "no gain": 1, "too few patients": 0, "too few seeds": 0}  # the marker
+SURE = {"surely higher": 2, "surely lower": 4, "open": 0}
+LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
+WIDTH, ROW, EDGE = 320, 26, 16
+EVERYONE = "All together"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A line of the first screen."""
+
+    name: str
+    verdict: str
+    look: str  # the verdict without numbers
+    found: PairedDifference
+
+
+def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the question, its lines with their pictures on one scale, and what to know of them. sites: only these."""
+    if verdict.gains:
+        return _of_hospitals(verdict, sites)
+    rows = {
+        row.title: getattr(row.difference, verdict.primary.removesuffix("-site")) for row in verdict.rows if row.against
+    }
+    lines = [
+        Gain(title, word := ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open", word, one)
+        for title, one in rows.items()
+        if one
+    ]
+    asked = f"Which method is better than {verdict.against}?" if verdict.against else "How do these methods compare?"
+    return _drawn(asked, "Method", lines, verdict, "Differences are corrected for all lines (Holm).")
+
+
+def _of_hospitals(verdict: Verdict, sites: Sequence[str] | None) -> dict[str, Any]:
+    told = sites is None or len(verdict.gains) >= LEAST
+    lines = [Gain(EVERYONE, "", "", verdict.first)] if verdict.first and told else []
+    for site, one in verdict.gains.items():
+        if sites is None or site in sites:
+            name = site if verdict.declared else f"{site}, {one.method}"
+            lines.append(Gain(name, verdict_in_words(one), one.word, one.gain))
+    asked = f"with {verdict.declared}" if verdict.declared else "with any of these methods"
+    beforehand = "This question was asked before the runs. " if verdict.declared else ""
+    note = f"{beforehand}The verdicts are corrected for {counted(len(verdict.gains), 'hospital')} (Holm)"
+    note += "." if verdict.declared else " and all methods."
+    return _drawn(f"Does training together {asked} pay, against training alone?", "Hospital", lines, verdict, note)
+
+
+def _drawn(question: str, head: str, lines: Sequence[Gain], verdict: Verdict, note: str) -> dict[str, Any]:
+    ends = [end for one in lines for end in (one.found.low, one.found.high)]
+    marks = [100 * mark for mark in ticks(min([0.0, *ends]), max([0.0, *ends]))] if lines else []
+    rows = [
+        {
+            "name": one.name,
+            "verdict": one.verdict,
+            "look": one.look.replace(" ", "-") or "everyone",
+            "chart": _whisker(one, marks, f"gain-{place}"),
+            "points": in_points(one.found),
+            "patients": in_patients(verdict.metric, one.found.mean) if one.verdict else "",  # the sentence says it
+        }
+        for place, one in enumerate(lines)
+    ]
+    return {"question": question, "head": head, "rows": rows, "axis": _axis(marks), "note": note}
+
+
+def _place(mark: float, marks: Sequence[float]) -> float:
+    return round(EDGE + (mark - marks[0]) / (marks[-1] - marks[0]) * (WIDTH - 2 * EDGE), 1)
+
+
+def _whisker(one: Gain, marks: Sequence[float], key: str) -> Markup:
+    svg = start_svg(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found))
+    low, mean, high = (_place(100 * value, marks) for value in (one.found.low, one.found.mean, one.found.high))
+    zero, middle = _place(0, marks), ROW / 2
+    for mark in marks:
+        ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{_place(mark, marks)} 0V{ROW}"})
+    ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{zero} 0V{ROW}"})
+    ElementTree.SubElement(svg, "path", {"class": "whisker", "d": f"M{low} {middle}H{high}"})
+    shape = marker({**LOOKS, **SURE}.get(one.look, 5), mean, middle)
+    ElementTree.SubElement(svg, "path", {"class": "mark", "d": shape})
+    return to_markup(svg)
+
+
+def _axis(marks: Sequence[float]) -> Markup:
+    """Return the numbers below the pictures, for the eye alone: each line says its own in words."""
+    svg = ElementTree.Element(
+        "svg",
+        {
+            "class": "chart picture",
+            "viewBox": f"0 0 {WIDTH} 16",
+            "style": f"max-width:{WIDTH}px",
+            "aria-hidden": "true",
+        },
+    )
+    for mark in marks:
+        text = f"{mark:+g}".replace("-", "−") if mark else "0"
+        draw_text(svg, text, x=_place(mark, marks), y=12, **{"text-anchor": "middle"})
+    return to_markup(svg)

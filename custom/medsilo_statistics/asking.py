@@ -1,0 +1,334 @@
+"""A question put to hospitals by a job: each adds up its patients, sealed where there are three hospitals or more.
+
+What protects a hospital's patients, whatever the server says: it approves the question by its hash; it answers about as
+many patients as its floor or not at all; its book holds the groups of patients of all sums against each other; sums
+over other sets of hospitals must not leave one alone; answers are counted. With privacy there is noise instead of the
+book, charged to the ledger before it leaves.
+"""
+
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from medsilo.extend import (
+    FILE_NAME,
+    Bounds,
+    Channel,
+    Charge,
+    Gaussian,
+    Inquiry,
+    MedsiloError,
+    Message,
+    NoiseSource,
+    Parcel,
+    Receive,
+    Refused,
+    SealedSums,
+    SiteOfInquiry,
+    Stop,
+    SummedSite,
+    SumRequest,
+    Tensors,
+    check_package,
+    gaussian_for,
+    package_facts,
+    sealed_bounds,
+)
+from medsilo_statistics.fitting import PRIVATE_STEPS, Fit, own_fit
+from medsilo_statistics.found import Found, OwnPart, columns_of
+from medsilo_statistics.leading import answered
+from medsilo_statistics.patients import Patients, read_patients
+from medsilo_statistics.question import Question, read_question
+from medsilo_statistics.sums import MOST_STEPS, Step, Sums, of, sensitivity, shapes, table, without_likelihood
+
+SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
+ENOUGH = 3  # hospitals, whose sums are sealed
+MOST_SUMS = 1 + MOST_STEPS
+
+
+class StatisticsRequest(SumRequest):
+    """A question of the server to a hospital."""
+
+    question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    package: dict[str, Any]
+    timeout: Annotated[float, Field(gt=0)] = 604_800
+    task: Literal["begin", "meet", "offer", "seal", "open", "sum", "own"]
+    step: Step = Step()
+
+
+class BeginAnswer(Message):
+    """A hospital's answer when a question begins."""
+
+    introduction: dict[str, Any] = {}
+    floor: Annotated[int, Field(ge=1, le=1000)]
+
+
+def noise_of(question: Question) -> float:
+    """Return the noise of each sum over what one patient changes; 0 without privacy."""
+    if question.privacy is None:
+        return 0.0
+    return gaussian_for(question.privacy.epsilon, question.privacy.delta, sums_of(question))
+
+
+def sums_of(question: Question) -> int:
+    """Return how many sums a question with privacy takes."""
+    kinds = {model.kind for model in question.models}
+    return 1 + (PRIVATE_STEPS if "logistic" in kinds else len(kinds))
+
+
+class StatisticsSite:
+    """A hospital's side. It answers no question in clear where three hospitals or more are named."""
+
+    def __init__(self, question: Question, own: SiteOfInquiry) -> None:
+        self.question, self.own, self.settings = question, own, own.settings
+        self.sealed = len(question.sites) >= ENOUGH
+        self.summed = SummedSite(own.name, own.signer(), question.hash, question.sites) if self.sealed else None
+        self.floor = self.settings.count_unit(synthetic=False)
+        self.given = 0  # sums
+
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        """Do what a parcel asks; raises Refused."""
+        asked = StatisticsRequest.read(parcel.facts)
+        check_package(package_facts(), asked.package)
+        if asked.question != self.question.hash:
+            raise Refused("the job's question at this site differs from the server's; submit the job again")
+        self.own.check_approved(self.question.hash, METHOD, self.question.sites)
+        stop()
+        if asked.task == "begin":
+            return Parcel(facts=self._begin(asked).model_dump(mode="json"))
+        if asked.task == "own":
+            return Parcel(facts=self._alone().model_dump(mode="json"))
+        if self.summed is None:
+            if asked.task != "sum":
+                raise Refused("the server: it seals sums of fewer than three hospitals")
+            return Parcel({SEALED: self._tensors(asked.step)})
+        if asked.task == "seal":
+            self.summed.check(asked)
+            return self.summed.seal(asked, SEALED, self._tensors(asked.step), 2.0**asked.step.bits)
+        if asked.task not in ("meet", "offer", "open"):
+            raise Refused("the server: it asks for a sum in clear, and this question's are sealed")
+        return {"meet": self.summed.meet, "offer": self.summed.offer, "open": self.summed.open}[asked.task](asked)
+
+    # ------------------------------------------------------------------ what protects patients
+    def _begin(self, asked: StatisticsRequest) -> BeginAnswer:
+        self.given = 0
+        if (self.settings.privacy or self.question.privacy) and self.settings.protects(synthetic=False):
+            self._admit()
+        elif self.floor > 1:
+            self._check_groups()
+        introduction = self.summed.introduction(asked) if self.summed else {}
+        return BeginAnswer(introduction=introduction, floor=self.floor)
+
+    def _admit(self) -> None:
+        """Enter into the ledger what all answers may cost; raises Refused when that is not left."""
+        if self.question.privacy is None:
+            raise Refused(
+                f"this hospital answers only with noise (privacy in its {FILE_NAME}); add privacy to the question"
+            )
+        planned = Charge(what="all sums", of=Gaussian(noise=noise_of(self.question), count=sums_of(self.question)))
+        self.own.charge(self.question.hash, METHOD, "", [planned], planned=True)
+
+    def _check_groups(self) -> None:
+        """Raise Refused where the question tells of too few patients, by itself or with earlier ones."""
+        question, where = self.question, f"(smallest_metric in its {FILE_NAME})"
+        if 0 < len(self.patients) < self.floor:
+            raise Refused(f"this hospital has fewer than {self.floor} patients of the question {where}; ask without it")
+        if any(model.common for model in question.models):
+            raise Refused(
+                f"Cox with strata: none tells the covariates of single patients, and this hospital tells of "
+                f"{self.floor} or more {where}; set strata: hospital"
+            )
+        if question.curves and not self.sealed:
+            raise Refused("curves of fewer than three hospitals would show each one's events; ask three, or none")
+        if self.sealed:
+            cohort = self.own.book.number("\x1f".join(("cohort", *sorted(self.patients.names))))
+            self.own.book.join_sum(f"{self.own.data} {cohort}", question.sites, self.own.study, 1)
+        if of := self.own.book.divide(self.own.data, self._groups(), self.floor):
+            raise Refused(
+                f"with this and earlier questions, sums of {of} would tell of fewer than {self.floor} patients "
+                f"{where}; ask about groups that differ in more, or in nobody"
+            )
+
+    def _groups(self) -> dict[str, list[set[str]]]:
+        """Return the patients of each sum, by what is summed: this hospital's own columns."""
+        question, found = self.question, dict[str, list[set[str]]]()
+        source = self.settings.data
+        names = {name: source.names.get(name, name) if source else name for name in question.variables}
+        names |= question.columns.get(self.own.name, {})
+
+        def add(what: str, patients: Patients, by: str | None = None) -> None:
+            own = [set(patients.only(mask).names) for mask in patients.groups(by)]
+            found.setdefault(what, []).extend(own)
+
+        add("patients", self.patients, question.by)
+        for name in question.rows:
+            add(names[name], self.patients.known((name,)), question.by)
+        for curve in question.curves:
+            known = self.patients.known((curve.time, curve.event, *([curve.by] if curve.by else [])))
+            add(names[curve.time], known, curve.by)
+            add(names[curve.event], known, curve.by)
+        for model in question.models:
+            for name in model.variables:
+                add(names[name], self.patients.known(model.variables))
+        return found
+
+    @cached_property
+    def patients(self) -> Patients:
+        """The patients whom the question is about."""
+        if self.settings.data is None:
+            raise Refused(f"this hospital's {FILE_NAME} does not say where its data are; set 'data'")
+        return read_patients(self.question, self.settings.data, self.own.name).asked
+
+    # ------------------------------------------------------------------ what leaves
+    def _tensors(self, step: Step) -> Tensors:
+        """Return sums as they leave; with privacy with noise, which is on the ledger then."""
+        self.given += 1
+        if self.given > (sums_of(self.question) if self.question.privacy else MOST_SUMS):
+            raise Refused("the server: it asks for more sums than the question takes; begin again")
+        for own in step.steps:
+            if own.model >= len(self.question.models) or len(own.at) != self._width(own.model):
+                raise Refused("the server: a step is of no regression of the question")
+        self.own.count_answer()
+        sums = of(self.patients, step)
+        if self.question.privacy:
+            return self._noisy(without_likelihood(sums), step)
+        told = sums if self.sealed or self.floor == 1 else self._without_few(sums)
+        return {name: torch.from_numpy(np.ascontiguousarray(own)) for name, own in told.items()}
+
+    def _width(self, number: int) -> int:
+        return self.question.width_of(self.question.models[number])
+
+    def _noisy(self, sums: Sums, step: Step) -> Tensors:
+        noise, moved = noise_of(self.question), sensitivity(self.question, step)
+        source = NoiseSource()
+        found = {name: source.with_normal(torch.from_numpy(own), noise * moved) for name, own in sums.items()}
+        if self.settings.protects(synthetic=False):
+            what = f"sum {self.given} of {sums_of(self.question)}"
+            self.own.charge(
+                self.question.hash, METHOD, secrets.token_hex(16), [Charge(what=what, of=Gaussian(noise=noise))]
+            )
+        return found
+
+    def _without_few(self, sums: Sums) -> Sums:
+        """Return sums in clear, NaN in place of what tells of fewer patients than the floor."""
+        found = {}
+        for name, own in sums.items():
+            told = own.copy()
+            if name.startswith("start "):
+                model = self.question.models[int(name.split()[1])]
+                counts = own[:2] if model.kind in ("cox", "logistic") else own[:1]
+                told[:] = np.nan if (counts < self.floor).any() else own
+            elif name.startswith("row ") and self.question.variables[name[4:]].range:
+                told[own[:, 0] < self.floor] = np.nan
+            elif not name.startswith("model "):
+                told[(own > 0) & (own < self.floor)] = np.nan
+            found[name] = told
+        return found
+
+    def _alone(self) -> OwnPart:
+        """Return what the hospital tells of itself alone: counts as multiples of its floor, and its own estimates."""
+        question = self.question
+        if question.privacy or not (question.by_hospital or any(model.meta for model in question.models)):
+            raise Refused("the server: the question asks hospitals for nothing of their own")
+        self.own.count_answer()
+        sums, columns = table(self.patients), []
+        if question.by_hospital:
+            columns = columns_of(question, sums, self.floor, unit=self.floor)
+        fits = {}
+        for number, model in enumerate(question.models):
+            if model.meta:
+                counts = sums[f"start {number}"][: 2 if model.kind in ("cox", "logistic") else 1]
+                few = self.floor > 1 and bool((counts < self.floor).any())
+                fit = Fit(terms=[], why=f"has fewer than {self.floor} patients or events") if few else None
+                fits[str(number)] = fit or own_fit(self.patients, model)
+        return OwnPart(columns=columns, fits=fits)
+
+
+class Hospitals:
+    """The server's side: all hospitals, whose sums it reads."""
+
+    def __init__(self, question: Question, channel: Channel, sites: Sequence[str], timeout: float) -> None:
+        self.question, self.channel, self.timeout = question, channel, timeout
+        self.sites, self.package = sorted(question.sites or sites), package_facts()
+        self.sealed = len(question.sites) >= ENOUGH
+        self.sums = SealedSums(question.hash, question.sites, self._ask) if self.sealed else None
+        self.study, self.number, self.floor = self.sums.study if self.sums else secrets.token_hex(16), 0, 1
+
+    def begin(self) -> None:
+        """Ask for keys, and how few patients each tells of."""
+
+        def begun(site: str, reply: Parcel) -> None:
+            told = BeginAnswer.read(reply.facts)
+            self.floor = max(self.floor, told.floor)
+            if self.sums:
+                self.sums.introduce(site, told.introduction)
+
+        self._ask("begin", begun)
+        if self.sums:
+            self.sums.meet()
+
+    def sum(self, step: Step) -> Sums:
+        """Return the sums over all hospitals."""
+        self.number += 1
+        wanted = shapes(self.question, step)
+        if self.sums:
+            added = self.sums.sum(self.number, SEALED, wanted, 2.0**step.bits, step=step)
+            return {name: own.numpy() for name, own in added.items()}
+        parts: dict[str, Sums] = {}
+
+        def received(site: str, reply: Parcel) -> None:
+            own = reply.groups.get(SEALED, {})
+            if {name: tuple(each.shape) for name, each in own.items()} != wanted:
+                raise Refused("its sums are not those that it was asked for")
+            parts[site] = {name: each.detach().cpu().double().numpy() for name, each in own.items()}
+
+        self._ask("sum", received, sum=self.number, step=step)
+        return {name: np.sum([parts[site][name] for site in sorted(parts)], 0) for name in wanted}
+
+    def own(self) -> dict[str, OwnPart]:
+        """Return what each hospital tells of itself."""
+        found: dict[str, OwnPart] = {}
+
+        def received(site: str, reply: Parcel) -> None:
+            found[site] = OwnPart.read(reply.facts)
+
+        self._ask("own", received)
+        return dict(sorted(found.items()))
+
+    def deviation(self, step: Step) -> float:
+        """Return the standard deviation of the noise on each number of a sum."""
+        return noise_of(self.question) * sensitivity(self.question, step) * math.sqrt(len(self.sites))
+
+    def _ask(self, task: str, receive: Receive, letters: Mapping[str, Any] | None = None, **about: Any) -> None:
+        def outgoing(site: str) -> Parcel:
+            own = {"task": task, "study": self.study, "letter": (letters or {}).get(site, {}), **about}
+            asked = StatisticsRequest(question=self.question.hash, package=self.package, timeout=self.timeout, **own)
+            return Parcel(facts=asked.model_dump(mode="json"))
+
+        if missing := self.channel.ask(self.sites, outgoing, receive, self.timeout):
+            why = "; ".join(f"{site} {gone.text}" for site, gone in sorted(missing.items()))
+            raise MedsiloError(f"the question needs all hospitals: {why}")
+
+
+def collected(question: Question, channel: Channel, sites: Sequence[str], timeout: float) -> dict[str, Found]:
+    """Return the answer of all hospitals, in one file."""
+    started = time.monotonic()
+    hospitals = Hospitals(question, channel, sites, timeout)
+    hospitals.begin()
+    return {FILE: answered(question, hospitals, lambda: time.monotonic() - started)}
+
+
+def bounds_of(question: Question) -> Bounds:
+    """Return the bounds of what a hospital may answer."""
+    return sealed_bounds(question.values, question.values)
+
+
+INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite)
+SEALED_INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, sealed=True)

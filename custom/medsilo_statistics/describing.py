@@ -1,0 +1,125 @@
+"""What sums say of patients: moments, quantiles, differences between groups, survival curves and their test."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from medsilo_statistics.patients import Floats
+from medsilo_statistics.question import Variable
+
+NORMAL = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Number, mean and standard deviation of a variable in a group; with noise its share in the mean's variance."""
+
+    count: float
+    mean: float
+    deviation: float
+    noise: float = 0.0
+
+    @classmethod
+    def of(cls, variable: Variable, row: Floats, noise: float = 0.0) -> "Moments":
+        """Return them of a row of sums; NaN where there is nobody. noise: variance of each sum."""
+        count, total, square = (float(own) for own in row[:3])
+        if not count > 1:
+            alone = total / count if count > 0.5 else np.nan
+            return cls(count, variable.middle + variable.half * alone, np.nan)
+        mean = total / count
+        spread = max(square - count * mean**2, 0.0) / (count - 1)
+        own = noise * (1 + mean**2) / count**2 * variable.half**2
+        return cls(count, variable.middle + variable.half * mean, variable.half * float(np.sqrt(spread)), own)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the mean, the noise included."""
+        from scipy.special import stdtrit
+
+        if not self.count > 1:
+            return np.nan, np.nan
+        half = float(stdtrit(self.count - 1, 0.975)) * np.sqrt(self.deviation**2 / self.count + self.noise)
+        return self.mean - half, self.mean + half
+
+    def patients_for(self, half: float) -> float:
+        """Return how many patients an interval of the mean with this half width needs."""
+        return float(np.ceil((NORMAL * self.deviation / half) ** 2))
+
+
+def quantile(variable: Variable, counts: Floats, share: float) -> float:
+    """Return a quantile of a histogram; values were counted at the nearest place, so it is off by half a step."""
+    total = float(counts.sum())
+    if not total > 0 or variable.range is None:
+        return np.nan
+    place = int(np.searchsorted(np.cumsum(counts), share * total - 1e-9))
+    return float(variable.range[0] + min(place, len(counts) - 1) * variable.width)
+
+
+def difference(one: Moments, other: Moments) -> float:
+    """Return the standardised mean difference."""
+    spread = np.sqrt((one.deviation**2 + other.deviation**2) / 2)
+    return float(abs(one.mean - other.mean) / spread) if spread > 0 else np.nan
+
+
+def difference_of_shares(one: Floats, other: Floats) -> float:
+    """Return the standardised difference of categories (Yang and Dalton 2012). one, other: counts by level."""
+    if not (one.sum() > 0 and other.sum() > 0):
+        return np.nan
+    p, q = (own[1:] / own.sum() for own in (one, other))
+    spread = (np.diag(p) - np.outer(p, p) + np.diag(q) - np.outer(q, q)) / 2
+    apart = p - q
+    return float(np.sqrt(max(apart @ np.linalg.pinv(spread, hermitian=True) @ apart, 0.0)))
+
+
+@dataclass(frozen=True)
+class Survival:
+    """A Kaplan-Meier curve at the times of events."""
+
+    times: Floats
+    share: Floats
+    low: Floats
+    high: Floats
+    risk: Floats  # at each place of the grid
+    events: float
+    patients: float
+
+    @classmethod
+    def of(cls, variable: Variable, counts: Floats) -> "Survival":
+        """Return the curve of events and ends of observation, by place. Bands by Greenwood on log(-log)."""
+        assert variable.range
+        events = counts[:, 0]
+        risk = np.cumsum(counts.sum(1)[::-1])[::-1]
+        shown = np.flatnonzero(events > 0)
+        d, n = events[shown], risk[shown]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share: Floats = np.cumprod(1 - d / n, dtype=np.float64)
+            spread = np.sqrt(np.cumsum(d / (n * (n - d)))) / np.log(share)
+            low, high = (share ** np.exp(sign * NORMAL * spread) for sign in (-1, 1))
+        ended = share <= 0
+        low[ended] = high[ended] = 0.0
+        times = np.asarray(variable.range[0] + shown * variable.width, np.float64)
+        return cls(times, share, low, high, risk, float(events.sum()), float(counts.sum()))
+
+    @property
+    def median(self) -> float:
+        """The time at which half have had the event; infinite where it is not reached."""
+        below = np.flatnonzero(self.share <= 0.5 + 1e-12)
+        return float(self.times[below[0]]) if len(below) else np.inf
+
+
+def log_rank(counts: Sequence[Floats]) -> tuple[float, int, float]:
+    """Return the log-rank test's statistic, degrees of freedom and p. counts: of each group, by place."""
+    from scipy.special import chdtrc
+
+    events = np.stack([own[:, 0] for own in counts])
+    risk = np.stack([np.cumsum(own.sum(1)[::-1])[::-1] for own in counts])
+    shown = events.sum(0) > 0
+    d, n, own = events.sum(0)[shown], risk.sum(0)[shown], risk[:, shown]
+    apart = (events.sum(1) - (own * d / n).sum(1))[:-1]
+    factor = d * np.where(n > 1, (n - d) / np.maximum(n - 1, 1), 0.0)
+    share = own / n
+    spread = np.einsum("gt,ht,t->gh", share, -share, factor) + np.diag((share * factor).sum(1))
+    free = len(counts) - 1
+    found = float(apart @ np.linalg.pinv(spread[:-1, :-1], hermitian=True) @ apart) if free and shown.any() else 0.0
+    return found, free, float(chdtrc(free, found)) if free else 1.0

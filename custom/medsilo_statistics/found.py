@@ -1,0 +1,200 @@
+"""The answer to a question, typed: Table 1, curves and regressions, with what is too small to be told left out."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from medsilo.extend import Message, Name
+from medsilo_statistics.describing import Moments, Survival, difference, difference_of_shares, log_rank, quantile
+from medsilo_statistics.fitting import Combined, Fit
+from medsilo_statistics.patients import Floats
+from medsilo_statistics.question import Curve, Question
+from medsilo_statistics.sums import Sums
+
+QUARTERS = (0.25, 0.5, 0.75)
+Told = float | None  # None: fewer than the floor, or not to be had
+Line = Annotated[list[float], Field(max_length=20_000)]
+Few = Annotated[list[Told], Field(max_length=100)]
+
+
+class Cell(Message):
+    """A variable in a group."""
+
+    known: Told = None
+    missing: Told = None
+    odd: Told = None
+    mean: Told = None
+    deviation: Told = None
+    low: Told = None  # of the mean, 95 %
+    high: Told = None
+    quarters: Few = []
+    levels: Few = []
+
+
+class Column(Message):
+    """A group of patients, or a hospital."""
+
+    title: str = Field(max_length=300)
+    patients: Told = None
+    cells: dict[str, Cell] = Field({}, max_length=100)
+
+
+class CurveFound(Message):
+    """A curve of one group."""
+
+    title: str = Field(max_length=300)
+    patients: Told = None
+    events: Told = None
+    times: Line = []
+    share: Line = []
+    low: Line = []
+    high: Line = []
+    marks: Line = []  # times below the curve
+    risk: Line = []  # patients at risk at these
+    median: Told = None
+
+
+class Curves(Message):
+    """The curves of all groups, and the test between them."""
+
+    groups: list[CurveFound] = Field(max_length=100)
+    statistic: Told = None
+    freedom: int = 0
+    p: Told = None
+
+
+class OwnPart(Message):
+    """The part that one hospital tells of itself alone."""
+
+    columns: list[Column] = Field([], max_length=100)
+    fits: dict[str, Fit] = Field({}, max_length=20)  # by the model's place
+
+
+class MetaFound(Message):
+    """One coefficient of hospitals that each estimated it."""
+
+    model: int
+    term: str = Field(max_length=300)
+    sites: dict[Name, list[float]] = Field({}, max_length=256)  # estimate and standard error
+    combined: list[Combined] = Field([], max_length=3)
+    inconsistency: float = 0.0  # I²
+
+
+class Found(Message):
+    """The whole answer, as it is written to answers.json."""
+
+    question: dict[str, object]
+    hash: str = Field(pattern="^[0-9a-f]{64}$")
+    sites: list[Name] = Field(max_length=256)
+    sealed: bool
+    floor: int = Field(ge=1)
+    deviation: float = Field(0.0, ge=0)  # of the noise on each number of the table, of all hospitals together
+    columns: list[Column] = Field(max_length=101)  # the groups; the last is of all
+    apart: dict[str, Told] = Field({}, max_length=100)  # standardised differences, the greatest between two groups
+    sites_apart: dict[str, Told] = Field({}, max_length=100)  # the same between two hospitals
+    wanted: dict[str, Told] = Field({}, max_length=100)  # patients that an interval needs
+    curves: list[Curves] = Field([], max_length=20)
+    fits: list[Fit] = Field([], max_length=20)
+    meta: list[MetaFound] = Field([], max_length=2000)
+    own: dict[Name, OwnPart] = Field({}, max_length=256)
+    remarks: list[str] = Field([], max_length=1000)
+    seconds: float = 0.0
+
+
+def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, unit: int = 1) -> list[Column]:
+    """Return the columns of Table 1. noise: variance of each sum; unit: what counts are told as multiples of."""
+
+    def told(count: float) -> Told:
+        if not np.isfinite(count) or (not noise and 0 < count < floor):
+            return None
+        return max(0.0, round(count / unit) * unit) if unit > 1 or not noise else max(0.0, round(count, 1))
+
+    def cell(name: str, row: Floats, bins: Floats | None, patients: float) -> Cell:
+        variable, odd = question.variables[name], told(float(row[-1]))
+        if variable.levels:
+            known = float(row[:-1].sum())
+            levels = [told(float(own)) for own in row[:-1]]
+            return Cell(known=told(known), missing=told(patients - known), odd=odd, levels=levels)
+        moments = Moments.of(variable, row, noise)
+        counts: dict[str, Any] = {"known": told(moments.count), "missing": told(patients - moments.count), "odd": odd}
+        if counts["known"] is None:
+            return Cell(**counts)
+        low, high = moments.interval
+        values = {"mean": moments.mean, "deviation": moments.deviation, "low": low, "high": high}
+        shown: dict[str, Any] = {key: float(own) for key, own in values.items() if np.isfinite(own)}
+        quarters = (
+            [] if bins is None or not np.isfinite(bins).all() else [quantile(variable, bins, q) for q in QUARTERS]
+        )
+        return Cell(**counts, **shown, quarters=[own if np.isfinite(own) else None for own in quarters])
+
+    titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
+    found = []
+    for place, title in enumerate(titles):
+        own = {name: each.sum(0) if title == "All" else each[place] for name, each in sums.items() if each.ndim > 0}
+        patients = float(own["patients"])
+        cells = {name: cell(name, own[f"row {name}"], own.get(f"histogram {name}"), patients) for name in question.rows}
+        shown = told(patients)
+        found.append(Column(title=title, patients=shown, cells={} if shown is None else cells))
+    return found
+
+
+def apart(question: Question, columns: Sequence[Column]) -> dict[str, Told]:
+    """Return for each variable the greatest standardised difference between two columns."""
+    found: dict[str, Told] = {}
+    for name in question.rows:
+        cells = [own.cells[name] for own in columns if name in own.cells]
+        pairs = [(one, other) for place, one in enumerate(cells) for other in cells[:place]]
+        values = [own for own in (_apart(*pair) for pair in pairs) if own is not None and np.isfinite(own)]
+        found[name] = max(values, default=None)
+    return found
+
+
+def _apart(one: Cell, other: Cell) -> Told:
+    if one.levels and other.levels:
+        if None in (*one.levels, *other.levels):
+            return None
+        return difference_of_shares(np.array(one.levels, np.float64), np.array(other.levels, np.float64))
+    own = [
+        Moments(each.known or 0, each.mean, each.deviation)
+        for each in (one, other)
+        if each.mean is not None and each.deviation is not None
+    ]
+    return difference(*own) if len(own) == 2 else None
+
+
+def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> Curves:
+    """Return curves, each as far as enough are at risk. Groups with fewer patients than the floor have none."""
+    variable, marks = question.variables[curve.time], 6
+    groups, shown = [], []
+    last = max((int(np.flatnonzero(own.sum(1) > 0.5)[-1]) for own in counts if (own > 0.5).any()), default=1)
+    places = np.unique(np.linspace(0, last, marks).astype(int))
+    assert variable.range
+    times = [float(variable.range[0] + place * variable.width) for place in places]
+    for title, own in zip(question.levels_of(curve.by), counts, strict=True):
+        found = Survival.of(variable, np.maximum(own, 0))
+        if found.patients < max(floor, 1) or not np.isfinite(own).all():
+            groups.append(CurveFound(title=title))
+            continue
+        shown.append(own)
+        at = np.rint((found.times - variable.range[0]) / variable.width).astype(int)
+        seen = found.risk[at] >= floor
+        parts = {key: getattr(found, key)[seen].tolist() for key in ("times", "share", "low", "high")}
+        risk = [float(number) if number >= floor else 0.0 for number in found.risk[places]]
+        median = found.median if np.isfinite(found.median) and found.median in found.times[seen] else None
+        groups.append(
+            CurveFound(
+                title=title,
+                patients=found.patients,
+                events=found.events if found.events >= floor or found.events == 0 else None,
+                marks=times,
+                risk=risk,
+                median=median,
+                **parts,
+            )
+        )
+    if len(shown) < 2:
+        return Curves(groups=groups)
+    statistic, freedom, p = log_rank(shown)
+    return Curves(groups=groups, statistic=statistic, freedom=freedom, p=p)

@@ -1,0 +1,134 @@
+"""The course of a question at the server: one sum for table and curves, then steps of all regressions at once."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from medsilo_statistics.describing import Moments
+from medsilo_statistics.fitting import Climb, Combined, Fit, combined, common_likelihood
+from medsilo_statistics.found import Column, Found, MetaFound, OwnPart, apart, columns_of, curves_of
+from medsilo_statistics.patients import Floats
+from medsilo_statistics.question import Question
+from medsilo_statistics.sums import MOST_TIES, ModelStep, Step, Sums
+
+TABLE_BITS, NARROW_BITS, WIDE_BITS = 24, 6, 18
+
+
+class Adding(Protocol):
+    """What sums are asked of."""
+
+    sites: list[str]
+    sealed: bool
+    floor: int
+
+    def sum(self, step: Step) -> Sums:
+        """Return sums over all hospitals."""
+
+    def own(self) -> dict[str, OwnPart]:
+        """Return what each hospital tells of itself."""
+
+    def deviation(self, step: Step) -> float:
+        """Return the standard deviation of the noise on each number of a sum."""
+
+
+def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]) -> Found:
+    """Ask for all that the question needs, and return its answer."""
+    first = Step(bits=TABLE_BITS)
+    sums, deviation = hospitals.sum(first), hospitals.deviation(first)
+    floor = 1 if question.privacy else hospitals.floor
+    columns = columns_of(question, sums, floor, deviation**2)
+    fits = _climbed(question, hospitals, sums)
+    alone = question.by_hospital or any(model.meta for model in question.models)
+    own = hospitals.own() if alone else {}
+    meta, remarks = _meta(question, own)
+    few = [f"{column.title}: fewer than {floor} patients" for column in columns if column.patients is None]
+    return Found(
+        question=question.model_dump(mode="json"),
+        hash=question.hash,
+        sites=list(hospitals.sites),
+        sealed=hospitals.sealed,
+        floor=floor,
+        deviation=deviation,
+        columns=columns,
+        apart=apart(question, columns[:-1]),
+        sites_apart=apart(question, [part.columns[-1] for part in own.values() if part.columns]),
+        wanted={name: _needed(question, columns[-1], name, half) for name, half in question.wanted.items()},
+        curves=[curves_of(question, curve, sums[f"curve {n}"], floor) for n, curve in enumerate(question.curves)],
+        fits=fits,
+        meta=meta,
+        own=own,
+        remarks=[*few, *(f"model {n + 1} {fit.why}" for n, fit in enumerate(fits) if fit.why), *remarks],
+        seconds=seconds(),
+    )
+
+
+def _climbed(question: Question, hospitals: Adding, sums: Sums) -> list[Fit]:
+    """Return all regressions, a step of each in every sum."""
+    climbs, times = [], dict[int, Floats]()
+    for number, model in enumerate(question.models):
+        # The noise is known before the first step: it does not depend on the coefficients.
+        step = Step(steps=[ModelStep(model=number, at=[])]) if question.privacy else Step()
+        climb = Climb(question, model, sums[f"start {number}"], hospitals.deviation(step) ** 2)
+        if hospitals.floor > 1 and 0 < climb.start[0] < hospitals.floor and not question.privacy:
+            climb.why, climb.done = f"has fewer than {hospitals.floor} patients with all its variables", True
+        climbs.append(climb)
+        if model.common:
+            times[number] = np.rint(sums[f"times {number}"])
+            if (times[number] > 0).sum() > MOST_TIES:
+                climb.why, climb.done = f"has events at more than {MOST_TIES} times; give a larger step", True
+    size = sum(float(np.nan_to_num(own).sum()) for name, own in sums.items() if name == "patients")
+    while climbing := [number for number, climb in enumerate(climbs) if not climb.done]:
+        asked = [_step(number, climbs[number], times.get(number)) for number in climbing]
+        wide = WIDE_BITS if any(number in times for number in climbing) else NARROW_BITS
+        answer = hospitals.sum(Step(steps=asked, bits=min(40, 4 + wide + math.ceil(math.log2(max(size, 2.0))))))
+        for number in climbing:
+            climb, model = climbs[number], question.models[number]
+            if model.common:
+                counts = times[number][times[number] > 0]
+                own = common_likelihood(answer, number, model, climb.start, counts, climb.at)
+            else:
+                own = answer[f"model {number}"]
+            climb.take(own)
+    return [climb.fit() for climb in climbs]
+
+
+def _step(number: int, climb: Climb, times: Floats | None) -> ModelStep:
+    shown = [] if times is None else np.flatnonzero(times > 0).tolist()
+    return ModelStep(model=number, at=climb.at.tolist(), times=shown)
+
+
+def _meta(question: Question, own: dict[str, OwnPart]) -> tuple[list[MetaFound], list[str]]:
+    """Return hospitals' estimates together, and which hospitals have none, with the reason."""
+    found, remarks = [], []
+    for number, model in enumerate(question.models):
+        fits = {site: part.fits[str(number)] for site, part in own.items() if str(number) in part.fits}
+        remarks += [f"model {number + 1} at {site} alone {fit.why}" for site, fit in fits.items() if fit.why]
+        able = {site: fit for site, fit in fits.items() if not fit.why}
+        if not model.meta or not able:
+            continue
+        terms = next(iter(able.values())).terms
+        for place, term in enumerate(terms):
+            told = {
+                site: [fit.coefficients[place], fit.errors[place]]
+                for site, fit in able.items()
+                if fit.terms == terms and len(fit.coefficients) > place and fit.errors[place] > 0
+            }
+            together: tuple[list[Combined], float] = combined(*zip(*told.values(), strict=True)) if told else ([], 0.0)
+            found.append(
+                MetaFound(model=number, term=term, sites=told, combined=together[0], inconsistency=together[1])
+            )
+    return found, remarks
+
+
+def _needed(question: Question, column: Column, name: str, half: float) -> float | None:
+    """Return how many patients a 95 % interval of a mean, or of the most uncertain share, needs for this half width."""
+    cell = column.cells.get(name)
+    if cell is None or not cell.known:
+        return None
+    if not question.variables[name].levels:
+        return None if cell.deviation is None else Moments(cell.known, 0.0, cell.deviation).patients_for(half)
+    shares = [own / cell.known for own in cell.levels if own is not None]
+    spread = max((share * (1 - share) for share in shares), default=0.25)
+    return Moments(cell.known, 0.0, math.sqrt(spread)).patients_for(half)

@@ -1,0 +1,122 @@
+"""A hospital's patients as a question reads them: an array of numbers for each variable, NaN where one is missing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from medsilo.extend import TABLE, DataError, DataSource, columns, sheet
+from medsilo_statistics.question import Question, Regression, Variable
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Patients:
+    """The patients of a hospital whom a question is about."""
+
+    question: Question
+    names: tuple[str, ...]
+    values: Mapping[str, Floats]  # of categories: the places of their levels
+    odd: Mapping[str, NDArray[np.bool_]]  # values that are there, and are none of the variable's
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def only(self, mask: NDArray[np.bool_]) -> "Patients":
+        """Return those of a mask."""
+        names = tuple(name for name, own in zip(self.names, mask, strict=True) if own)
+        values, odd = ({name: each[mask] for name, each in own.items()} for own in (self.values, self.odd))
+        return Patients(self.question, names, values, odd)  # type: ignore[arg-type]
+
+    @cached_property
+    def asked(self) -> "Patients":
+        """Those whom the question is about."""
+        chosen = self.only(self.question.filter.meets(self.values)) if self.question.filter else self
+        needed = tuple(chosen.values) if self.question.complete else (self.question.by,) if self.question.by else ()
+        return chosen.known(needed)
+
+    def known(self, names: tuple[str, ...]) -> "Patients":
+        """Return those of whom all these variables are known."""
+        return self.only(np.all([~np.isnan(self.values[name]) for name in names], 0)) if names else self
+
+    def groups(self, by: str | None) -> list[NDArray[np.bool_]]:
+        """Return who is in which level."""
+        if by is None:
+            return [np.ones(len(self), bool)]
+        return [self.values[by] == place for place in range(len(self.question.levels_of(by)))]
+
+    def scaled(self, name: str) -> Floats:
+        """Return numbers as they are added: from -1 to 1 over the range."""
+        own = self.question.variables[name]
+        return (self.values[name] - own.middle) / own.half
+
+    def places(self, name: str) -> NDArray[np.int64]:
+        """Return the places of values on the grid of their variable's steps; 0 where one is missing."""
+        own = self.question.variables[name]
+        assert own.range
+        found = np.rint((np.nan_to_num(self.values[name], nan=own.range[0]) - own.range[0]) / own.width)
+        return np.minimum(found, own.places - 1).astype(np.int64)
+
+    def matrix(self, model: Regression) -> Floats:
+        """Return the matrix of a regression, without gaps: numbers scaled, categories as columns of 0 and 1."""
+        found = [] if model.kind == "cox" else [np.ones(len(self))]
+        for name in model.covariates:
+            levels = self.question.variables[name].levels
+            own = [self.values[name] == place for place in range(1, len(levels))] if levels else [self.scaled(name)]
+            found += [column.astype(np.float64) for column in own]
+        return np.stack(found, 1) if len(self) else np.zeros((0, self.question.width_of(model)))
+
+
+def read_patients(question: Question, source: DataSource, site: str) -> Patients:
+    """Return all patients of a hospital's table."""
+    own = {name: source.names.get(name, name) for name in question.variables} | question.columns.get(site, {})
+    path = source.folder / (source.table or TABLE)
+    if not path.resolve().is_relative_to(source.folder.resolve()):
+        raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
+    read = sheet.read_sheet(path, {own[name]: name for name in own}, [source.columns.patient])
+    if read.uneven or read.long:
+        raise DataError(
+            f"the table has {len(read.uneven) + len(read.long)} lines that can't be read; export it again",
+            ", ".join([*read.uneven, *read.long][:5]),
+        )
+    place = read.columns.get(source.columns.patient)
+    names = tuple(where if place is None else cells[place] for where, cells in read.lines)
+    if len(set(names)) < len(names):
+        raise DataError("a patient has several lines in the table, and a question is about patients; keep one of each")
+    values, odd = {}, {}
+    for name, variable in question.variables.items():
+        cells = [line[read.columns[own[name]]] for _, line in read.lines]
+        values[name], odd[name] = _values(variable, cells, source, source.levels.get(name, {}))
+        if odd[name].any() and np.isnan(values[name]).all():
+            raise DataError(f"no value of {name!r} is understood; correct its range or levels, or data.levels here")
+    return Patients(question, names, values, odd)
+
+
+def _values(
+    variable: Variable, cells: list[str], source: DataSource, levels: Mapping[str, str | int]
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return what cells stand for, and which of them stand for nothing though something is there."""
+    own = {columns.as_level(key): columns.as_level(str(level)) for key, level in levels.items()}
+    known = {columns.as_level(cell): n for n, called in enumerate(variable.levels.values()) for cell in called}
+    known |= {columns.as_level(level): n for n, level in enumerate(variable.levels)}
+    found, odd = np.full(len(cells), np.nan), np.zeros(len(cells), bool)
+    for number, cell in enumerate(cells):
+        if cell in source.missing:
+            continue
+        value = _value(variable, columns.as_written(cell, source.decimal), known, own)
+        found[number] = np.nan if value is None else value
+        odd[number] = value is None
+    return found, odd
+
+
+def _value(variable: Variable, cell: str, known: Mapping[str, int], own: Mapping[str, str]) -> float | None:
+    number = columns.as_number(cell)
+    if variable.range:
+        return number if number is not None and variable.range[0] <= number <= variable.range[1] else None
+    level = columns.as_level(cell)
+    if (place := known.get(own.get(level, level))) is not None:
+        return float(place)
+    return float(np.searchsorted(variable.cuts, number)) if variable.cuts and number is not None else None

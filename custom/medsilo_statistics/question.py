@@ -1,0 +1,280 @@
+"""A question to hospitals: variables, whom it is about, and what is asked. All hospitals agree on it by its hash."""
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from medsilo.extend import MOST_SITES, MedsiloError, Name, Section, YamlError, checked, in_words, load_yaml, why_unread
+from medsilo_statistics.grammar import LONGEST, Filter
+
+LARGEST, MOST_TIMES, MOST_VALUES = 1e9, 20_000, 2_000_000
+Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,59}$")]
+Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Words = Annotated[tuple[Word, ...], Field(max_length=100)]
+
+
+def _levels(given: Any) -> Any:
+    """Return levels with what each is called at hospitals; a list means that they are called so."""
+    if isinstance(given, list | tuple) and len(set(map(str, given))) == len(given):
+        given = {level: [level] for level in given}
+    if not isinstance(given, dict):
+        return given
+    words = {True: "yes", False: "no"}  # as YAML reads these
+
+    def text(value: Any) -> str:
+        return words[value] if isinstance(value, bool) else str(value)
+
+    return {
+        {"true": "yes", "false": "no"}.get(str(key), text(key)): tuple(map(text, own))
+        if isinstance(own, list | tuple)
+        else own
+        for key, own in given.items()
+    }
+
+
+class Variable(Section):
+    """A variable: a number with its range, or a category with its levels."""
+
+    range: tuple[Number, Number] | None = Field(
+        None, description="of a number: least and greatest; a value beyond counts as missing, and is told as odd"
+    )
+    step: Annotated[float, Field(gt=0, le=LARGEST)] | None = Field(
+        None, description="of a number: distance of a histogram's bins, or of a time's places; null: range / 100"
+    )
+    levels: Annotated[dict[Text, tuple[Text, ...]], BeforeValidator(_levels), Field(max_length=100)] = Field(
+        {},
+        description="of a category: levels in order, or with the values that hospitals write; the first is reference",
+    )
+    cuts: Annotated[tuple[Number, ...], Field(max_length=99)] = Field(
+        (), description="of a category: a number at or below the first cut is the first level, and so on"
+    )
+    unit: str = Field("", max_length=20)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.range is None) == (not self.levels):
+            raise ValueError("a variable has a range, or levels; give one of both")
+        if self.range and not self.range[0] < self.range[1]:
+            raise ValueError("range: the least has to be below the greatest")
+        if self.range and self.places > MOST_TIMES:
+            raise ValueError(f"step: makes more than {MOST_TIMES} places; give a larger one")
+        if self.levels and len(self.levels) < 2:
+            raise ValueError("levels: give two or more")
+        if self.cuts and (len(self.cuts) != len(self.levels) - 1 or list(self.cuts) != sorted(set(self.cuts))):
+            raise ValueError("cuts: give one less than levels, each greater than the one before")
+        return self
+
+    @property
+    def middle(self) -> float:
+        """The middle of the range."""
+        assert self.range
+        return (self.range[0] + self.range[1]) / 2
+
+    @property
+    def half(self) -> float:
+        """Half of the range's width."""
+        assert self.range
+        return (self.range[1] - self.range[0]) / 2
+
+    @property
+    def width(self) -> float:
+        """The distance of two places."""
+        return self.step or 2 * self.half / 100
+
+    @property
+    def places(self) -> int:
+        """How many places the range has."""
+        return round(2 * self.half / self.width) + 1
+
+    @property
+    def columns(self) -> int:
+        """The columns of a regression's matrix."""
+        return max(1, len(self.levels) - 1)
+
+
+class Curve(Section):
+    """A survival curve by Kaplan and Meier, for each level of `by`, with the log-rank test between them."""
+
+    time: Word
+    event: Word = Field(description="a variable of two levels; the second is the event")
+    by: Word | None = None
+
+
+class Regression(Section):
+    """A regression. Numbers enter as they are, categories as a column for each level but the first."""
+
+    kind: Literal["linear", "logistic", "poisson", "cox"]
+    covariates: Words = Field(min_length=1)
+    outcome: Word | None = Field(None, description="a number; of `logistic` a variable of two levels")
+    time: Word | None = None
+    event: Word | None = None
+    ties: Literal["efron", "breslow"] = "efron"
+    strata: Literal["hospital", "none"] = Field(
+        "hospital", description="of `cox`: a baseline for each hospital, or one for all, which tells much more"
+    )
+    meta: bool = Field(False, description="each hospital tells its own estimates, and they are combined")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        needed = (self.time, self.event) if self.kind == "cox" else (self.outcome,)
+        surplus = self.outcome if self.kind == "cox" else self.time or self.event
+        if None in needed or surplus:
+            raise ValueError("cox has time and event, the others have an outcome")
+        if len({*self.covariates, *self.outcomes}) < len(self.covariates) + len(self.outcomes):
+            raise ValueError("a variable stands there twice; name each once")
+        return self
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """The variables that are explained."""
+        return tuple(own for own in (self.outcome, self.time, self.event) if own)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables, which a patient must have."""
+        return (*self.covariates, *self.outcomes)
+
+    @property
+    def common(self) -> bool:
+        """Return whether all hospitals have one baseline."""
+        return self.kind == "cox" and self.strata == "none"
+
+
+class Offer(Section):
+    """The privacy that is offered to each patient, for all answers together."""
+
+    epsilon: float = Field(gt=0, le=1000)
+    delta: float = Field(ge=1e-12, le=0.1)
+
+
+class Question(Section):
+    """The question: a file that all hospitals get as it is."""
+
+    title: str = Field("Statistics over hospitals", min_length=1, max_length=120)
+    sites: tuple[Name, ...] = Field((), max_length=MOST_SITES, description="hospitals; sealing needs three or more")
+    variables: dict[Word, Variable] = Field(min_length=1, max_length=100)
+    columns: dict[Name, dict[Word, Text]] = Field(
+        {}, max_length=MOST_SITES, description="for each hospital: variables to its own columns, where they differ"
+    )
+    where: str = Field("", max_length=LONGEST, description="whom it is about: a filter")
+    complete: bool = Field(False, description="only patients of whom all variables are known")
+    by: Word | None = Field(None, description="the columns of Table 1: a variable with levels")
+    table: Words = Field((), description="the rows of Table 1")
+    curves: tuple[Curve, ...] = Field((), max_length=20)
+    models: tuple[Regression, ...] = Field((), max_length=20)
+    by_hospital: bool = Field(False, description="each hospital tells its own column of Table 1, as far as it may")
+    wanted: dict[Word, Annotated[float, Field(gt=0)]] = Field(
+        {},
+        max_length=100,
+        description="half widths of 95 % intervals of means or shares, to say how many cases they need",
+    )
+    privacy: Offer | None = Field(None, description="noise at every hospital, charged to its ledger")
+
+    @field_validator("sites")
+    @classmethod
+    def _in_order(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(sites)) < len(sites):
+            raise ValueError("names a hospital twice; name each once")
+        return tuple(sorted(sites))
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        for where, name, kind in self._named():
+            variable = self.variables.get(name)
+            if variable is None:
+                raise ValueError(f"{where}: {name!r} is no variable of the question; add it under variables")
+            fits = {"any": True, "number": bool(variable.range), "levels": bool(variable.levels)}
+            if not fits.get(kind, len(variable.levels) == 2):
+                raise ValueError(f"{where}: {name!r} has to be {'a number' if kind == 'number' else kind}")
+        if self.where:
+            self.filter  # noqa: B018 - it is read once, and checked by that
+        if self.privacy and any(model.kind in ("cox", "poisson") or model.meta for model in self.models):
+            raise ValueError("privacy: bounds what a patient changes in linear and logistic regression only")
+        if self.privacy and self.by_hospital:
+            raise ValueError("privacy: by_hospital would tell the same numbers again; leave it out")
+        if (count := self.values) > MOST_VALUES:
+            raise ValueError(f"asks each hospital for {count} numbers at once; {MOST_VALUES} may be: give larger steps")
+        return self
+
+    def _named(self) -> "list[tuple[str, str, str]]":
+        """Return each variable that is used: where, its name, and of which kind it must be."""
+        found = [("table", name, "any") for name in self.table] + [("wanted", name, "any") for name in self.wanted]
+        found += [("by", self.by, "levels")] if self.by else []
+        for curve in self.curves:
+            found += [("curves", curve.time, "number"), ("curves", curve.event, "two levels")]
+            found += [("curves", curve.by, "levels")] if curve.by else []
+        for model in self.models:
+            found += [("models", name, "any") for name in model.covariates]
+            kind = "two levels" if model.kind == "logistic" else "number"
+            found += [("models", model.outcome, kind)] if model.outcome else []
+            found += [("models", model.time, "number")] if model.time else []
+            found += [("models", model.event, "two levels")] if model.event else []
+        return found + [("columns", name, "any") for own in self.columns.values() for name in own]
+
+    @cached_property
+    def filter(self) -> Filter | None:
+        """The filter, where there is one."""
+        levels = {name: tuple(own.levels) for name, own in self.variables.items()}
+        return Filter(self.where, levels) if self.where else None
+
+    def levels_of(self, name: str | None) -> tuple[str, ...]:
+        """Return the levels of a variable; one without a name where there is none."""
+        return tuple(self.variables[name].levels) if name else ("",)
+
+    def width_of(self, model: Regression) -> int:
+        """Return the columns of a regression's matrix."""
+        return (model.kind != "cox") + sum(self.variables[name].columns for name in model.covariates)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The variables of Table 1, and those whose interval is wanted."""
+        return tuple(dict.fromkeys((*self.table, *self.wanted)))
+
+    @property
+    def values(self) -> int:
+        """How many numbers an answer has at most."""
+        groups = len(self.levels_of(self.by))
+        table = sum(groups * (5 + self._cells(name)) for name in self.rows)
+        curves = sum(2 * len(self.levels_of(own.by)) * self.variables[own.time].places for own in self.curves)
+        steps = 0
+        for model in self.models:
+            width = self.width_of(model)
+            times = self.variables[model.time].places if model.common and model.time else 1
+            steps += 2 * times * (1 + width + width * (width + 1) // 2)
+        return groups + table + curves + steps
+
+    def _cells(self, name: str) -> int:
+        own = self.variables[name]
+        return len(own.levels) or own.places
+
+    def in_yaml(self) -> str:
+        """Return the file that hospitals get: JSON, which is YAML, too."""
+        return json.dumps(self.model_dump(mode="json"), indent=1)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the question, which hospitals approve."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def make_question(values: Any, origin: str) -> Question:
+    """Return a checked question; raises MedsiloError. origin: where its values stand, for people."""
+    try:
+        return checked(Question, values, origin)
+    except ValidationError as error:
+        raise MedsiloError(f"{origin}: {in_words(error, Question)}") from error
+
+
+def read_question(path: Path) -> Question:
+    """Read a question's file."""
+    try:
+        return make_question(load_yaml(path.read_text("utf-8")), path.name)
+    except YamlError as error:
+        raise MedsiloError(f"{path.name}: {error}; correct it") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{path.name}: {why_unread(error, 'a question')}") from error

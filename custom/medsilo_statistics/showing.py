@@ -1,0 +1,345 @@
+"""An answer as people read it: a page with Table 1, curves and forest plots; CSV of everything; tables for papers."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from medsilo.extend import MedsiloError, fill, save
+from medsilo_statistics.describing import NORMAL
+from medsilo_statistics.fitting import Fit
+from medsilo_statistics.found import Cell, Curves, Found
+from medsilo_statistics.question import Question, make_question
+
+WIDTH, LEFT, FLOOR, LINE = 640, 60, 250, 18
+RATIO = {"logistic": "Odds ratio", "poisson": "Rate ratio", "cox": "Hazard ratio", "linear": "Coefficient"}
+LIMITS = (
+    "Sums say what hospitals have, not how they came to it: coding, selection and follow-up may differ.",
+    "p-values are of one test each; nothing here corrects for how many were asked.",
+    "A quantile is off by half a step of its variable at most, as values are counted at the nearest step.",
+)
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """A table of texts."""
+
+    name: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def as_csv(self) -> str:
+        """Return it as CSV."""
+        text = StringIO(newline="")
+        csv.writer(text).writerows([self.heads, *self.rows])
+        return text.getvalue()
+
+    def as_latex(self) -> str:
+        """Return it as a LaTeX table of the package booktabs."""
+        lines = [" & ".join(map(_latex, row)) + r" \\" for row in (self.heads, *self.rows)]
+        body = [rf"\begin{{tabular}}{{l{'r' * (len(self.heads) - 1)}}}", r"\toprule", lines[0], r"\midrule", *lines[1:]]
+        caption = rf"\caption{{{_latex(self.name)}}}"
+        return "\n".join([r"\begin{table}", caption, *body, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+    def cells(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        """Return its rows as a page shows them."""
+        return [(row[0], [{"value": "", "text": own, "aside": "", "look": ""} for own in row[1:]]) for row in self.rows]
+
+
+def tables(found: Found) -> list[ShownTable]:
+    """Return Table 1 and a table of each regression and of hospitals' estimates together."""
+    question = make_question(found.question, "the answer's question")
+    shown = [_table_one(question, found)] if question.rows or question.by else []
+    for number, (model, fit) in enumerate(zip(question.models, found.fits, strict=True)):
+        heads = ("", "Coefficient", "Standard error", RATIO[model.kind], "95 % interval", "p")
+        told = f"{model.kind} regression of {model.outcomes[-1]}, {fit.patients:.6g} patients"
+        told += "" if fit.events is None else f", {fit.events:.6g} events"
+        shown.append(ShownTable(f"Model {number + 1}: {told}", heads, _model_rows(fit, model.kind != "linear")))
+    if found.meta:
+        rows = [
+            (
+                f"Model {one.model + 1}, {one.term}",
+                own.method,
+                _number(own.estimate),
+                _range(own.low, own.high),
+                _number(own.tau2),
+                f"{one.inconsistency:.0%}",
+            )
+            for one in found.meta
+            for own in one.combined
+        ]
+        shown.append(
+            ShownTable(
+                "Hospitals' own estimates together", ("", "Method", "Estimate", "95 % interval", "τ²", "I²"), rows
+            )
+        )
+    for number, curves in enumerate(found.curves):
+        groups = [[own.title or "All", *map(_count, (own.patients, own.events, own.median))] for own in curves.groups]
+        test = "" if curves.p is None else f"; log-rank χ² = {curves.statistic:.3g}, {_p(curves.p)}"
+        name = f"Survival {number + 1}: {question.curves[number].event}{test}"
+        shown.append(ShownTable(name, ("", "Patients", "Events", "Median"), groups))
+    return shown
+
+
+def _table_one(question: Question, found: Found) -> ShownTable:
+    hospitals = [(site, own.columns[-1]) for site, own in found.own.items() if own.columns]
+    groups = found.columns if question.by else found.columns[-1:]
+    columns = [*((own.title, own) for own in groups), *hospitals]
+    few = f"fewer than {found.floor}"
+    rows = [["Patients", *(_count(own.patients, few) for _, own in columns), ""]]
+    for name in question.rows:
+        variable = question.variables[name]
+        label = f"{name}, {variable.unit}" if variable.unit else name
+        apart = _number(found.apart.get(name), 3)
+        cells = [own.cells.get(name, Cell()) for _, own in columns]
+        if variable.levels:
+            rows.append([f"{label}, n (%)", *("" for _ in columns), apart])
+            for place, level in enumerate(variable.levels):
+                rows.append([f"  {level}", *(_share(own, place, few) for own in cells), ""])
+        else:
+            rows.append([f"{label}, mean (SD)", *(_mean(own) for own in cells), apart])
+            if any(own.quarters for own in cells):
+                rows.append(["  median [quartiles]", *(_quarters(own) for own in cells), ""])
+        if any(own.missing or (own.known is not None and own.missing is None) for own in cells):
+            rows.append(["  missing", *(_count(own.missing, few) for own in cells), ""])
+    return ShownTable("Table 1", ["", *(title for title, _ in columns), "SMD"], rows)
+
+
+def _model_rows(fit: Fit, ratio: bool) -> list[list[str]]:
+    if fit.why:
+        return [[f"not fitted: it {fit.why}", "", "", "", "", ""]]
+    rows = []
+    for term, own, error in zip(fit.terms, fit.coefficients, fit.errors, strict=True):
+        low, high = own - NORMAL * error, own + NORMAL * error
+        shown = [math.exp(min(each, 700.0)) if ratio else each for each in (own, low, high)]
+        p = math.erfc(abs(own) / error / math.sqrt(2)) if error > 0 else float("nan")
+        rows.append(
+            [term, _number(own), _number(error), _number(shown[0], 3), _range(*shown[1:]), _p(p).removeprefix("p = ")]
+        )
+    return rows
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}g}"
+
+
+def _count(value: float | None, few: str = "–") -> str:
+    return few if value is None else f"{value:.7g}"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{_number(low, 3)} to {_number(high, 3)}"
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+def _mean(cell: Cell) -> str:
+    return "–" if cell.mean is None else f"{_number(cell.mean)} ({_number(cell.deviation, 3)})"
+
+
+def _quarters(cell: Cell) -> str:
+    return "–" if len(cell.quarters) < 3 else "{1} [{0}, {2}]".format(*(_number(own) for own in cell.quarters))
+
+
+def _share(cell: Cell, place: int, few: str) -> str:
+    own = cell.levels[place] if place < len(cell.levels) else None
+    return _count(own, few) + (f" ({own / cell.known:.1%})".replace("%", "") if own is not None and cell.known else "")
+
+
+def _latex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "–": "--", "τ²": r"$\tau^2$", "χ²": r"$\chi^2$", "²": "$^2$"}
+    special |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"<": "$<$", ">": "$>$"}
+    return "".join(special.get(sign, sign) for sign in text)
+
+
+# ---------------------------------------------------------------------------------------------------- drawings
+def _svg(height: int, title: str) -> ElementTree.Element:
+    svg = ElementTree.Element("svg", {"class": "chart", "viewBox": f"0 0 {WIDTH} {height}", "role": "img"})
+    ElementTree.SubElement(svg, "title").text = title
+    return svg
+
+
+def _text(svg: ElementTree.Element, text: str, x: float, y: float, anchor: str = "start", **more: str) -> None:
+    at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
+    ElementTree.SubElement(svg, "text", at | more).text = text
+
+
+def _path(svg: ElementTree.Element, kind: str, d: str, **more: str) -> None:
+    ElementTree.SubElement(svg, "path", {"class": kind, "d": d} | more)
+
+
+def _markup(svg: ElementTree.Element) -> Markup:
+    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
+
+
+def survival_chart(curves: Curves, label: str) -> Markup | None:
+    """Draw curves with their 95 % bands, and below them who is at risk."""
+    groups = [own for own in curves.groups if own.marks]
+    if not groups:
+        return None
+    marks = groups[0].marks
+    first, last = marks[0], max(marks[-1], marks[0] + 1e-9)
+    svg = _svg(FLOOR + 48 + LINE * len(groups), f"Survival by {label}, with bands of 95 % and numbers at risk")
+
+    def x(time: float) -> float:
+        return LEFT + (time - first) / (last - first) * (WIDTH - LEFT - 24)
+
+    def y(share: float) -> float:
+        return FLOOR - share * (FLOOR - 14)
+
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        _path(svg, "gridline", f"M{LEFT} {y(tick):.1f}H{WIDTH - 24}")
+        _text(svg, f"{tick:.2f}", LEFT - 6, y(tick) + 4, "end")
+    for mark in marks:
+        _text(svg, f"{mark:g}", x(mark), FLOOR + 17, "middle")
+    _text(svg, f"{label}; at risk:", LEFT, FLOOR + 36)
+    for place, own in enumerate(groups):
+        group = ElementTree.SubElement(svg, "g", {"class": f"s{place % 8}"})
+
+        def steps(values: Sequence[float], times: Sequence[float] = own.times) -> list[str]:
+            level, found = 1.0, [f"{x(first):.1f} {y(1):.1f}"]
+            for time, value in zip(times, values, strict=True):
+                found += [f"{x(time):.1f} {y(level):.1f}", f"{x(time):.1f} {y(value):.1f}"]
+                level = value
+            return found
+
+        band = "M" + "L".join([*steps(own.low), *reversed(steps(own.high))]) + "z"
+        _path(group, "band", band, style="fill: var(--series); fill-opacity: .15")
+        _path(
+            group,
+            "line",
+            "M" + "L".join(steps(own.share)),
+            **{"stroke-dasharray": ("", "7 3", "2 3", "9 3 2 3")[place % 4] or "none"},
+        )
+        row = FLOOR + 54 + LINE * place
+        _path(group, "line", f"M4 {row - 4}h10")
+        _text(svg, own.title[:8], 17, row)
+        for mark, risk in zip(marks, own.risk, strict=True):
+            _text(svg, f"{risk:g}", x(mark), row, "middle")
+    return _markup(svg)
+
+
+def forest(title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
+    """Draw estimates with intervals of 95 %: names, estimates, standard errors; ratios on a logarithmic axis."""
+    rows = [row for row in rows if math.isfinite(row[1]) and row[2] > 0]
+    if not rows:
+        return None
+    low, high = (
+        pick([0.0, *(own + sign * NORMAL * error for _, own, error in rows)]) for pick, sign in ((min, -1), (max, 1))
+    )
+    svg, start, end = _svg(LINE * len(rows) + 40, title), 220, WIDTH - 150
+
+    def x(value: float) -> float:
+        return start + (value - low) / (high - low) * (end - start)
+
+    _path(svg, "axis", f"M{x(0):.1f} 6V{LINE * len(rows) + 14}", **{"stroke-dasharray": "3 3"})
+    _text(svg, "1" if ratio else "0", x(0), LINE * len(rows) + 30, "middle")
+    for place, (name, own, error) in enumerate(rows):
+        row = LINE * (place + 1)
+        shown = [math.exp(each) if ratio else each for each in (own, own - NORMAL * error, own + NORMAL * error)]
+        _text(svg, name[:34], 4, row + 4)
+        group = ElementTree.SubElement(svg, "g", {"class": "s0"})
+        _path(group, "line", f"M{x(own - NORMAL * error):.1f} {row}H{x(own + NORMAL * error):.1f}")
+        _path(group, "mark", f"M{x(own) - 4:.1f} {row - 4}h8v8h-8z")
+        _text(svg, f"{_number(shown[0], 3)} ({_range(*shown[1:])})", WIDTH - 4, row + 4, "end")
+    return _markup(svg)
+
+
+def _forests(question: Question, found: Found) -> list[tuple[str, Markup]]:
+    drawn = []
+    for number, (model, fit) in enumerate(zip(question.models, found.fits, strict=True)):
+        skip = int(model.kind != "cox")
+        rows = list(zip(fit.terms, fit.coefficients, fit.errors, strict=False))[skip:]
+        drawn.append(
+            (f"Model {number + 1}: {RATIO[model.kind]}", forest(f"Model {number + 1}", rows, model.kind != "linear"))
+        )
+    for one in found.meta:
+        kind = question.models[one.model].kind
+        estimates = [(site, own[0], own[1]) for site, own in one.sites.items()]
+        estimates += [(own.method, own.estimate, (own.high - own.low) / 2 / NORMAL) for own in one.combined]
+        title = f"Model {one.model + 1} by hospital, {one.term}"
+        drawn.append((title, forest(title, estimates, kind != "linear")))
+    return [(title, chart) for title, chart in drawn if chart]
+
+
+# ---------------------------------------------------------------------------------------------------- files
+def page(found: Found) -> str:
+    """Return the page."""
+    question = make_question(found.question, "the answer's question")
+    everybody, kind = found.columns[-1].patients, "sealed: sums alone were read" if found.sealed else "in clear"
+    few = f"fewer than {found.floor}"
+    noise = (
+        f"; noise of standard deviation {found.deviation:.3g} on each number of the table" if found.deviation else ""
+    )
+    asked = [f"who: {question.where or 'everybody'}", f"hospitals: {', '.join(found.sites)} ({kind}){noise}"]
+    asked += [
+        f"{name}: {count:.7g} patients for an interval of ± {question.wanted[name]:g}"
+        for name, count in found.wanted.items()
+        if count
+    ]
+    apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
+    asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
+    charts = [(question.curves[n], survival_chart(own, question.curves[n].time)) for n, own in enumerate(found.curves)]
+    return fill(
+        "statistics.html",
+        question.title,
+        folder=Path(__file__).parent,
+        context=f"{len(found.sites)} hospitals · question {found.hash[:12]}",
+        answer=SimpleNamespace(
+            headline=f"{_count(everybody, few)} patients in {len(found.sites)} hospitals.", remarks=asked
+        ),
+        notices=[SimpleNamespace(kind="caution", word="Not told", text=remark) for remark in found.remarks],
+        checks=[],
+        limits=LIMITS,
+        tables=tables(found),
+        curves=[(f"{curve.event} by {curve.time}", chart) for curve, chart in charts if chart],
+        forests=_forests(question, found),
+        asked=question.in_yaml(),
+    )
+
+
+def write_all(found: Found, folder: Path, docx: bool = False) -> list[Path]:
+    """Write the page, the answer, CSV and LaTeX of all tables, and the curves; with `docx` a document, too."""
+    shown = tables(found)
+    texts = {"report.html": page(found), "answers.json": found.model_dump_json(indent=1)}
+    texts |= {f"table-{number}.csv": own.as_csv() for number, own in enumerate(shown, 1)}
+    texts["tables.tex"] = "\n".join(own.as_latex() for own in shown)
+    for number, curves in enumerate(found.curves, 1):
+        points = [
+            (own.title, *map(repr, at))
+            for own in curves.groups
+            for at in zip(own.times, own.share, own.low, own.high, strict=True)
+        ]
+        texts[f"curve-{number}.csv"] = ShownTable("", ("group", "time", "share", "low", "high"), points).as_csv()
+    for name, text in texts.items():
+        save(text, folder / name)
+    written = [folder / name for name in texts]
+    return [*written, _write_docx(shown, folder / "tables.docx")] if docx else written
+
+
+def _write_docx(shown: Sequence[ShownTable], path: Path) -> Path:
+    try:
+        from docx import Document
+    except ImportError as error:
+        raise MedsiloError(
+            "a document needs the package python-docx: install medsilo[docx], or take tables.tex"
+        ) from error
+    document = Document()
+    for own in shown:
+        document.add_heading(own.name, 2)
+        table = document.add_table(0, len(own.heads))
+        for row in (own.heads, *own.rows):
+            for cell, text in zip(table.add_row().cells, row, strict=True):
+                cell.text = text
+    document.save(str(path))
+    return path

@@ -1,0 +1,245 @@
+"""The sums that a question needs of each hospital's patients. Those of all hospitals add up to those of all patients.
+
+A step of a regression asks for its log likelihood, the gradient and the information at given coefficients.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from medsilo.extend import Message
+from medsilo_statistics.patients import Floats, Patients
+from medsilo_statistics.question import Question, Regression
+
+Sums = dict[str, Floats]
+Shapes = dict[str, tuple[int, ...]]
+MOST_STEPS, MOST_TIES, FARTHEST, MOST_RATE = 40, 20_000, 200.0, 8.0
+Place = Annotated[int, Field(ge=0, le=MOST_TIES)]
+Coefficient = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
+
+
+class ModelStep(Message):
+    """A step of one regression. Coefficients are those of scaled numbers."""
+
+    model: Annotated[int, Field(ge=0, le=19)]
+    at: Annotated[list[Coefficient], Field(max_length=1000)]
+    times: Annotated[list[Place], Field(max_length=MOST_TIES)] = []  # of events, where all have one baseline
+
+
+class Step(Message):
+    """What is summed: the table and the curves first, then steps of regressions."""
+
+    steps: Annotated[list[ModelStep], Field(max_length=20)] = []  # none: the table
+    bits: Annotated[int, Field(ge=10, le=40)] = 40  # no number is above 2^bits
+
+
+def shapes(question: Question, step: Step) -> Shapes:
+    """Return the shapes of an answer."""
+    if step.steps:
+        found: Shapes = {}
+        for own in step.steps:
+            model = question.models[own.model]
+            width, key = question.width_of(model), f"model {own.model}"
+            upper = width * (width + 1) // 2
+            if model.common:
+                found |= {f"{key} {part}": (len(own.times), 1 + width + upper) for part in ("risk", "tied")}
+            else:
+                found[key] = (2 + width + upper,)
+        return found
+    groups = len(question.levels_of(question.by))
+    found = {"patients": (groups,)}
+    for name in question.rows:
+        variable = question.variables[name]
+        found[f"row {name}"] = (groups, len(variable.levels) + 1 if variable.levels else 4)
+        if variable.range:
+            found[f"histogram {name}"] = (groups, variable.places)
+    for number, curve in enumerate(question.curves):
+        found[f"curve {number}"] = (len(question.levels_of(curve.by)), question.variables[curve.time].places, 2)
+    for number, model in enumerate(question.models):
+        found[f"start {number}"] = (3 + question.width_of(model),)
+        if model.common and model.time:
+            found[f"times {number}"] = (question.variables[model.time].places,)
+    return found
+
+
+def of(patients: Patients, step: Step) -> Sums:
+    """Return a hospital's part. patients: those whom the question is about."""
+    if not step.steps:
+        return table(patients)
+    found: Sums = {}
+    for own in step.steps:
+        model = patients.question.models[own.model]
+        known = patients.known(model.variables)
+        if model.common:
+            parts = dict(zip(("risk", "tied"), common_risk(known, model, own), strict=True))
+            found |= {f"model {own.model} {part}": sums for part, sums in parts.items()}
+        else:
+            found[f"model {own.model}"] = regression(known, model, np.array(own.at))
+    return found
+
+
+def table(patients: Patients) -> Sums:
+    """Return the sums of Table 1, of curves, and of where regressions begin."""
+    question, groups = patients.question, patients.groups(patients.question.by)
+    found: Sums = {"patients": np.array([mask.sum() for mask in groups], np.float64)}
+    for name in question.rows:
+        levels, odd = question.variables[name].levels, patients.odd[name]
+        own, known = patients.values[name], ~np.isnan(patients.values[name])
+        if levels:
+            cells = [[(own[mask] == place).sum() for place in range(len(levels))] for mask in groups]
+        else:
+            scaled, count = np.where(known, patients.scaled(name), 0.0), question.variables[name].places
+            cells = [[known[mask].sum(), scaled[mask].sum(), np.square(scaled[mask]).sum()] for mask in groups]
+            bins = [np.bincount(patients.places(name)[mask & known], minlength=count) for mask in groups]
+            found[f"histogram {name}"] = np.stack(bins).astype(np.float64)
+        found[f"row {name}"] = np.array(
+            [[*own, odd[mask].sum()] for own, mask in zip(cells, groups, strict=True)], np.float64
+        )
+    for number, curve in enumerate(question.curves):
+        known_ones = patients.known((curve.time, curve.event, *([curve.by] if curve.by else [])))
+        found[f"curve {number}"] = np.stack(
+            [_at_times(known_ones.only(mask), curve.time, curve.event) for mask in known_ones.groups(curve.by)]
+        )
+    for number, model in enumerate(question.models):
+        those = patients.known(model.variables)
+        y = outcome(those, model)
+        moments = [len(those), y.sum(), np.square(y).sum()]
+        shown = events(those, model) if model.kind == "cox" else np.ones(len(those), bool)
+        found[f"start {number}"] = np.array([*moments, *those.matrix(model)[shown].sum(0)], np.float64)
+        if model.common and model.time and model.event:
+            found[f"times {number}"] = _at_times(those, model.time, model.event)[:, 0]
+    return found
+
+
+def _at_times(patients: Patients, time: str, event: str) -> Floats:
+    """Return how many events there are at each time, and how many patients are seen until then and no longer."""
+    places, happened = patients.places(time), patients.values[event] == 1
+    count = patients.question.variables[time].places
+    return np.stack([np.bincount(places[own], minlength=count) for own in (happened, ~happened)], 1).astype(np.float64)
+
+
+def outcome(patients: Patients, model: Regression) -> Floats:
+    """Return what a regression explains: a scaled number, 0 or 1, a count over the greatest one, an event."""
+    if model.kind == "linear" and model.outcome:
+        return patients.scaled(model.outcome)
+    if model.kind == "poisson" and model.outcome:
+        own = patients.question.variables[model.outcome]
+        return patients.values[model.outcome] / (own.middle + own.half)
+    return (patients.values[model.outcomes[-1]] == 1).astype(np.float64)
+
+
+def events(patients: Patients, model: Regression) -> NDArray[np.bool_]:
+    """Return who had the event."""
+    return patients.values[model.outcomes[-1]] == 1
+
+
+def upper(square: Floats) -> Floats:
+    """Return the upper triangle of matrices, row by row."""
+    rows, places = np.triu_indices(square.shape[-1])
+    return square[..., rows, places]
+
+
+def whole(part: Floats, width: int) -> Floats:
+    """Return symmetric matrices by their upper triangles."""
+    rows, places = np.triu_indices(width)
+    found = np.zeros((*part.shape[:-1], width, width))
+    found[..., rows, places] = found[..., places, rows] = part
+    return found
+
+
+def regression(patients: Patients, model: Regression, at: Floats) -> Floats:
+    """Return patients, log likelihood, gradient and information; of Cox the hospital's own partial likelihood."""
+    x, y = patients.matrix(model), outcome(patients, model)
+    if model.kind == "cox":
+        assert model.time
+        times, happened = patients.places(model.time), events(patients, model)
+        shown = np.unique(times[happened])
+        risk, tied = risk_sums(x, times, happened, at, shown)
+        counts = np.array([(times[happened] == time).sum() for time in shown], np.float64)
+        return partial_likelihood(risk, tied, counts, x[happened].sum(0), at, model.ties)
+    eta = x @ at
+    if model.kind == "linear":
+        fitted, weight = eta, np.ones(len(y))
+        likelihood = -float(np.square(y - eta).sum()) / 2
+    elif model.kind == "logistic":
+        fitted = 0.5 * (1 + np.tanh(eta / 2))
+        weight = fitted * (1 - fitted)
+        likelihood = float((y * eta - np.logaddexp(0, eta)).sum())
+    else:
+        fitted = np.exp(np.minimum(eta, np.log(MOST_RATE)))
+        weight, likelihood = fitted, float((y * eta - fitted).sum())
+    return np.concatenate([[len(y), likelihood], x.T @ (y - fitted), upper((x * weight[:, None]).T @ x)])
+
+
+def common_risk(patients: Patients, model: Regression, step: ModelStep) -> tuple[Floats, Floats]:
+    """Return the sums over who is at risk, and over who has the event, at times on which hospitals agreed."""
+    assert model.time
+    places = patients.places(model.time)
+    return risk_sums(
+        patients.matrix(model), places, events(patients, model), np.array(step.at), np.array(step.times, np.int64)
+    )
+
+
+def risk_sums(
+    x: Floats, times: NDArray[np.int64], happened: NDArray[np.bool_], at: Floats, shown: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Return sums of weights, weighted x and x x' at each shown time: of who is at risk, of who has the event."""
+    weight = np.exp(np.clip(x @ at, -30.0, 12.0))[:, None]
+    own = np.concatenate([weight, weight * x, weight * upper(x[:, :, None] * x[:, None, :])], 1)
+    order = np.argsort(-times, kind="stable")
+    added = np.concatenate([np.zeros((1, own.shape[1])), np.cumsum(own[order], 0)])
+    risk = added[np.searchsorted(-times[order], -shown, side="right")]
+    tied = np.zeros_like(risk)
+    place = np.minimum(np.searchsorted(shown, times), max(len(shown) - 1, 0))
+    here = happened & (shown[place] == times) if len(shown) else np.zeros(len(times), bool)
+    np.add.at(tied, place[here], own[here])
+    return risk, tied
+
+
+def partial_likelihood(risk: Floats, tied: Floats, counts: Floats, covariates: Floats, at: Floats, ties: str) -> Floats:
+    """Return events, log partial likelihood, gradient and information.
+
+    counts: events at each time; covariates: the sum of x over all events. With Efron's ties the l-th of d tied events
+    has left l / d of the tied ones behind; with Breslow's nobody has left.
+    """
+    width = len(at)
+    most = int(counts.max(initial=0))
+    likelihood, gradient, information = float(covariates @ at), covariates.copy(), np.zeros(width * (width + 1) // 2)
+    for turn in range(most):
+        here = counts > turn
+        share = (turn / counts[here])[:, None] if ties == "efron" else 0.0
+        left = risk[here] - share * tied[here]
+        total, mean = left[:, 0], left[:, 1 : 1 + width] / left[:, :1]
+        likelihood -= float(np.log(total).sum())
+        gradient -= mean.sum(0)
+        square = left[:, 1 + width :] / left[:, :1] - upper(mean[:, :, None] * mean[:, None, :])
+        information += square.sum(0)
+    return np.concatenate([[counts.sum(), likelihood], gradient, information])
+
+
+def sensitivity(question: Question, step: Step) -> float:
+    """Return how far one patient moves an answer at most, in Euclidean length."""
+    square = 0.0
+    for name, shape in shapes(question, step).items():
+        kind, _, number = name.partition(" ")
+        if kind == "model":
+            model = question.models[int(number)]
+            width, own = question.width_of(model), 1.0 if model.kind == "linear" else 0.25
+            square += 1 + width + own**2 * width * (width + 1) / 2
+        elif kind == "start":
+            square += shape[0]
+        else:  # the patient counts in one place; of a number its own and its square's, too
+            square += 3 if kind == "row" and question.variables[number].range else 1
+    return float(np.sqrt(square))
+
+
+def without_likelihood(sums: Mapping[str, Floats]) -> Sums:
+    """Return sums without log likelihoods, which nothing bounds."""
+    found = {name: own.copy() for name, own in sums.items()}
+    for name, own in found.items():
+        if name.startswith("model "):
+            own[1] = 0.0
+    return found

@@ -1,0 +1,252 @@
+"""A lead who asks many nested questions to learn one patient's values: with and without the hospital's book."""
+
+import json
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.privacy.accounting import epsilon
+from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Charge, Gaussian
+from medsilo.site.book import Book
+from medsilo.site.ledger import Ledger
+from medsilo_statistics.question import make_question
+from medsilo_statistics.sums import ModelStep, Step, of, sensitivity, table, without_likelihood
+from tests.tables import VARIABLES, asked, drawn, settings_of
+
+VICTIM = {"age": 71.3, "stage": "III", "score": 3, "time": 450, "dead": 1, "marker": 5.55}
+KNOWN = "age > 71.2 and age < 71.4"  # what the lead knows of the patient
+MARKER = {"range": [0, 10]}
+
+
+def hospitals(folder: Path, **more: Any) -> Any:
+    frames = drawn(3, 60)
+    for own in frames.values():
+        own["age"] = own.age.fillna(60.0)
+        own.loc[(own.age - 71.3).abs() < 0.15, "age"] = 65.0
+        own["marker"] = np.linspace(1, 4, len(own)).round(2)
+    own = frames["hospital-0"]
+    frames["hospital-0"] = pd.concat([own, pd.DataFrame([{"patient": "victim", **VICTIM}])], ignore_index=True)
+    return settings_of(frames, folder, **more)
+
+
+def questions() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield thirty pairs of questions whose patients differ in the victim alone."""
+    others = [f"stage == '{level}'" for level in ("I", "II")] + [f"score >= {number}" for number in range(1, 9)]
+    others += [f"time >= {number}" for number in range(50, 400, 50)] + ["dead == 'yes'", "dead == 'no'"]
+    for other in others:
+        yield {"where": f"{other} or {KNOWN}"}, {"where": f"({other}) and not ({KNOWN})"}
+    for one, two in combinations(others[:6], 2):
+        yield {"where": f"{one} or {two} or {KNOWN}"}, {"where": f"({one} or {two}) and not ({KNOWN})"}
+
+
+def learned(sites: Any, folder: Path) -> list[float]:
+    """Return what the differences of the answers tell of the victim's marker."""
+    variables, found = VARIABLES | {"marker": MARKER}, []
+    for one, other in list(questions())[:30]:
+        cells = []
+        for question in (one, other):
+            try:
+                answer = asked(sites, folder, variables=variables, table=["marker"], **question)
+            except MedsiloError:
+                continue
+            cells.append(answer.columns[-1].cells["marker"])
+        if (
+            len(cells) == 2
+            and None not in (cells[0].mean, cells[1].mean)
+            and cells[0].known == (cells[1].known or 0) + 1
+        ):
+            found.append(cells[0].known * cells[0].mean - cells[1].known * cells[1].mean)
+    return found
+
+
+def test_thirty_nested_questions_about_one_patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the book each pair tells the marker; with it none does, and the first questions are answered."""
+    sites = hospitals(tmp_path, smallest_metric=5)
+    answered = asked(sites, tmp_path, variables=VARIABLES | {"marker": MARKER}, table=["marker"])
+    assert answered.columns[-1].patients == 181
+    assert learned(sites, tmp_path) == []
+    with monkeypatch.context() as without:
+        without.setattr(Book, "divide", lambda *_: None)
+        told = learned(sites, tmp_path)
+    assert len(told) >= 10 and max(abs(own - VICTIM["marker"]) for own in told) < 1e-6
+
+
+def test_three_questions_that_differ_in_many_two_by_two(tmp_path: Path) -> None:
+    """All, those of two stages, and the third stage without one: no pair is near, the three together are."""
+    sites = hospitals(tmp_path, smallest_metric=5)
+    variables = VARIABLES | {"marker": MARKER}
+    asked(sites, tmp_path, variables=variables, table=["marker"])
+    asked(sites, tmp_path, variables=variables, table=["marker"], where="stage in ['I', 'II']")
+    with pytest.raises(MedsiloError, match="with this and earlier questions, sums of .* fewer than 5 patients"):
+        asked(sites, tmp_path, variables=variables, table=["marker"], where=f"stage == 'III' and not ({KNOWN})")
+
+
+def test_another_name_or_range_of_the_column_is_no_way_around(tmp_path: Path) -> None:
+    sites = hospitals(tmp_path, smallest_metric=5)
+    asked(sites, tmp_path, variables={"marker": MARKER}, table=["marker"])
+    columns = {site: {"other": "marker"} for site in sites}
+    with pytest.raises(MedsiloError, match="sums of marker would tell"):  # the range leaves the victim out
+        asked(sites, tmp_path, variables={"other": {"range": [0, 5.5]}}, columns=columns, table=["other"])
+    again = asked(sites, tmp_path, variables={"other": MARKER}, columns=columns, table=["other"])
+    assert again.columns[-1].patients == 181  # the same patients may be asked about as often as one likes
+
+
+def test_other_hospitals_do_not_leave_one_alone(tmp_path: Path) -> None:
+    sites = settings_of(drawn(4, 40), tmp_path, smallest_metric=5)
+    asked(sites, tmp_path, table=["score"])
+    three = {site: own for site, own in sites.items() if site != "hospital-3"}
+    with pytest.raises(MedsiloError, match="differ in one hospital alone"):
+        asked(three, tmp_path, table=["score"])
+
+
+def test_few_patients_are_not_told(tmp_path: Path) -> None:
+    """A hospital with too few refuses; a cell with too few over all is told as such; in clear each tells its own."""
+    frames = drawn(3, 40)
+    for own in frames.values():
+        own["stage"] = "I"
+    frames["hospital-0"].loc[:2, "stage"] = "III"
+    sites = settings_of(frames, tmp_path, smallest_metric=5)
+    found = asked(sites, tmp_path, table=["stage"], by_hospital=True)
+    assert found.floor == 5 and found.columns[-1].cells["stage"].levels == [117, 0, None]
+    assert found.own["hospital-0"].columns[-1].cells["stage"].levels == [35, 0, None]
+    clear = asked(dict(list(sites.items())[:2]), tmp_path, sealed=False, table=["stage"])
+    assert clear.columns[-1].cells["stage"].levels == [77, 0, None]
+    with pytest.raises(
+        MedsiloError, match="hospital-0 refused: this hospital has fewer than 5 patients of the question"
+    ):
+        asked(sites, tmp_path, table=["stage"], where="stage == 'III'")
+    cox = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["score"]}
+    with pytest.raises(MedsiloError, match="strata: none tells the covariates of single patients"):
+        asked(sites, tmp_path, models=[{**cox, "strata": "none"}])
+    with pytest.raises(MedsiloError, match="curves of fewer than three hospitals"):
+        two = dict(list(sites.items())[:2])
+        asked(two, tmp_path, sealed=False, curves=[{"time": "time", "event": "dead"}])
+
+
+def test_answers_are_counted(tmp_path: Path) -> None:
+    sites = settings_of(drawn(3, 40), tmp_path, smallest_metric=5, limits={"train_answers": 2})
+    asked(sites, tmp_path, table=["score"])
+    asked(sites, tmp_path, table=["score", "stage"])
+    with pytest.raises(MedsiloError, match="limits.train_answers"):
+        asked(sites, tmp_path, table=["stage"])
+
+
+# ------------------------------------------------------------------------------------------------------ noise
+OFFER = {"epsilon": 1.0, "delta": 1e-5}
+
+
+def test_noise_costs_what_the_ledger_says_and_no_more_is_answered(tmp_path: Path) -> None:
+    demands = Demands(epsilon=50.5, delta=1e-5)
+    sites = settings_of(drawn(3, 60), tmp_path, privacy=demands)
+    question = {"table": ["age", "stage"], "models": [{"kind": "logistic", "outcome": "dead", "covariates": ["score"]}]}
+    with pytest.raises(MedsiloError, match="answers only with noise"):
+        asked(sites, tmp_path, **question)
+    found = asked(sites, tmp_path, privacy={**OFFER, "epsilon": 50.0}, **question)
+    exact = asked(
+        {site: own.model_copy(update={"privacy": None, "public_data": True}) for site, own in sites.items()},
+        tmp_path,
+        **question,
+    )
+    noisy, bare = found.fits[0], exact.fits[0]
+    assert noisy.errors[1] > bare.errors[1]  # the noise is in the interval
+    assert abs(noisy.coefficients[1] - bare.coefficients[1]) < 4 * noisy.errors[1]
+    (file,) = (tmp_path / "records/hospital-0/ledger").glob("*[0-9a-f].jsonl")
+    ledger = Ledger(file.parents[1], file.stem)
+    entries = [entry for entry in ledger.standing().entries if entry.kind == "charged"]
+    assert len(entries) == 5 and 49 < ledger.standing().epsilon(1e-5) <= 50
+    with pytest.raises(MedsiloError, match="this hospital allows 50.5"):
+        asked(sites, tmp_path, privacy={**OFFER, "epsilon": 50.0}, where="age > 20", **question)
+
+
+def test_one_patient_moves_an_answer_by_no_more_than_the_noise_is_made_for() -> None:
+    """Two hospitals' tables that differ in one patient, of the most extreme values there may be."""
+    from medsilo_statistics.patients import Patients
+
+    models: list[dict[str, Any]] = [
+        {"kind": "logistic", "outcome": "dead", "covariates": ["age", "stage", "score"]},
+        {"kind": "linear", "outcome": "time", "covariates": ["age", "stage", "score"]},
+    ]
+    curve = {"time": "time", "event": "dead", "by": "stage"}
+    question = make_question(
+        {
+            "variables": VARIABLES,
+            "table": [*VARIABLES],
+            "by": "stage",
+            "models": models,
+            "curves": [curve],
+            "privacy": OFFER,
+        },
+        "q",
+    )
+    rng = np.random.default_rng(3)
+    worst = dict.fromkeys(("table", 0, 1), 0.0)
+    steps = {"table": Step(), **{n: Step(steps=[ModelStep(model=n, at=[0.1] * 5)]) for n in (0, 1)}}
+    for _ in range(60):
+        extreme = {"age": [0, 120], "stage": [0, 1, 2], "score": [0, 10], "time": [0, 2000], "dead": [0, 1]}
+        values = {name: rng.choice(own, 8).astype(float) for name, own in extreme.items()}
+        odd = {name: np.zeros(8, bool) for name in values}
+        whole = Patients(question, tuple("abcdefgh"), values, odd)
+        fewer = whole.only(np.arange(8) > 0)
+        for name, step in steps.items():
+            one, other = (without_likelihood(of(own, step)) for own in (whole, fewer))
+            moved = np.sqrt(sum(float(np.square(one[key] - other[key]).sum()) for key in one))
+            worst[name] = max(worst[name], moved / sensitivity(question, step))
+    assert all(0.3 < share <= 1 for share in worst.values()), worst
+    assert table(whole)["patients"].sum() == 8
+
+
+def test_intervals_include_the_noise_and_an_audit_stays_below_epsilon(tmp_path: Path) -> None:
+    """The interval of a mean holds the true one as often as it says; counts of worlds with and without a patient can't
+    be told apart better than ε allows."""
+    sites = settings_of(drawn(3, 60), tmp_path, public_data=True)
+    exact = asked(sites, tmp_path, table=["score"]).columns[-1]
+    held, widths, counts = 0, [], []
+    for _ in range(40):
+        noisy = asked(sites, tmp_path, sealed=False, table=["score"], privacy=OFFER)
+        cell = noisy.columns[-1].cells["score"]
+        assert cell.low is not None and cell.high is not None and exact.cells["score"].mean is not None
+        held += cell.low <= exact.cells["score"].mean <= cell.high
+        widths.append(cell.high - cell.low)
+        counts.append(noisy.columns[-1].patients)
+    bare = exact.cells["score"]
+    assert held >= 36 and np.mean(widths) > (bare.high or 0) - (bare.low or 0)
+    spread = float(np.std(np.array(counts)))
+    assert 0.6 < spread / noisy.deviation < 1.6
+    # The noise that was seen on the number of patients, which one patient moves by 1.
+    seen = Charge(what="a count", of=Gaussian(noise=spread / np.sqrt(3)))
+    assert epsilon([seen], 1e-5) <= 1.0
+
+
+def test_a_lying_server_gets_no_sums_in_clear(tmp_path: Path) -> None:
+    from medsilo.core.package import package_facts
+    from medsilo.federation.inquiry import SiteOfInquiry
+    from medsilo.runs.messages import Parcel
+    from medsilo.sealing.signing import Unsigned
+    from medsilo_statistics.asking import StatisticsSite
+
+    sites = settings_of(drawn(3, 40), tmp_path, smallest_metric=5)
+    question = make_question({"variables": VARIABLES, "sites": sorted(sites), "table": ["age"]}, "q")
+    folder = tmp_path / "run/sites/hospital-0"
+    site = StatisticsSite(question, SiteOfInquiry("hospital-0", sites["hospital-0"], folder, Unsigned))
+
+    def ask(**facts: Any) -> Parcel:
+        base = {"question": question.hash, "package": package_facts(), "study": "0" * 32}
+        return site.answer(Parcel(facts={**base, **facts}))
+
+    for facts, words in {
+        '{"task": "sum"}': "sealed",
+        '{"task": "own"}': "nothing of their own",
+        '{"task": "seal"}': "begin again",
+        '{"task": "seal", "step": {"bits": 99}}': "bits",
+        '{"task": "sum", "question": "%s"}' % ("1" * 64): "differs",
+        '{"task": "rows"}': "task",
+    }.items():
+        with pytest.raises(Refused, match=words):
+            ask(**json.loads(facts))
