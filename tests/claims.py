@@ -1,4 +1,4 @@
-"""The promises of docs/privacy.md, each with the tests that attack it.
+"""The promises of docs/privacy.md and the outcomes of `medsilo record`, each with the tests that show it.
 
     python -m tests.claims build/tests/*.xml      # which of them the tests of this build have shown
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
+from medsilo_record.outcomes import outcomes
 from tests.junit import SuiteResults, read_junit
 
 PAGE = Path(__file__).parents[1] / "docs/privacy.md"
@@ -36,7 +37,8 @@ def promised(page: str) -> tuple[Claim, ...]:
     return tuple(Claim(row[0].removeprefix("| "), tuple(TEST.findall(row[2]))) for row in rows if row[0] != "| promise")
 
 
-CLAIMS = promised(PAGE.read_text("utf-8"))
+OUTCOMES = tuple(Claim(f"{one.framework} {one.id}: {one.title}", one.tests) for one in outcomes() if one.tests)
+CLAIMS = (*promised(PAGE.read_text("utf-8")), *OUTCOMES)
 
 
 def why_not(claim: Claim, results: SuiteResults) -> list[str]:

@@ -45,16 +45,30 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.use import ImageUse, Use
 
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
+    from medsilo.check.approving import keys_of, plan_in_words
+    from medsilo.check.at_home import KitAtHome, files_of
+    from medsilo.check.demands import limit_tables, price_list, privacy_findings
+    from medsilo.check.leaks import averages_images, describe, leaks
     from medsilo.cli import options
     from medsilo.cli.given_settings import folder_of_settings, settings_of
     from medsilo.consortium.description import read_consortium
     from medsilo.consortium.lead import inquire
+    from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
-    from medsilo.core.files import load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
+    from medsilo.core.files import (
+        load_tensors,
+        load_yaml,
+        read_bounded,
+        save_tensors,
+        why_unread,
+        write_bytes,
+        write_json,
+    )
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.spill import TYPES
     from medsilo.core.tensors import Tensors, hash_of
+    from medsilo.core.text import size_text
     from medsilo.deploy import predicted_rows
     from medsilo.deploy.bundle import WEIGHTS, finish_bundle
     from medsilo.deploy.model_card import card_facts, interval_of, write_card
@@ -65,9 +79,12 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
     from medsilo.federation.pool import POOL
-    from medsilo.federation.protection import read_for
+    from medsilo.federation.private_numbers import WHAT, how_told
+    from medsilo.federation.protection import SHARES, read_for
+    from medsilo.federation.sealed.identity import KitFiles, key_of
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Outgoing, Receive
+    from medsilo.flare.jobs import find_job, plan_of, stated
     from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
@@ -75,17 +92,23 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
+    from medsilo.privacy.agreed import stricter
     from medsilo.registry import TABLES
+    from medsilo.report.findings import Answer
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
     from medsilo.report.template import fill, save
+    from medsilo.review import flows, installed
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
+    from medsilo.runs.reading import read_provenance
     from medsilo.runs.record import Record
     from medsilo.runs.schema import Summary
+    from medsilo.sealing import signing
     from medsilo.sealing.terms import MOST_SITES
-    from medsilo.site.book import data_set
+    from medsilo.site.book import Book, data_set
+    from medsilo.site.policy import Policy, read_policy, ways_around
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft

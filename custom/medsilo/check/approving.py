@@ -61,7 +61,7 @@ def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Colle
     return f"--method is {limits.method}, and the plan's is {plan.algorithm.name}" if other else ""
 
 
-def in_words(plan: Plan) -> list[tuple[str, str]]:
+def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
     """Return what a plan is, for people: a heading and what stands under it."""
     training, who = plan.training, plan.participation
     network = f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"
@@ -88,7 +88,7 @@ def in_words(plan: Plan) -> list[tuple[str, str]]:
 
 def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:
     """Return each key that differs, with the value before and the one now."""
-    old, new = (dict(_leaves(one.resolved())) for one in (before, plan))
+    old, new = (dict(keys_of(one.resolved())) for one in (before, plan))
     differ = [key for key in sorted(old | new) if old.get(key, ABSENT) != new.get(key, ABSENT)]
     return [(key, _shown(old.get(key, ABSENT)), _shown(new.get(key, ABSENT))) for key in differ]
 
@@ -97,9 +97,10 @@ def _shown(value: Any) -> str:
     return plain(value, LONGEST_VALUE)
 
 
-def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a resolved plan, as they are written after --set, and their values."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, f"{where}.{key}" if where else str(key))
+            yield from keys_of(inner, f"{where}.{key}" if where else str(key))
     else:
         yield where, value

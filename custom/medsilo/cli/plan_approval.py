@@ -146,12 +146,12 @@ def _decide(
     home = KitAtHome.read(kit)
     meant, asked = _meant(home, given, plan_file, changes)
     if asked and verdict == "approved":  # the others need no plan that can be read
-        from medsilo.check.approving import in_words, never_runs
+        from medsilo.check.approving import never_runs, plan_in_words
 
         plan = home.plan_of(asked)
         if why := never_runs(home, plan, limits, asked.sites):
             raise MedsiloError(f"it would never run here: {why}; nothing is approved")
-        for name, words in in_words(plan):
+        for name, words in plan_in_words(plan):
             screen.say(f"{name}: {words}")
     if asked and given.strip(HEXADECIMAL):
         home.approvals.keep(asked)  # also a plan that did not ask

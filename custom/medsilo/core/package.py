@@ -15,8 +15,10 @@ PLUGINS = (
     "medsilo_dicom",
     "medsilo_new",
     "medsilo_nnunet",
+    "medsilo_omop",
     "medsilo_papers",
     "medsilo_promise",
+    "medsilo_record",
     "medsilo_rehearsal",
     "medsilo_release",
     "medsilo_series",
@@ -31,7 +33,7 @@ DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions de
 def package_files() -> list[Path]:
     """Every file that belongs to the package and its plug-ins, in a fixed order, relative to where these lie."""
     files = (path.relative_to(PLACE) for root in ROOTS for path in root.rglob("*") if path.is_file())
-    return sorted(path for path in files if path.suffix in {".py", ".html"} and "__pycache__" not in path.parts)
+    return sorted(path for path in files if path.suffix in {".py", ".html", ".csv"} and "__pycache__" not in path.parts)
 
 
 @cache

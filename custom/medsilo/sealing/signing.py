@@ -3,22 +3,31 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import NameOID
 
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import write_bytes
 
 MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # of a chain, bytes each
 LONGEST_SIGNATURE = 1024  # bytes
 SHORTEST_RSA = 2048  # bits
 HOSPITAL = "client"  # NVFlare's word in a subject, or none; people and servers have others ("lead", "server")
 PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
+UNSALTED = padding.PSS(padding.MGF1(SHA256()), 0)
 ECDSA = ec.ECDSA(SHA256())
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
@@ -121,12 +130,32 @@ class Certified:
             ) from error
 
 
-def sign_with(key: PrivateKey, content: bytes) -> bytes:
-    """Return this key's signature: RSA-PSS, ECDSA or Ed25519."""
+def own_key(path: Path, of: str) -> PrivateKey:
+    """Return the key of a hospital without a kit, made when it is first needed. of: what it signs, for people."""
+    if not path.exists():
+        made = ed25519.Ed25519PrivateKey.generate()
+        write_bytes(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise MedsiloError(
+            f"the key of {of} cannot be read ({type(error).__name__}); put it back from a copy", private=str(path)
+        ) from error
+    assert isinstance(key, PrivateKey)
+    return key
+
+
+def public_text(key: PrivateKey) -> str:
+    """Return a key's public part in hexadecimal digits."""
+    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
+
+
+def sign_with(key: PrivateKey, content: bytes, salted: bool = True) -> bytes:
+    """Return this key's signature: RSA-PSS, ECDSA or Ed25519. Not salted, the same content has the same one."""
     if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(content, PSS, SHA256())
+        return key.sign(content, PSS if salted else UNSALTED, SHA256())
     if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(content, ECDSA)
+        return key.sign(content, ECDSA if salted else ec.ECDSA(SHA256(), deterministic_signing=True))
     return key.sign(content)
 
 
@@ -154,10 +183,10 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
         raise Refused(f"{site}: its certificate is no hospital's, it says {', '.join(map(str, roles))}")
 
 
-def verify(key: object, signature: bytes, content: bytes) -> None:
+def verify(key: object, signature: bytes, content: bytes, salted: bool = True) -> None:
     """Raise InvalidSignature unless this public key signed the content, ValueError where it is of no use."""
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= SHORTEST_RSA:
-        key.verify(signature, content, PSS, SHA256())
+        key.verify(signature, content, PSS if salted else UNSALTED, SHA256())
     elif isinstance(key, ec.EllipticCurvePublicKey):
         key.verify(signature, content, ECDSA)
     elif isinstance(key, ed25519.Ed25519PublicKey):

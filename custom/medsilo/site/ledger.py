@@ -26,28 +26,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_der_public_key,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import load_der_public_key
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, write_bytes, write_text
+from medsilo.core.files import FILE, write_text
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
 from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Mechanism
-from medsilo.sealing.signing import PrivateKey, sign_with, verify
+from medsilo.sealing.signing import PrivateKey, own_key, public_text, sign_with, verify
 from medsilo.site.locked import LockedFolder
 from medsilo.site.settings import FILE_NAME
 
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book
+OF = "this hospital's privacy ledger"
 WAIT = 120.0  # seconds that another process may hold the lock
 START = "0" * 64  # what stands for the line before the first
 KEPT = "ledger-{}.head.json"  # in the kit: the head once more, by data set
@@ -196,8 +189,8 @@ class Ledger:
             standing = self._lines_read()
             before = standing.entries and standing.keys[-1]
             own = self.folder / OWN_KEY
-            keys = [self._key, *([old] if old else []), *([_read_key(own)] if own.exists() else [])]
-            handing = next((key for key in keys if _public(key) == before), None)
+            keys = [self._key, *([old] if old else []), *([own_key(own, OF)] if own.exists() else [])]
+            handing = next((key for key in keys if public_text(key) == before), None)
             handed = sign_with(handing, _handover(standing.head, self._public)).hex() if handing else ""
             self._append(standing, "opened", what=ACCEPTED, handed=handed)
             return bool(handed) or not before
@@ -379,15 +372,11 @@ class Ledger:
     def _key(self) -> PrivateKey:
         if self._given is not None:
             return self._given
-        path = self.folder / OWN_KEY
-        if not path.exists():
-            made = Ed25519PrivateKey.generate()
-            write_bytes(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        return _read_key(path)
+        return own_key(self.folder / OWN_KEY, OF)
 
     @cached_property
     def _public(self) -> str:
-        return _public(self._key)
+        return public_text(self._key)
 
     @property
     def _trusted(self) -> str:
@@ -395,25 +384,8 @@ class Ledger:
         return self._public if self.signed_by else ""
 
 
-def _read_key(path: Path) -> PrivateKey:
-    try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise MedsiloError(
-            f"the key of this hospital's privacy ledger cannot be read ({type(error).__name__}); put it back from "
-            "a copy",
-            private=str(path),
-        ) from error
-    assert isinstance(key, PrivateKey)
-    return key
-
-
 def _handover(last: str, key: str) -> bytes:
     return _canonical({"after": last, "key": key}).encode()
-
-
-def _public(key: PrivateKey) -> str:
-    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
 
 
 def _signs(key: str, said: Mapping[str, Any], signature: str) -> bool:

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medsilo import __version__
-from medsilo.check.approving import difference, in_words, objection_now
+from medsilo.check.approving import difference, objection_now, plan_in_words
 from medsilo.check.at_home import KitAtHome, files_of
 from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
@@ -123,7 +123,7 @@ class SitePages:
             query,
             f"{plan.algorithm.title}, {plan.rounds} rounds",
             asked=asked,
-            words=in_words(plan),
+            words=plan_in_words(plan),
             plan_text=plan.to_yaml(),
             before=before[0] if before else None,
             changes=difference(plan, before[1]) if before else [],

@@ -1,0 +1,112 @@
+"""The model as CycloneDX ML-BOM: how it is trained, on what, by which packages; of a run the hashes of its rounds."""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from medsilo.extend import MedsiloError, installed, package_facts, paths, read_provenance
+from medsilo_record.facts import Case, Part
+
+NAMES = uuid.UUID("6d656473-696c-5f72-9563-6f7264000001")  # of the serial numbers
+PREFIX = ":".join(("medsilo", ""))
+Fact = dict[str, str]
+
+
+def as_cyclonedx(case: Case, parts: Sequence[Part], run: Path | None) -> str:
+    """Return model.cdx.json. run: a run of this plan."""
+    plan, said = case.plan, {entry.key: entry.says for part in parts for entry in part.entries}
+    build = package_facts()
+    rounds, files = _of_run(run, plan.hash) if run else ([], [])
+    training = plan.training.model_dump(mode="json")
+    facts = [_fact(f"training:{key}", value) for key, value in training.items()]
+    facts += [
+        _fact("plan", plan.hash),
+        _fact("method", plan.algorithm.name),
+        _fact("hospitals", len(plan.participation.everyone)),
+    ]
+    card = {
+        "modelParameters": {
+            "approach": {"type": "supervised"},
+            "task": plan.task.name,
+            "architectureFamily": plan.network.name,
+            "modelArchitecture": f"{plan.parameters:,} parameters",
+            "datasets": [{"ref": "data"}],
+        },
+        "considerations": {
+            "technicalLimitations": list(said["accuracy"]),
+            "ethicalConsiderations": [{"name": risk} for risk in said["risks"]],
+        },
+        "properties": facts + rounds,
+    }
+    name = f"{plan.algorithm.name} on {plan.task.name}"
+    model = {
+        "type": "machine-learning-model",
+        "bom-ref": "model",
+        "name": name,
+        "version": plan.hash[:12],
+        "modelCard": card,
+    }
+    packages = list(_packages())
+    medsilo = {"type": "application", "name": "medsilo", "version": build["version"], "hashes": _hash(build["hash"])}
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"tools": {"components": [medsilo]}, "component": {**model, "modelCard": card}},
+        "components": [_data(case, said), *files, *packages],
+        "dependencies": [{"ref": "model", "dependsOn": ["data", *(own["bom-ref"] for own in packages)]}],
+    }
+    serial = uuid.uuid5(NAMES, json.dumps(document, sort_keys=True))
+    return json.dumps({**document, "serialNumber": f"urn:uuid:{serial}"}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _data(case: Case, said: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return the hospital's data in counts, in its own steps."""
+    counts = {what: case.counted(what) for what in ("cases", "patients")}
+    own = {
+        "type": "dataset",
+        "name": f"data of {case.site or 'one hospital'}",
+        "classification": "synthetic" if case.synthetic else "health data (GDPR Art. 9)",
+        "sensitiveData": list(said["subjects"]),
+        "contents": {"properties": [_fact(what, count) for what, count in counts.items() if count is not None]},
+    }
+    return {"type": "data", "bom-ref": "data", "name": "training data", "data": [own]}
+
+
+def _packages() -> Iterator[dict[str, Any]]:
+    for own in installed():
+        hashes = {"hashes": _hash(own.hash)} if len(own.hash) == 64 else {}
+        purl = f"pkg:pypi/{own.name.lower().replace('_', '-')}@{own.version}"
+        yield {"type": "library", "bom-ref": purl, "name": own.name, "version": own.version, "purl": purl, **hashes}
+
+
+def _of_run(run: Path, plan: str) -> tuple[list[Fact], list[dict[str, Any]]]:
+    """Return the hashes of a run's rounds, and its models with theirs."""
+    if read_provenance(run).plan_hash != plan:
+        raise MedsiloError("--run: that run is of another plan; give the plan that lies in the run's folder, plan.yaml")
+    lines = (run / paths.ROUNDS).read_bytes().splitlines()
+    rounds = [_fact(f"round:{number:05d}:sha256", _sha256(line)) for number, line in enumerate(lines, 1)]
+    models = [
+        path for folder in (paths.GLOBAL, paths.SUPER_MODEL) for path in sorted((run / folder).rglob("*.safetensors"))
+    ]
+    if not models:
+        rounds.append(_fact("models", "none that all hospitals share: each keeps its own"))
+    return rounds, [
+        {"type": "file", "bom-ref": f"model:{number}", "name": path.name, "hashes": _hash(_sha256(path.read_bytes()))}
+        for number, path in enumerate(models)
+    ]
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _hash(content: str) -> list[Fact]:
+    return [{"alg": "SHA-256", "content": content}]
+
+
+def _fact(name: str, value: object) -> Fact:
+    return {"name": f"{PREFIX}{name}", "value": str(value)}

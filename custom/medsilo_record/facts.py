@@ -1,0 +1,317 @@
+"""The entries of a record: what medsilo knows of a study at one hospital, and blanks for what it does not know.
+
+Nothing is typed here that the package says elsewhere: sentences come from the plan, the settings, the leak report.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from medsilo.extend import (
+    WHAT,
+    Book,
+    KitFiles,
+    Plan,
+    Policy,
+    Resolution,
+    SiteSettings,
+    Survey,
+    averages_images,
+    describe,
+    flows,
+    how_told,
+    leaks,
+    limit_tables,
+    package_facts,
+    paths,
+    plan_in_words,
+    price_list,
+    privacy_findings,
+    size_text,
+    stricter,
+)
+from medsilo_record.outcomes import promises
+
+AT_HOSPITAL = "sites/<site>/"
+OWN_FILTERS = ".".join(("medsilo", "flare", "filters", ""))
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")  # of Markdown
+
+
+@dataclass(frozen=True)
+class RecordEntry:
+    """One thing that a form asks for. says: its sentences; blank: what only the hospital can fill in."""
+
+    key: str
+    title: str
+    says: tuple[str, ...] = ()
+    blank: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The entries under one heading."""
+
+    title: str
+    entries: tuple[RecordEntry, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One study at one hospital. survey: its data in counts, where they could be read."""
+
+    plan: Plan
+    settings: SiteSettings
+    policy: Policy
+    site: str = ""
+    survey: Survey = field(default_factory=lambda: Survey({}))
+    book: Book | None = None
+    kit: KitFiles | None = None
+    around: tuple[str, ...] = ()  # what lets a job reach the hospital's own files
+    verdict: str = ""  # of the hospital's engineer over this plan
+
+    @property
+    def synthetic(self) -> bool:
+        return self.plan.task.synthetic
+
+    @cached_property
+    def lacks(self) -> dict[str, str]:
+        """The conditions of promises that do not hold here: in words."""
+        plan, settings = self.plan, self.settings
+        coarse = (
+            settings.protects(self.synthetic) and settings.patients_in_step(False) and settings.count_unit(False) > 1
+        )
+        accepted = self.kit and (settings.approval == "required" or settings.privacy)
+        found = {
+            "privacy": (plan.privacy, "the plan promises no differential privacy"),
+            "budget": (plan.privacy and settings.privacy, "no budget of differential privacy is counted"),
+            "coarse": (coarse and not plan.privacy, "scores and counts are told by other rules, or exactly"),
+            "sealing": (plan.transport.sealed, "the plan seals nothing (transport.sealing)"),
+            "approval": (settings.approval == "required", "medsilo.yaml has no approval: required"),
+            "accepted": (accepted, "no kit was given, or medsilo.yaml demands neither approval nor privacy"),
+            "strict": (self.kit and not self.around, "; ".join(self.around) or "no kit was given to this record"),
+            "robust": (plan.mixing.robust, "the plan has no robust rule (mixing.robust)"),
+            "cap": (plan.mixing.share_cap, "the plan has no mixing.share_cap"),
+        }
+        return {name: why for name, (holds, why) in found.items() if not holds}
+
+    def counted(self, what: str) -> int | None:
+        """Return the number of cases or patients, in the hospital's own steps; None where it may not be told."""
+        plan, settings = self.plan, self.settings
+        total = sum(getattr(part, what) for part in self.survey.parts.values())
+        hidden = plan.privacy and how_told(plan, settings.privacy, "counts", settings.protects(False)) != "exact"
+        if hidden or self.synthetic or total < settings.least(False):
+            return None
+        return Resolution(unit=settings.count_unit(False)).count(total)
+
+
+def record_of(case: Case) -> tuple[Part, ...]:
+    """Return all entries of a record, in the order of the forms."""
+    return (
+        Part("The record of processing (GDPR Art. 30)", tuple(_processing(case))),
+        Part("Facts for an impact assessment (GDPR Art. 35)", tuple(_assessment(case))),
+    )
+
+
+def _processing(case: Case) -> Iterator[RecordEntry]:
+    plan, build = case.plan, package_facts()
+    yield RecordEntry("controller", "Controller and data protection officer", blank="names and contacts")
+    here = (f"This record is that of the site {case.site}.",) if case.site else ()
+    yield RecordEntry("hospital", "Hospital", here, "" if here else "the hospital's name")
+    code = f"medsilo {build['version']}, build {build['hash']}; plan {plan.hash}."
+    yield RecordEntry("study", "Study", (code,), "name of the study, date of this record")
+    yield RecordEntry("purpose", "Purpose", tuple(_purpose(plan)), "the clinical question, and who needs its answer")
+    yield RecordEntry("basis", "Legal basis", blank="GDPR Art. 6 (1) and Art. 9 (2), national law, approval of ethics")
+    yield RecordEntry(
+        "subjects", "Data subjects", tuple(_subjects(case)), "how these patients were chosen and informed"
+    )
+    yield RecordEntry("data", "Categories of data", tuple(_data(plan)), "what else is in the folder and is not read")
+    yield RecordEntry("recipients", "Recipients", tuple(_recipients(plan)), "legal names of server, lead and hospitals")
+    yield RecordEntry("leaves", "What leaves, each round", tuple(_leaving(case)))
+    yield RecordEntry(
+        "transfers", "Transfers to third countries", blank="where the server, the lead and each hospital are"
+    )
+    yield RecordEntry("retention", "Retention", tuple(_kept()), "how long each is kept, and who deletes it")
+    yield RecordEntry(
+        "measures", "Technical and organisational measures", tuple(_measures(case)), "measures of your own"
+    )
+
+
+def _assessment(case: Case) -> Iterator[RecordEntry]:
+    plan, settings = case.plan, case.settings
+    yield RecordEntry(
+        "description", "Systematic description", tuple(f"{name}: {words}." for name, words in plan_in_words(plan))
+    )
+    least = (
+        f"{size_text(sum(leak.bytes * leak.rounds for leak in leaks(plan)))} of tensors leave in {plan.rounds} rounds."
+    )
+    stays = (line for line in _report(case) if line.startswith("No image"))
+    yield RecordEntry(
+        "necessity", "Necessity and proportionality", (least, *stays), "why less would not answer the question"
+    )
+    yield RecordEntry("privacy", "Bound on what leaves tells of one patient", tuple(_bounds(case)))
+    yield RecordEntry("sealing", "Who can read one hospital's update", tuple(plan.transport.promises))
+    yield RecordEntry("approval", "Who decides that the study runs here", tuple(_approval(case)))
+    yield RecordEntry("limits", "Limits of this hospital", tuple(_limits(case)))
+    yield RecordEntry("report", "Leak report", tuple(_report(case)))
+    score = f"Models are chosen and tested by {plan.task.goal.metric}, at each hospital on its own patients."
+    yield RecordEntry("accuracy", "Accuracy and fairness", (score,), "groups of patients for whom it may be worse")
+    yield RecordEntry(
+        "decisions", "Automated decisions (Art. 22)", ("Training decides nothing about a patient.",), "later use"
+    )
+    rights = (
+        "A case that is removed from the folder is in no study that begins afterwards.",
+        "A delivered model does not change when a case is removed; it has to be trained again without it.",
+    )
+    yield RecordEntry("rights", "Rights of data subjects", rights, "how access, objection and erasure are answered")
+    yield RecordEntry("risks", "Risks that remain", tuple(_risks(case)), "their severity and likelihood here")
+    shares = settings.shares(case.synthetic) and not plan.transport.sealed
+    own = [group.name for group in plan.course.delivery.given if group.personal and group.stand_in]
+    personal = "go to hospitals that agreed, too" if shares and own else "stay here, or the method has none"
+    yield RecordEntry("personal", "Personal models", (f"Models of this hospital alone {personal}.",))
+    yield RecordEntry("conclusion", "Views and conclusion", blank="of data subjects, the officer and the controller")
+
+
+def _purpose(plan: Plan) -> Iterator[str]:
+    many = f"{len(plan.participation.everyone)} hospitals" if plan.participation.everyone else "several hospitals"
+    yield f"Training a model by {many} together, without bringing their patients' data to one place."
+    yield f"{type(plan.task).title}; method: {plan.algorithm.title}."
+
+
+def _subjects(case: Case) -> Iterator[str]:
+    if case.synthetic:
+        yield "None: the cases of this task are drawn by a computer."
+        return
+    yield "Patients of this hospital whose cases lie in the folder that its medsilo.yaml names."
+    if case.settings.public_data:
+        yield "The hospital has declared that nobody behind these data needs protection (public_data)."
+    cases, patients, unit = case.counted("cases"), case.counted("patients"), case.settings.count_unit(False)
+    steps = f", in steps of {unit}" if unit > 1 else ""
+    if cases is None or patients is None:
+        yield "Their number is not written here: the data were not read, are few, or their number costs privacy."
+    else:
+        yield f"{cases} cases of {patients} patients{steps}."
+
+
+def _data(plan: Plan) -> Iterator[str]:
+    task = plan.task
+    if not task.synthetic:
+        yield "Data concerning health (GDPR Art. 9)."
+    if names := getattr(task, "input_names", ()):
+        yield f"Of each case a network reads {len(names)} numbers: {', '.join(names)}."
+    else:
+        yield f"Of each case a network reads numbers of the shape {' x '.join(map(str, task.shape or ()))}."
+    labels = f", one of {', '.join(task.goal.label_names)}" if task.goal.label_names else ""
+    yield f"It learns the outcome of each case{labels}."
+    yield "A patient's name or number serves here to keep all cases of a patient in one part, and does not leave."
+
+
+def _recipients(plan: Plan) -> Iterator[str]:
+    others = ", ".join(plan.participation.everyone) or "whoever is connected"
+    yield f"Hospitals of the study: {others}."
+    told: dict[str, None] = {}
+    for flow in flows({"study": plan}):
+        told[f"{flow.sender} to {flow.receiver}, {flow.when}: {flow.what}{f' ({flow.size})' if flow.size else ''}."] = (
+            None
+        )
+    yield from told
+
+
+def _leaving(case: Case) -> Iterator[str]:
+    prices = dict(price_list(case.plan, case.settings))
+    sealed = " The server reads sums of it alone." if case.plan.transport.sealed else " The server reads it as it is."
+    clear = case.plan.transport.sealing_clear
+    for leak in leaks(case.plan):
+        if not case.policy.lets_out(leak.group):
+            yield f"{leak.group} does not leave: privacy.json of this hospital refuses it."
+            continue
+        read = " The server reads it as it is." if leak.group in clear else sealed
+        bound = prices[f"tensors: {leak.group}"]
+        yield f"{leak.group}: rounds {leak.when}, {leak.bytes:,} bytes a round; {bound}.{read}"
+    for what, price in prices.items():
+        if not what.startswith("tensors: "):
+            yield f"{what}: {price}."
+
+
+def _kept() -> Iterator[str]:
+    for where, beginning in (("At the hospital", True), ("At the server", False)):
+        names = [name for name in paths.RUN_TREE if name.startswith(AT_HOSPITAL) == beginning]
+        yield f"{where}: {', '.join(name.removeprefix(AT_HOSPITAL) for name in names)}."
+    yield "medsilo removes none of these by itself; medsilo clean removes states of studies that have ended."
+
+
+def _measures(case: Case) -> Iterator[str]:
+    for promise in promises():
+        if promise.when not in case.lacks:
+            against = f" (against: {promise.against})" if promise.against else ""
+            yield f"{plain_words(promise.says)}{against}. Shown by {', '.join(promise.tests)}."
+
+
+def _bounds(case: Case) -> Iterator[str]:
+    plan, demands = case.plan, case.settings.privacy
+    if plan.privacy:
+        bound = stricter(plan.privacy, demands)
+        yield (
+            f"Differential privacy: all that leaves in this study together costs at most ε = {bound.epsilon:g} at "
+            f"δ = {bound.delta:g} for each {bound.unit}, against everybody outside this hospital."
+        )
+    else:
+        yield "The plan promises no differential privacy: no bound holds on what the tensors tell of one patient."
+    if demands:
+        yield f"This hospital allows ε = {demands.epsilon:g} at δ = {demands.delta:g} for all studies of these data."
+        yield from (f"Declared public by this hospital: {WHAT[what]} ({why})." for what, why in demands.public.items())
+    else:
+        yield "This hospital demands no differential privacy and keeps no budget over several studies."
+    for finding in privacy_findings(plan, case.settings, case.book, case.kit):
+        if finding.severity == "stops":
+            yield f"So this hospital refuses the plan: {finding.what}. To do: {finding.remedy}."
+        elif case.book and demands:
+            yield f"{finding.what[0].upper()}{finding.what[1:]}."
+    if demands and not case.book:
+        yield "What earlier studies of these data cost is in the ledger, which only a record made with --kit reads."
+
+
+def _approval(case: Case) -> Iterator[str]:
+    if case.settings.approval == "required":
+        yield "No plan runs here that this hospital's engineer has not approved by its hash (approval: required)."
+    else:
+        yield "Any plan of the consortium runs here without this hospital's approval (approval: none)."
+    yield case.verdict or "No decision of this hospital over this plan is known to this record."
+
+
+def _limits(case: Case) -> Iterator[str]:
+    for table in limit_tables(case.plan, case.settings, case.book, Survey({})):
+        for row in table.rows:
+            yield f"{row[0]}: " + ", ".join(
+                f"{name}: {cell}" for name, cell in zip(table.columns[1:], row[1:], strict=True)
+            )
+
+
+def _report(case: Case) -> list[str]:
+    """Return the leak report. Of filters that are not medsilo's the arguments are left out: they may name files."""
+    own = tuple((path, args if path.startswith(OWN_FILTERS) else {}) for path, args in case.policy.filters)
+    unknown: dict[str, Any] = {"this hospital": "not counted here"} if averages_images(case.plan) else {}
+    return describe(case.plan, unknown, case.settings, replace(case.policy, filters=own))
+
+
+def _risks(case: Case) -> Iterator[str]:
+    if not case.plan.privacy:
+        yield "Whoever reads a model may find out whether a patient was in the data, or see parts of images in updates."
+    if "sealing" in case.lacks:
+        yield "The server, and whoever administers it, reads each hospital's update by itself."
+    if "robust" in case.lacks:
+        yield "A hospital that sends wrong updates of usual size may spoil the model: the plan has no robust rule."
+    if case.plan.algorithm.pooled:
+        yield "The method pools all data."
+    for promise in promises():
+        if promise.when not in case.lacks and promise.not_covered:
+            yield f'Not covered by "{plain_words(promise.says)}": {plain_words(promise.not_covered)}.'
+    yield from (f"A job may reach files of this hospital: {why}." for why in case.around)
+    yield "NVFlare, PyTorch and all packages of model.cdx.json are trusted."
+    yield "Whoever administers a machine reads all that lies on it."
+
+
+def plain_words(text: str) -> str:
+    """Return a sentence of the documentation without its links and marks."""
+    return LINK.sub(r"\1", text).replace("`", "").strip().rstrip(".")

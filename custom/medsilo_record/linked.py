@@ -1,0 +1,187 @@
+"""A record as linked data: the Data Privacy Vocabulary with an ODRL policy, and HealthDCAT-AP of the hospital's data.
+
+All nodes have names, so that the same record has the same text. A marked blank begins with BLANK, or is an
+address under `urn:medsilo:blank:`. docs/record.shapes.ttl has the shapes that both are held to.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from medsilo.extend import leaks, paths
+from medsilo_record.facts import Case, Part, RecordEntry
+
+Node = dict[str, Any]
+EU = "http://publications.europa.eu/resource/authority/"
+LAW = "http://data.europa.eu/eli/reg/"
+PREFIXES = {
+    "dpv": "https://w3id.org/dpv#",
+    "pd": "https://w3id.org/dpv/pd#",
+    "odrl": "http://www.w3.org/ns/odrl/2/",
+    "dcat": "http://www.w3.org/ns/dcat#",
+    "dcatap": "http://data.europa.eu/r5r/",
+    "dct": "http://purl.org/dc/terms/",
+    "foaf": "http://xmlns.com/foaf/0.1/",
+    "healthdcatap": "http://healthdataportal.eu/ns/health#",
+    "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
+    "vcard": "http://www.w3.org/2006/vcard/ns#",
+    "xsd": "http://www.w3.org/2001/XMLSchema#",
+}
+BLANK = "BLANK: "
+# Where an entry stands in the vocabulary: property and class.
+PLACES = {
+    "controller": ("dpv:hasDataController", "dpv:DataController"),
+    "purpose": ("dpv:hasPurpose", "dpv:ResearchAndDevelopment"),
+    "basis": ("dpv:hasLegalBasis", "dpv:LegalBasis"),
+    "subjects": ("dpv:hasDataSubject", "dpv:Patient"),
+    "data": ("dpv:hasPersonalData", "dpv:SpecialCategoryPersonalData"),
+    "recipients": ("dpv:hasRecipient", "dpv:Recipient"),
+    "leaves": ("dpv:hasProcessing", "dpv:Transmit"),
+    "transfers": ("dpv:hasLocation", "dpv:Location"),
+    "retention": ("dpv:hasStorageCondition", "dpv:StorageCondition"),
+    "measures": ("dpv:hasTechnicalOrganisationalMeasure", "dpv:TechnicalOrganisationalMeasure"),
+    "privacy": ("dpv:hasTechnicalMeasure", "dpv:TechnicalMeasure"),
+    "sealing": ("dpv:hasTechnicalMeasure", "dpv:TechnicalMeasure"),
+    "approval": ("dpv:hasOrganisationalMeasure", "dpv:OrganisationalMeasure"),
+    "necessity": ("dpv:hasNecessity", "dpv:Necessity"),
+    "rights": ("dpv:hasRight", "dpv:DataSubjectRight"),
+    "risks": ("dpv:hasRisk", "dpv:Risk"),
+}
+# The kind of measure that an entry is where a condition holds.
+NARROWER = {
+    "privacy": ("privacy", "dpv:DifferentialPrivacy"),
+    "sealing": ("sealing", "dpv:SecureMultiPartyComputation"),
+    "approval": ("approval", "dpv:AuthorisationProcedure"),
+}
+
+
+def name_of(case: Case, what: str) -> str:
+    """Return the name of a node."""
+    return f"urn:medsilo:{case.plan.hash}:{case.site or 'hospital'}:{what}"
+
+
+def ref(iri: str) -> Node:
+    """Return a reference to a node."""
+    return {"@id": iri}
+
+
+def as_jsonld(case: Case, parts: Sequence[Part]) -> str:
+    """Return record.jsonld."""
+    entries = [entry for part in parts for entry in part.entries]
+    process: Node = {"@id": name_of(case, "process"), "@type": "dpv:Process", "dct:title": case.plan.algorithm.title}
+    nodes = []
+    for entry in entries:
+        if place := PLACES.get(entry.key):
+            nodes.append(_entry(case, entry, place[1]))
+            process.setdefault(place[0], []).append(ref(name_of(case, entry.key)))
+    process["dpv:hasPolicy"] = ref(name_of(case, "policy"))
+    return _written([process, *nodes, *_policy(case)])
+
+
+def _entry(case: Case, entry: RecordEntry, kind: str) -> Node:
+    when, narrower = NARROWER.get(entry.key, ("", ""))
+    kinds = [kind, narrower] if when and when not in case.lacks else [kind]
+    if entry.key == "data":
+        kinds = ["dpv:SyntheticData"] if case.synthetic else [kind, "pd:MedicalHealth"]
+    node: Node = {"@id": name_of(case, entry.key), "@type": kinds, "dct:title": entry.title}
+    if entry.says:
+        node["dct:description"] = list(entry.says)
+    if entry.blank:
+        node["rdfs:comment"] = BLANK + entry.blank
+    return node
+
+
+def _policy(case: Case) -> Iterator[Node]:
+    """Yield what the lead may do with what leaves, and what not."""
+    lead, policy = ref(name_of(case, "lead")), ref(name_of(case, "policy"))
+    rules: list[Node] = []
+
+    def rule(kind: str, action: str, target: Node, **more: Node) -> None:
+        parties = {"odrl:assigner": ref(name_of(case, "controller")), "odrl:assignee": lead, "odrl:target": target}
+        node = {
+            "@id": name_of(case, f"rule:{len(rules)}"),
+            "@type": f"odrl:{kind}",
+            "odrl:action": ref(f"odrl:{action}"),
+        }
+        duty = {"odrl:duty": ref(name_of(case, "approved"))} if asks and kind == "Permission" else {}
+        rules.append({**node, **parties, **duty, **{f"odrl:{key}": value for key, value in more.items()}})
+
+    asks = case.settings.approval == "required"
+    if asks:
+        yield {"@id": name_of(case, "approved"), "@type": "odrl:Duty", "odrl:action": ref("odrl:obtainConsent")}
+    data, results = ref(name_of(case, "dataset")), ref(name_of(case, "results"))
+    yield {**data, "@type": "odrl:Asset", "dct:title": "The hospital's own data"}
+    rule("Prohibition", "read", data)
+    fetched = {"dct:title": "What the lead may fetch", "dct:description": list(paths.PUBLISHED)}
+    yield {**results, "@type": "odrl:Asset", **fetched}
+    rule("Permission", "read", results)
+    for number, leak in enumerate(leaks(case.plan)):
+        asset, times = ref(name_of(case, f"asset:{number}")), ref(name_of(case, f"times:{number}"))
+        yield {**asset, "@type": "odrl:Asset", "dct:title": leak.group, "dct:description": f"in rounds {leak.when}"}
+        leaves, sealed = case.policy.lets_out(leak.group), case.plan.transport.sealed
+        if leaves:
+            most = {"odrl:operator": ref("odrl:lteq"), "odrl:rightOperand": leak.rounds}
+            yield {**times, "@type": "odrl:Constraint", "odrl:leftOperand": ref("odrl:count"), **most}
+            rule("Permission", "aggregate", asset, constraint=times)
+        if not leaves or (sealed and leak.group not in case.plan.transport.sealing_clear):
+            rule("Prohibition", "read", asset)
+    yield {**lead, "@type": ["odrl:Party", "dpv:Recipient"], "rdfs:comment": f"{BLANK}name of the lead"}
+    yield from rules
+    kinds = {f"odrl:{kind.lower()}": f"odrl:{kind}" for kind in ("Permission", "Prohibition")}
+    own = {kind: [ref(each["@id"]) for each in rules if each["@type"] == of] for kind, of in kinds.items()}
+    yield {**policy, "@type": "odrl:Agreement", "odrl:uid": policy, **own}
+
+
+def as_turtle(case: Case, parts: Sequence[Part]) -> str:
+    """Return dataset.ttl."""
+    from rdflib import Graph
+
+    graph = Graph().parse(data=_written(_dataset(case, parts)), format="json-ld")
+    return graph.serialize(format="turtle")
+
+
+def _dataset(case: Case, parts: Sequence[Part]) -> Iterator[Node]:
+    said = {entry.key: entry for part in parts for entry in part.entries}
+    contact, publisher, body, source, form = (
+        name_of(case, what) for what in ("contact", "publisher", "hdab", "provenance", "distribution")
+    )
+    law = [ref(f"{LAW}2025/327/oj"), ref(f"{LAW}2016/679/oj")]  # European Health Data Space; GDPR
+    counts = {"numberOfRecords": case.counted("cases"), "numberOfUniqueIndividuals": case.counted("patients")}
+    yield {
+        "@id": name_of(case, "dataset"),
+        "@type": "dcat:Dataset",
+        "dct:title": f"Data of {case.site or 'a hospital'} for {type(case.plan.task).title}",
+        "dct:description": [*said["subjects"].says, *said["data"].says],
+        "dct:identifier": name_of(case, "dataset"),
+        "dct:accessRights": ref(f"{EU}access-right/NON_PUBLIC"),
+        "dct:type": ref(f"{EU}dataset-type/{'SYNTHETIC_DATA' if case.synthetic else 'PERSONAL_DATA'}"),
+        "dcatap:applicableLegislation": law,
+        "dcat:theme": ref(f"{EU}data-theme/HEAL"),
+        "dcat:keyword": [case.plan.task.name, case.plan.task.goal.metric],
+        "dcat:contactPoint": ref(contact),
+        "dcat:distribution": ref(form),
+        "dct:publisher": ref(publisher),
+        "dct:provenance": ref(source),
+        "healthdcatap:hdab": ref(body),
+        "healthdcatap:healthCategory": ref(f"{LAW}2025/327/art_51/oj"),
+        "dpv:hasPurpose": ref(name_of(case, "purpose")),
+        "rdfs:comment": f"{BLANK}which categories of Article 51 these data are; legal basis; population; retention",
+        **{
+            f"healthdcatap:{what}": {"@value": str(count), "@type": "xsd:nonNegativeInteger"}
+            for what, count in counts.items()
+            if count is not None
+        },
+    }
+    blank = {"vcard:hasEmail": ref("urn:medsilo:blank:email"), "rdfs:comment": f"{BLANK}name and address"}
+    yield {"@id": contact, "@type": "vcard:Kind", **blank}
+    for agent, who in ((publisher, case.site or f"{BLANK}the hospital"), (body, f"{BLANK}health data access body")):
+        yield {"@id": agent, "@type": "foaf:Agent", "foaf:name": who, "dcat:contactPoint": ref(contact)}
+    whence = f"{BLANK}systems that the data come from"
+    yield {"@id": source, "@type": "dct:ProvenanceStatement", "rdfs:label": whence}
+    url = {"dcat:accessURL": ref("urn:medsilo:blank:access"), "dct:description": "The data do not leave the hospital."}
+    yield {"@id": form, "@type": "dcat:Distribution", "dcatap:applicableLegislation": law, **url}
+    yield {"@id": name_of(case, "purpose"), "@type": "dpv:ResearchAndDevelopment"}
+
+
+def _written(nodes: Iterable[Node]) -> str:
+    return json.dumps({"@context": PREFIXES, "@graph": list(nodes)}, indent=1, ensure_ascii=False) + "\n"

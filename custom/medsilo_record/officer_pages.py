@@ -1,0 +1,76 @@
+"""A record as an officer reads it: one HTML page, and the same as a Word document to go on writing in."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from medsilo.extend import Answer, fill, package_facts
+from medsilo_record.facts import Case, Part
+
+TEMPLATE = "record.html"
+TO_FILL_IN, LINE = "To fill in: ", " ____________"
+CANNOT = (
+    "Sentences come from the plan, the hospital's settings and medsilo's leak report; nobody has judged them.",
+    "A blank is what medsilo does not know. Risks are listed and not weighed.",
+    "What people did beside medsilo, such as copying a file, is not in it.",
+)
+
+
+def title_of(case: Case) -> str:
+    """Return the title of a record."""
+    where = f" at {case.site}" if case.site else ""
+    return f"Record of processing: {case.plan.algorithm.title}, task {case.plan.task.name}{where}"
+
+
+def as_html(case: Case, parts: Sequence[Part]) -> str:
+    """Return record.html."""
+    blanks = sum(bool(entry.blank) for part in parts for entry in part.entries)
+    return fill(
+        TEMPLATE,
+        title_of(case),
+        Path(__file__).parent,
+        context=f"Plan {case.plan.hash}, build {package_facts()['hash']}",
+        answer=Answer(
+            f"{sum(len(part.entries) for part in parts)} entries, {blanks} of them with something to fill in."
+        ),
+        notices=[],
+        checks=[],
+        limits=CANNOT,
+        parts=parts,
+    )
+
+
+def as_docx(case: Case, parts: Sequence[Part]) -> bytes:
+    """Return record.docx, whose bytes depend on the record alone."""
+    from docx import Document
+
+    document = Document()
+    document.core_properties.author = document.core_properties.last_modified_by = "medsilo"
+    document.core_properties.title = title_of(case)
+    document.add_heading(title_of(case), 0)
+    for part in parts:
+        document.add_heading(part.title, 1)
+        for entry in part.entries:
+            document.add_heading(entry.title, 2)
+            for line in entry.says:
+                document.add_paragraph(line)
+            if entry.blank:
+                blank = document.add_paragraph()
+                blank.add_run(TO_FILL_IN).bold = True
+                blank.add_run(entry.blank + LINE)
+    document.add_heading("What this record cannot tell", 1)
+    for line in CANNOT:
+        document.add_paragraph(line)
+    written = BytesIO()
+    document.save(written)
+    return _undated(written)
+
+
+def _undated(written: BytesIO) -> bytes:
+    """Return a zip file without the times of its parts."""
+    found = BytesIO()
+    with ZipFile(written) as before, ZipFile(found, "w") as after:
+        for name in before.namelist():
+            after.writestr(ZipInfo(name), before.read(name), ZIP_DEFLATED)
+    return found.getvalue()
