@@ -41,7 +41,7 @@ class Hospital:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule does at a hospital."""
+    """A rule's result at a hospital."""
 
     hospitals: int  # of its federation
     cases: int

@@ -177,7 +177,7 @@ def _handler(kit: Path) -> type[BaseHTTPRequestHandler]:
 
 
 class Absences:
-    """Who has fallen out of which study, as far as was told."""
+    """Return who has fallen out of which study, as far as was told."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.known, self.out = folder, dict[str, int](), set[tuple[str, str]]()

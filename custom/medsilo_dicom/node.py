@@ -71,7 +71,7 @@ class Node:
 
     @property
     def handlers(self) -> list[tuple[Any, Callable[[Any], Any]]]:
-        """What an association needs on which objects come."""
+        """The handlers that an association needs on which objects come."""
         events = network().evt
         return [
             (events.EVT_C_STORE, self._store),

@@ -36,7 +36,7 @@ class ImageSeries:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Where its slices are, each file once."""
+        """The places of its slices, each file once."""
         return tuple(dict.fromkeys(header.path for header in self.slices))
 
     def refuse_elsewhere(self, frame: object, what: str) -> None:

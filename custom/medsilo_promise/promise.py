@@ -27,8 +27,8 @@ EVERYONE = "all"
 MOST_GROUPS = 8
 
 
-class Promise(Layer):
-    """What predictions hold to, at every hospital: its own cut of the probability, calibrated on validation cases."""
+class PromiseLayer(Layer):
+    """The promise to which predictions hold at every hospital: its own cut of the probability, calibrated on validation cases."""
 
     name: Literal["promise"] = "promise"
     level: float = Field(

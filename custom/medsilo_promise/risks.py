@@ -1,4 +1,4 @@
-"""What a case loses at each cut, and what an answer is at one: labels, a finding, a structure, an interval, a time.
+"""The loss of a case at each cut, and the answer at one: labels, a finding, a structure, an interval, a time.
 
 Cuts rise: each answer holds all of that before it, and the last leaves nothing out. An answer never holds less than the
 model's own: the likeliest label, the ordinary mask, a finding of one half.

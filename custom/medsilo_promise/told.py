@@ -1,4 +1,4 @@
-"""What hospitals and the server tell each other of a promise, typed and bounded, and what a summary has of it."""
+"""The messages of hospitals and server about a promise, typed and bounded, and a summary's part about it."""
 
 from typing import Annotated, Literal
 
@@ -16,14 +16,14 @@ Place = Annotated[int, Field(ge=0, lt=CUTS - 1)] | None
 
 
 class ToldCurve(Message):
-    """What a site tells of a group's validation cases: patients, and the mean of what they lose at each cut."""
+    """A site's word on a group's validation cases: patients, and the mean of what they lose at each cut."""
 
     patients: Patients
     risks: Curve
 
 
 class ToldOfOthers(Message):
-    """What the server tells a site of a group: κ and mean risks of the others, and the cut of all patients together."""
+    """The server's word to a site on a group: κ and mean risks of the others, and the cut of all patients together."""
 
     strength: Annotated[float, Field(ge=0, le=MOST_STRENGTH)]
     means: Curve
@@ -31,7 +31,7 @@ class ToldOfOthers(Message):
 
 
 class Kept(Message):
-    """What is found of a rule at the test cases of a group: mean loss and size; no promise where there is no cut."""
+    """A rule's result at the test cases of a group: mean loss and size; no promise where there is no cut."""
 
     promised: bool
     lost: Share | None
@@ -39,7 +39,7 @@ class Kept(Message):
 
 
 class ToldTest(Message):
-    """What a site tells of a group's test cases."""
+    """A site's word on a group's test cases."""
 
     calibrated: Patients
     patients: Patients
@@ -47,7 +47,7 @@ class ToldTest(Message):
 
 
 class Told(Message):
-    """What a site tells, by group; of a classification the temperature, or the calibration error without and with."""
+    """A site's word, by group; of a classification the temperature, or the calibration error without and with."""
 
     curves: dict[str, ToldCurve] = {}
     tests: dict[str, ToldTest] = {}
@@ -56,7 +56,7 @@ class Told(Message):
 
 
 class Shown(Message):
-    """What a summary tells of a promise."""
+    """A summary's part about a promise."""
 
     level: float
     confidence: float | None

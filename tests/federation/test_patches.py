@@ -209,7 +209,7 @@ def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_need_of_AskedPiece() -> None:
-    """What this costs on a long line, tests/federation/test_lines.py measures."""
+    """tests/federation/test_lines.py measures what this costs on a long line."""
     source = inspect.getsource(_download_object)
     assert source.count("download_request_thread_pool.submit(") == 1 and "reply = pending_future.result()" in source
 

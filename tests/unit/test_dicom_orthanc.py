@@ -113,7 +113,7 @@ def study(tmp_path: Path) -> list[Path]:
 
 
 def check_kept(folder: Path, study: list[Path]) -> None:
-    """What came is the study, value by value, without the screen shot and the manufacturer's object."""
+    """All that came is the study, value by value, without the screen shot and the manufacturer's object."""
     kept = sorted(folder.rglob("*.dcm"))
     assert len(kept) == len(study) - 2
     ((series, headers),) = read_tree(kept).images.items()

@@ -25,7 +25,7 @@ from medsilo.tasks.classification import Classification
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survival import Survival
-from medsilo_promise.promise import Promise, _coarse
+from medsilo_promise.promise import PromiseLayer, _coarse
 from medsilo_promise.risks import CUTS, LOST, OF, SHARES, SIZE, WIDTHS, Interval, Label, Structure, Time, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
 
@@ -351,4 +351,4 @@ def test_plans_that_can_keep_no_promise_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="no price in"):
         plan.with_changes(["privacy={epsilon: 5, delta: 1e-5}", "task.standardise=none"])
     assert any("35" not in line and "22 validation patients" in line for line in plan.cautions(SITES))
-    assert any("5 answers over test cases" in line for line in Promise().leaves(plan))
+    assert any("5 answers over test cases" in line for line in PromiseLayer().leaves(plan))

@@ -690,7 +690,7 @@ class Verdict(RecordPart):
 
     @property
     def holds_for(self) -> str:
-        """Whom the intervals are for, in words: patients count only where a site tests several."""
+        """Return for whom the intervals are, in words: patients count only where a site tests several."""
         if not self.single:
             return "other patients and other seeds (whole patients count)"
         if self.single == self.sites:
