@@ -28,7 +28,7 @@ MOST_GROUPS = 8
 
 
 class PromiseLayer(Layer):
-    """The promise to which predictions hold at every hospital: its own cut of the probability, calibrated on validation cases."""
+    """The promise to which predictions hold at every hospital: its own cut, calibrated on validation cases."""
 
     name: Literal["promise"] = "promise"
     level: float = Field(
