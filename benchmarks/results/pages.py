@@ -1,6 +1,6 @@
 """The pages as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from medsilo.study.evidence import Endpoint
@@ -174,29 +174,6 @@ def _synthetic(task: str, title: str, rows: tuple[str, ...], *changes: str) -> P
         changes=changes,
         later=COSTLY,
     )
-
-
-def _looks(shift: float) -> Part:
-    """HarmoFL's methods where looks differ by so much."""
-    return Part(
-        f"looks-{shift}",
-        f"Looks that differ {shift} times as much as by default",
-        (ALONE, f"FedAvg: {FEDAVG}", f"FedBN: {FEDAVG.replace('fedavg', 'fedbn')}", WHOLE, MEAN_BAND),
-        "FedAvg",
-        SITES_COUNT_ALIKE,
-        plan="jobs/harmofl/plans/synthetic.yaml",
-        changes=("training.rounds=15", "task.patients=24", f"task.shift={shift}"),
-        seeds=5,
-        beside=("FedBN", ALONE),
-    )
-
-
-def _labels(alpha: float) -> Part:
-    """AdaFed where two families of devices stay, and labels differ by so much."""
-    part = _activity("both", f"Two families of devices, and labels that differ by alpha = {alpha:g}")
-    rows = (ALONE, f"fedavg{UNIFORM}", f"fedbn{UNIFORM}", "adafed", "adafed:weights=uniform")
-    changes = (*part.changes, f"task.alpha={alpha:g}")
-    return replace(part, name=f"labels-{alpha:g}", rows=rows, changes=changes, seeds=5)
 
 
 def _prostate(similarity: str) -> Part:
@@ -400,13 +377,6 @@ PAGES = {
                 data="nuclei_he",
             ),
         ),
-    ),
-    "shift": Page(
-        "Where HarmoFL and AdaFed win: the shift made smaller and larger",
-        f"{SYNTHETIC}The tasks, numbers and rows of [HarmoFL's](harmofl-synthetic.md) and "
-        "[AdaFed's](adafed-synthetic.md) pages, with what differs between the hospitals turned down and up. For FedSM "
-        "what differs is on or off: [its page](fedsm-synthetic.md) has both.",
-        (*map(_looks, (0.0, 0.5, 1.0, 2.0)), *map(_labels, (100.0, 1.0, 0.3, 0.1))),
     ),
     "baselines": Page(
         "Methods on synthetic hospitals",
