@@ -73,7 +73,7 @@ def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
     with one_line("damaged or no image", DataError):
         check_dicom(path)
     with one_line("no whole DICOM file", DataError):
-        _name(path.read_bytes())
+        _name(path.read_bytes(), frozenset())
 
 
 def test_an_element_of_a_kind_that_no_library_knows(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_what_can_not_be_part_of_the_job_is_refused(tmp_path: Path, monkeypatch:
 def test_the_example_of_the_documentation_runs(root: Path, tmp_path: Path) -> None:
     """With a smaller task and fewer rounds, and NVFlare's own --export."""
     page = (root / "docs/python.md").read_text()
-    code = page.split("```python\n", 1)[1].split("```", 1)[0]
+    code = page.split("## A plan as an NVFlare recipe", 1)[1].split("```py\n", 1)[1].split("```", 1)[0]
     assert len(code.splitlines()) <= 10
     smaller = code.replace("training.rounds=3", "training.rounds=1").replace('"jobs/', f'"{JOBS}/')
     assert smaller.count("training.rounds=1") == 1

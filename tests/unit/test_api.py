@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +23,18 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.extend import Algorithm, Group, OwnModels, Phase, Training
 from medsilo.given import source_hash
+from medsilo.registry import METHODS, NETWORKS, TASKS
 from tests.conftest import SITES, make_plan
 from tests.hospital import write_balls
+
+
+@pytest.fixture(autouse=True)
+def nothing_given() -> Iterator[None]:
+    """Classes that a test gives are known in its process: other tests look at all that are known."""
+    yield
+    for table in (METHODS, NETWORKS, TASKS):
+        table._given.clear()
+
 
 SMALL = ["task.persons=6", "task.windows=20", "training.rounds=2"]
 SIGNATURES = {

@@ -111,7 +111,7 @@ def test_a_hospitals_page_names_no_other_hospital(tmp_path: Path) -> None:
     assert parsed.row(A, "decisions")[2] == "0.90018 of 20" and "16 of 20" not in text
     assert parsed.row("model", "left")[1:] == ["1 to 2", "5.0 kB"] and "the mean of something" in text
     assert "A threshold that follows from its validation cases: 0.35." in text and len(text) < 60_000
-    assert file_of(text, "test-results")[1] == ["accuracy", "0.7", "0.71", "0.777"]
+    assert file_of(text, "table-of-results")[1] == ["accuracy", "0.7", "0.71", "0.777"]
 
 
 def test_of_two_hospitals_neither_sees_a_mean(tmp_path: Path) -> None:
