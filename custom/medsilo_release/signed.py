@@ -3,23 +3,16 @@
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import Field, ValidationError
 
-from medsilo.extend import MedsiloError, Section, checked, in_words, write_json
+from medsilo.extend import MedsiloError, Section, checked, in_words, signing, write_json
 
 LARGEST = 4 << 20  # bytes of a signed file
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{20,100}={0,2}$")]
@@ -36,15 +29,8 @@ class Signature(Section):
 
 def own_key(path: Path) -> Ed25519PrivateKey:
     """Return the Ed25519 key in a PEM file that only its owner reads; it is made where there is none."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(made)
-    try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        raise MedsiloError(f"--key: no private key can be read there ({type(error).__name__})", str(path)) from error
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = signing.own_key(path, "releases and receipts")
     if not isinstance(key, Ed25519PrivateKey):
         raise MedsiloError("--key: this is no Ed25519 key; name a file that is not there, and one is made", str(path))
     return key
@@ -56,9 +42,9 @@ def public_bytes(key: Ed25519PrivateKey) -> bytes:
 
 
 def fingerprint(public: bytes) -> str:
-    """Return what people compare on the telephone: 16 hexadecimal digits of the key's SHA-256, in fours."""
-    digits = hashlib.sha256(public).hexdigest()[:16]
-    return "-".join(digits[place : place + 4] for place in range(0, 16, 4))
+    """Return what people compare on the telephone: 32 hexadecimal digits of the key's SHA-256, in fours."""
+    digits = hashlib.sha256(public).hexdigest()[:32]
+    return "-".join(digits[place : place + 4] for place in range(0, 32, 4))
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:
@@ -66,10 +52,17 @@ def canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
+def signed_bytes(kind: type[Section], content: Mapping[str, Any]) -> bytes:
+    """Return what is signed: a signature of one kind of file is of no use for another."""
+    return f"medsilo {kind.__name__} 1\n".encode() + canonical(content)
+
+
 def write_signed(path: Path, content: Section, key: Ed25519PrivateKey) -> None:
     """Write a value with its signature."""
     told = content.model_dump(mode="json")
-    made = [base64.b64encode(part).decode() for part in (public_bytes(key), key.sign(canonical(told)))]
+    made = [
+        base64.b64encode(part).decode() for part in (public_bytes(key), key.sign(signed_bytes(type(content), told)))
+    ]
     write_json(path, {"content": told, "key": made[0], "signature": made[1]})
 
 
@@ -80,7 +73,9 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, bytes]:
             raise MedsiloError(f"{path.name} has more than {LARGEST} bytes; it is none of medsilo's", str(path))
         found = checked(Signature, json.loads(path.read_text("utf-8")), path.name)
         public = base64.b64decode(found.key)
-        Ed25519PublicKey.from_public_bytes(public).verify(base64.b64decode(found.signature), canonical(found.content))
+        Ed25519PublicKey.from_public_bytes(public).verify(
+            base64.b64decode(found.signature), signed_bytes(kind, found.content)
+        )
         return checked(kind, found.content, path.name), public
     except InvalidSignature as error:
         raise MedsiloError(f"{path.name} was altered after it was signed, or the signature is forged") from error
