@@ -375,7 +375,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "promise", help="where real runs are kept")
     parser.add_argument("--write", action="store_true", help="write docs/results/promise.md")
+    parser.add_argument("--quick", action="store_true", help="five drawn federations and no real data")
     chosen = parser.parse_args(arguments)
+    if chosen.quick:
+        chosen.federations, chosen.data = 5, ROOT / "none"
     text = document(chosen.federations, chosen.seed, chosen.data.resolve(), chosen.runs.resolve())
     if chosen.write:
         DOCUMENT.write_text(text, "utf-8")

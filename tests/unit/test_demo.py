@@ -74,4 +74,4 @@ def test_a_short_demo_ends_with_its_page(tmp_path: Path) -> None:
     page = Page(text)
     assert f"All {done.same.tensors} tensors of the hospitals' models are equal, bit for bit" in text
     assert {"why", "methods", "same", "yours", "joining"} <= set(page.ids)
-    assert text.count('alt="training image') >= 3 and "three small hospitals" in text.lower()
+    assert text.count('alt="training image') >= 3 and "three synthetic hospitals" in text
