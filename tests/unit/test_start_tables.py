@@ -150,6 +150,8 @@ def test_from_tables_to_an_answer(
     changes = ["--set", "training.rounds=1"]
     assert main([*command.split(), *changes, "--minutes", "1", "--seeds", "0"]) == 1
     assert "leave out --seeds" in capsys.readouterr().err
+    assert main([*command.split(), "--set", "training.rounds=500", "--minutes", "0.1"]) == 1
+    assert "500" not in capsys.readouterr().out and not any(Path("out").glob("*-0")), "it ended after one round"
     assert main([*command.split(), *changes, "--minutes", "1"]) == 0
     told, verdict = capsys.readouterr().out, read_verdict(Path("out"))
     assert "3 seeds have room in 1 minutes" in told and Path("out/report.html").is_file()

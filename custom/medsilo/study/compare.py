@@ -9,16 +9,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.core.files import write_json
+from medsilo.core.files import make_folder, write_json
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
+from medsilo.runs.record import Record
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.study.boundaries import LEAST, seeds_within
@@ -33,6 +35,7 @@ from medsilo.study.cells import (
     parse_sweep,
     plan_of,
     results_of,
+    run_cell,
     swept_rows,
 )
 from medsilo.study.evidence import Endpoint
@@ -42,6 +45,7 @@ from medsilo.study.verdict import Statistics, chosen_baseline
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
 BAR = 20
 LOOKS = 6  # about, of a comparison that ends with its answer
+FAR = 1.5  # times the minutes that there are: by one round no more is sure
 SELDOM = 10  # times what a page takes, before the next is written while runs go on
 HERE = {"--data": "DATA", "--settings": "LOCAL"}  # options that name folders of this machine
 
@@ -80,6 +84,8 @@ class Study:
         seeds = list(dict.fromkeys(cell.seed for cell in every))
         if (self.folder / paths.VERDICT).exists():
             self.planned = read_verdict(self.folder).planned
+        elif not any(cell.summary() for cell in every):
+            self._foretell(minutes, engine, settings, at_once, say)
         failures: list[str] = []
         number = 1
         while True:
@@ -98,6 +104,27 @@ class Study:
             number = min(self.planned, max(LEAST, number + step))
         self.show()
         return failures
+
+    def _foretell(
+        self, minutes: float, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]
+    ) -> None:
+        """Run one round of the first row, and say what it lets expect; an error where too few seeds have room by far."""
+        first, runs = self.cells[0], sum(cell.seed == self.cells[0].seed for cell in self.cells)
+        make_folder(self.folder)
+        with TemporaryDirectory(dir=self.folder) as place:
+            trial = replace(first, plan=first.plan.with_changes(["training.rounds=1"]), folder=Path(place) / "trial")
+            started = time.monotonic()
+            if run_cell(trial, engine, settings):
+                return  # what failed is told of the whole run
+            took, lines = time.monotonic() - started, Record(trial.folder).rounds()
+        a_round = lines[-1].seconds or 0.0
+        seed = runs * (took + (first.plan.training.rounds - 1) * a_round) / at_once
+        if LEAST * seed > FAR * 60 * minutes:
+            raise MedsiloError(
+                f"by one round of {first.row.title}, {_time(a_round)}, {LEAST} seeds take about {_time(LEAST * seed)}; "
+                f"give --minutes {math.ceil(LEAST * seed / 60)} or more, or fewer rounds"
+            )
+        say(f"by one round of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {_time(LEAST * seed)}")
 
     def _plan(self, minutes: float, took: float, say: Callable[[str], None]) -> int:
         """Return how many seeds have room, and say it; an error if they are too few to answer."""
