@@ -108,7 +108,7 @@ class Study:
     def _foretell(
         self, minutes: float, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]
     ) -> None:
-        """Run one round of the first row, and say what it lets expect; an error where too few seeds have room by far."""
+        """Run one round of the first row, and say what it lets expect; an error where too few fit in by far."""
         first, runs = self.cells[0], sum(cell.seed == self.cells[0].seed for cell in self.cells)
         make_folder(self.folder)
         with TemporaryDirectory(dir=self.folder) as place:
