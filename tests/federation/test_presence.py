@@ -83,6 +83,19 @@ def test_who_can_not_come_back_is_waited_for_by_nobody(told: Told) -> None:
     assert not told.presence.hopeless() and not told.after(1, heard=True)
 
 
+def test_who_never_comes_is_waited_for_as_long_as_the_plan_says(told: Told) -> None:
+    told.presence.patience = 100.0
+    told.after(1)
+    told.presence.sites[B].known = told.now  # by the clock of this test
+    assert not told.after(100)
+    assert "no sign of life (101 s ago)" in told.after(1)[B]
+    assert not told.after(1, heard=True), "it came after all"
+    told.after(1, closed=True)
+    assert told.after(GRACE + 1) and not told.presence.hopeless()
+    told.after(101)
+    assert B in told.presence.hopeless(), "one that was away for too long is hopeless, too"
+
+
 def test_a_round_does_not_wait_for_a_hospital_that_is_away(server: Server) -> None:  # noqa: F811
     away: dict[str, str] = {}
     server.transport.away = lambda: away

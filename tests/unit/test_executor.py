@@ -1,5 +1,8 @@
 """The executor's promises: aborts are seen at once, and no error text of others leaves the site."""
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +12,10 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
-from medsilo.core.errors import DataError, Refused
+from medsilo.core.errors import DataError, Died, Refused
 from medsilo.federation.limits import Clock
 from medsilo.federation.reasons import public_reason
-from medsilo.flare.executor import MedsiloExecutor
+from medsilo.flare.executor import Busy, MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 from medsilo.site.settings import Limits
@@ -28,6 +31,25 @@ class Abort(Signal):
     @property
     def triggered(self) -> bool:  # type: ignore[override]
         return time.monotonic() > self.when
+
+
+def test_training_that_stands_still_is_given_up_and_slow_training_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that train here: one spins, one is stopped as a frozen machine stops it."""
+    monkeypatch.setattr("medsilo.flare.executor.LOOK", 0.2)
+    monkeypatch.setattr("medsilo.flare.executor.STOOD_STILL", 1.0)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
+        try:
+            busy, started = Busy(), time.monotonic()
+            while time.monotonic() - started < 2.5:
+                busy.check()
+                time.sleep(0.05)
+            spinning.send_signal(signal.SIGSTOP)
+            with pytest.raises(Died, match="stood still"):
+                while time.monotonic() - started < 10:
+                    busy.check()
+                    time.sleep(0.05)
+        finally:
+            spinning.kill()
 
 
 def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
