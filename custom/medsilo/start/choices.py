@@ -21,7 +21,6 @@ WIDER = 0.25  # of the structures' range, on each side of a window
 BYTE, TWELVE_BITS = 255, 4095
 STEPS = 12  # of the optimizer that a round should have at least
 LONGEST_ROUND = 8  # epochs
-TIMEOUT = 3600  # seconds
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}")  # of a structure or a class
 
 
@@ -120,7 +119,6 @@ def course_of(sites: Sequence[str], patients: Mapping[str, int]) -> list[Choice]
     return [
         Choice("participation.sites", training, "the folder's hospitals" if patients else alone),
         *([Choice("participation.unseen", list(few), why)] if few else []),
-        Choice("participation.timeout", TIMEOUT, "seconds that a hospital has for a round"),
         Choice("seed", 0, "the same seed gives the same numbers"),
         Choice("protocol", "clinical", "choices on validation data; test data are used once"),
     ]
