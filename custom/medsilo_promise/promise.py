@@ -5,18 +5,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Layer, Measures, Plan, Refused, write_json
+from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, write_json
 from medsilo_promise.panel import panel_of
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
-from medsilo_promise.told import RULES, Kept, Told, ToldCurve, ToldOfOthers, ToldTest
+from medsilo_promise.told import RULES, Kept, KeptCuts, Told, ToldCurve, ToldOfOthers, ToldTest
 
 FILE, CURVES = (
     "promise.json",
@@ -25,6 +25,7 @@ FILE, CURVES = (
 BROAD = 8  # cuts from one that is told of patients to the next
 EVERYONE = "all"
 MOST_GROUPS = 8
+MOST_BYTES = 1 << 20  # of a file
 
 
 class PromiseLayer(Layer):
@@ -55,6 +56,8 @@ class PromiseLayer(Layer):
     def risk(self) -> float:
         """Return what may be lost."""
         return round(1 - self.level, 6)
+
+    kept: ClassVar[tuple[str, ...]] = (FILE,)
 
     # ------------------------------------------------------------------ plan and leak report
     def conflicts(self, plan: Plan, networks: Any) -> Iterable[str]:
@@ -169,8 +172,7 @@ class PromiseLayer(Layer):
             for name, told in (chosen or {}).items()
         }
         patients = {name: int(own.get("groups", {}).get(name, {}).get("numbers", 0)) for name in cuts}
-        kept = {"promise": self.model_dump(mode="json"), "patients": patients, "cuts": cuts}
-        write_json(finished.folder / FILE, kept)
+        write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         rules = {
             name: {rule: None if cut is None else (n, float(lost[cut]), float(size[cut])) for rule, cut in each.items()}
             for name, each in cuts.items()
@@ -255,8 +257,8 @@ class PromiseLayer(Layer):
     def concluded(self, plan: Plan, folder: Path, told: Mapping[Any, Mapping[str, Told]]) -> Any:
         everyone = self.choose(plan, told["validation"], [])[EVERYONE]
         cuts = {group: self._cuts(None, ToldOfOthers.read(own)) for group, own in everyone.items()}
-        kept = {"promise": self.model_dump(mode="json"), "patients": dict.fromkeys(cuts, 0), "cuts": cuts}
-        write_json(folder / FILE, kept)  # for a hospital that is new
+        # For a hospital that is new:
+        write_json(folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         risk = risk_of(plan.task.goal, self.of)
         assert risk
         return {
@@ -290,9 +292,7 @@ class PromiseLayer(Layer):
         cuts = [kept.get(names[group]) if group >= 0 else None for group in groups]
         assert risk
         rows = risk.columns(output, [CUTS - 1 if cut is None else cut for cut in cuts])
-        none = {
-            "promised": f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
-        }
+        none = {"promised": self._none}
         return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
 
     def marks(self, plan: Plan, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
@@ -302,10 +302,28 @@ class PromiseLayer(Layer):
     def _kept_in(self, folders: Sequence[Path]) -> dict[str, int | None]:
         """Return the cut of every group: the hospital's own, or else that for a new one."""
         for folder in folders:
-            kept = _read(folder / FILE)
-            if kept.get("promise") == self.model_dump(mode="json"):
-                return {group: rules[self.rule] for group, rules in kept["cuts"].items()}
+            if found := _read(folder / FILE):
+                kept = KeptCuts.read(found)
+                if kept.promise == self.model_dump(mode="json"):
+                    return {group: rules.get(self.rule) for group, rules in kept.cuts.items()}
         return {}
+
+    @property
+    def _none(self) -> str:
+        return f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
+
+    def card(self, plan: Plan, folders: Sequence[Path]) -> Sequence[str]:
+        risk, cuts = risk_of(plan.task.goal, self.of), self._kept_in(folders)
+        assert risk
+        sure = f"with confidence {self.confidence:g}" if self.confidence else "on average over calibrations"
+        told = [
+            f"At level {self.level:g}, {sure}: {risk.says}.",
+            "It is for patients like those who were calibrated on.",
+        ]
+        for group, cut in cuts.items():
+            whose = "" if group == EVERYONE else f"{self.group} {group}: "
+            told.append(f"{whose}{self._none if cut is None else risk.at(cut)}.")
+        return told
 
 
 def _measured(risk: Risk, output: Tensor, target: Tensor) -> Measures:
@@ -340,7 +358,7 @@ def _error(measures: Measures, place: int) -> float:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_bounded(path, MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -224,7 +224,7 @@ def test_a_study_promises_and_predictions_hold_to_it(tmp_path: Path) -> None:
         groups = told["sites"][site]
         assert groups.keys() == {"f", "m"} and sum(one["patients"] for one in groups.values()) == 17
         own = json.loads((tmp_path / "runs/one/sites" / site / "promise.json").read_text())
-        assert own["cuts"].keys() == {"f", "m"} and own["patients"]["f"] > 9
+        assert own["cuts"].keys() == {"f", "m"}
     assert told["sites"]["a"]["f"]["rules"]["shrunk"]["promised"]
     # A new hospital's predictions have the cut that all hospitals' patients give one without patients of its own.
     common = json.loads((tmp_path / "runs/one/promise.json").read_text())["cuts"]["f"]
@@ -232,17 +232,61 @@ def test_a_study_promises_and_predictions_hold_to_it(tmp_path: Path) -> None:
     assert predicted(tmp_path, []).keys() == {"promised_set", "promised"}
     found = predicted(tmp_path, ["--site", "a"])["promised_set"]
     assert {*found} <= {"n", "y", "n|y"} and len({*found}) > 1
+    exports_hold_to_it(tmp_path)
     # Models that answer together have another risk: nothing is promised.
     assert not predicted(tmp_path, ["--with", str(tmp_path / "runs/one")])
 
 
-def predicted(tmp_path: Path, more: list[str]) -> dict[str, list[str]]:
+def exports_hold_to_it(tmp_path: Path) -> None:
+    """What is exported promises the same without its run, and says on its card how; a false file is refused."""
+    run, out = tmp_path / "runs/one", tmp_path / "exported"
+    assert main(["export", str(run), "-o", str(out)]) == 0
+    assert predicted(tmp_path, [], out / "models") == predicted(tmp_path, [])
+    card, cuts = (out / "MODEL_CARD.md").read_text(), json.loads((run / "promise.json").read_text())["cuts"]
+    assert "At level 0.9, on average over calibrations: the set of labels holds the true one." in card
+    assert f"sex f: a label is in the set where its probability is at least {SHARES[cuts['f']['shrunk']]:.4g}" in card
+    kept = out / "models/promise.json"
+    for false in ({"f": {"shrunk": 96}}, {"f": {"shrunk": "0"}}, {"f": {"other": 1}}, {"f": 3}):
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "cuts": false}))
+        assert main(["predict", str(out / "models"), str(tmp_path / "a/patients.csv"), "-o", str(tmp_path / "no")]) == 1
+
+
+def predicted(tmp_path: Path, more: list[str], model: Path | None = None) -> dict[str, list[str]]:
     """Predict the table and return the columns that promise something."""
-    folder, out = tmp_path / "settings/a", tmp_path / f"out{len(more)}{len(''.join(more))}"
-    given = [str(tmp_path / "runs/one"), str(tmp_path / "a/patients.csv")]
+    folder, out = tmp_path / "settings/a", tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+    given = [str(model or tmp_path / "runs/one"), str(tmp_path / "a/patients.csv")]
     assert main(["predict", *given, "-o", str(out), "--settings", str(folder), *more]) == 0
     rows = list(csv.DictReader((out / "predictions.csv").open()))
     return {name: [row[name] for row in rows] for name in rows[0] if name.startswith("promised")}
+
+
+def test_own_models_and_super_models_have_promises_of_their_own(tmp_path: Path) -> None:
+    """Each hospital's own model is calibrated with its own cases; a super model as it answers."""
+    for number, (method, has_own) in enumerate((("local", True), ("ditto", True), ("fedsm", False))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        plan, settings = plan_of(folder, f"algorithm={{name: {method}}}", confidence=None)
+        run = inprocess.run(plan, folder=folder / "runs/one", settings=settings)
+        kept = run.summary.details.model_extra["promise"]["sites"]
+        lost = [own["all"]["rules"]["shrunk"]["lost"] for own in kept.values()]
+        assert len(kept) == 4 and np.mean(lost) <= 0.2, (method, lost)
+        cuts = {site: (folder / "runs/one/sites" / site / "promise.json").read_text() for site in SITES}
+        assert len({*cuts.values()}) > 1, method
+        said = predicted(folder, ["--site", "a"] if has_own else [])
+        assert {*said["promised"]} == {"0.9"} and {*said["promised_set"]} <= {"n", "y", "n|y"}
+        out = folder / "exported"
+        assert main(["export", str(folder / "runs/one"), "-o", str(out), *(["--site", "a"] if has_own else [])]) == 0
+        whose = cuts["a"] if has_own else (folder / "runs/one/promise.json").read_text()
+        assert (out / "models/promise.json").read_text() == whose, method
+        least = float(SHARES[json.loads(whose)["cuts"]["all"]["shrunk"]])
+        predicted(folder, [], out / "models")
+        rows = list(
+            csv.DictReader(max(folder.glob("out*/predictions.csv"), key=lambda path: path.stat().st_mtime_ns).open())
+        )
+        for row in rows:
+            shares = {name: float(row[f"probability_{name}"]) for name in "ny"}
+            inside = [name for name in "ny" if shares[name] >= min(least, max(shares.values()))]
+            assert row["promised_set"] == "|".join(inside), (method, row)
 
 
 def test_too_few_cases_make_no_promise_and_say_how_many_are_needed(tmp_path: Path) -> None:
