@@ -46,7 +46,7 @@ class PromiseLayer(Layer):
         None, description="`finding`: sensitivity for the second of two labels; `null`: the task's own kind"
     )
     rule: Literal["shrunk", "pooled", "local"] = Field(
-        "shrunk", description="whose cases choose the cut that predictions use: all are told"
+        "shrunk", description="whose cases choose the cut that predictions use; with `local` no risk curve leaves"
     )
     group: str | None = Field(
         None, description="column of a table with levels: each level has a promise of its own, for example `sex`"
@@ -82,23 +82,31 @@ class PromiseLayer(Layer):
 
     def leaves(self, plan: Plan) -> Iterable[str]:
         asked = self.asks(plan)
-        yield (
-            f"Before the test: for the promise, the mean risk of validation cases at {CUTS} cuts of the answer (of "
-            f"patients at {CUTS // BROAD} of them, in steps as scores are, rounded up) and the number of patients"
-            + (", and one of 13 temperatures" if self._calibrates(plan) else "")
-            + (f", for each level of {self.group}" if self.group else "")
-            + f"; {asked['validation']} answers over validation cases, whatever level is promised."
-        )
+        if not self.shares and self._calibrates(plan):
+            yield "Before the test: for the promise, one of 13 temperatures: one answer over validation cases."
+        if self.shares:
+            yield (
+                f"Before the test: for the promise, the mean risk of validation cases at {CUTS} cuts of the answer (of "
+                f"patients at {CUTS // BROAD} of them, in steps as scores are, rounded up) and the number of patients"
+                + (", and one of 13 temperatures" if self._calibrates(plan) else "")
+                + (f", for each level of {self.group}" if self.group else "")
+                + f"; {asked['validation']} answers over validation cases, whatever level is promised."
+            )
         yield (
             f"With the test: what test cases lose at the cuts of three rules, and how large answers are: "
             f"{asked['test']} answers over test cases. The hospital's own cut stays."
         )
-        if plan.transport.sealed:
-            yield "Risk curves are not sealed: like other counts of cases they leave in clear, in steps."
+        if self.shares and plan.transport.sealed:
+            yield "Risk curves are not sealed: they leave in clear, in steps; with rule: local none leaves."
 
     def asks(self, plan: Plan) -> Mapping[str, int]:
         groups, calibrates = len(self.groups(plan)), self._calibrates(plan)
-        return {"validation": groups + calibrates, "test": len(RULES) * groups + 2 * calibrates}
+        return {"validation": groups * self.shares + calibrates, "test": len(RULES) * groups + 2 * calibrates}
+
+    @property
+    def shares(self) -> bool:
+        """Return whether risk curves leave: for a cut of its own a hospital needs nobody's."""
+        return self.rule != "local"
 
     def _calibrates(self, plan: Plan) -> bool:
         return bool(plan.task.goal.classifies)
@@ -205,7 +213,8 @@ class PromiseLayer(Layer):
             name: replace(resolution, weight=1.0 if found["whole"] else 1 / own[0]) for name, own in tables.items()
         }
         if part == "validation":
-            curves = {name: _coarse(n, lost, finest[name]) for name, (n, lost, _) in tables.items()}
+            shared = tables if self.shares else {}
+            curves = {name: _coarse(n, lost, finest[name]) for name, (n, lost, _) in shared.items()}
             return Told(curves=curves, temperature=found["temperature"]).model_dump(mode="json")
         tests = {
             name: ToldTest(
@@ -225,6 +234,8 @@ class PromiseLayer(Layer):
         wrong = (read.tests or read.errors) if part == "validation" else (read.curves or read.temperature)
         if wrong or not {*read.curves, *read.tests} <= {*groups}:
             raise Refused("promise: it tells of groups or parts that nobody asked for")
+        if read.curves and not self.shares:
+            raise Refused("promise: it tells a risk curve, for which nobody asked")
         told_of: list[ToldCurve | ToldTest] = [*read.curves.values(), *read.tests.values()]
         for one in told_of:
             if one.patients > cases:

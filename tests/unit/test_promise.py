@@ -18,6 +18,7 @@ from benchmarks.promise import outcomes
 from medsilo.cli import main
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError, Refused
+from medsilo.deploy.source import copy_model, open_source
 from medsilo.federation import inprocess
 from medsilo.federation.protection import planned_answers
 from medsilo.plan import parse_plan
@@ -267,6 +268,8 @@ def test_exports_hold_to_it(tmp_path: Path) -> None:
     run, out = tmp_path / "runs/one", tmp_path / "exported"
     assert main(["export", str(run), "-o", str(out)]) == 0
     assert predicted(tmp_path, [], out / "models") == predicted(tmp_path, [])
+    copy_model(run, open_source(run), tmp_path / "copied")  # as a release does
+    assert predicted(tmp_path, [], tmp_path / "copied") == predicted(tmp_path, [])
     card, cuts = (out / "MODEL_CARD.md").read_text(), json.loads((run / "promise.json").read_text())["cuts"]
     assert "At level 0.9, on average over calibrations: the set of labels holds the true one." in card
     assert f"sex f: a label is in the set where its probability is at least {SHARES[cuts['f']['shrunk']]:.4g}" in card
@@ -320,6 +323,16 @@ def test_too_few_cases_make_no_promise_and_say_how_many_are_needed(tmp_path: Pat
     run = inprocess.run(plan, folder=tmp_path / "runs/one", settings=settings)
     told = run.summary.details.model_extra["promise"]
     assert told["needed"] == 45 and not told["sites"]["a"]["all"]["rules"]["local"]["promised"]
+    # With this rule a hospital keeps its curve to itself, and is refused where it tells one.
+    assert (
+        planned_answers(plan)["validation"] == planned_answers(plan.model_copy(update={"layers": ()}))["validation"] + 1
+    )
+    leaves = " ".join(plan.layers[0].leaves(plan))
+    assert "mean risk" not in leaves and "one of 13 temperatures: one answer" in leaves
+    own = json.loads((tmp_path / "runs/one/sites/a/promise-curves.json").read_text())
+    assert own["groups"]["all"]["numbers"] == 12 and told["strength"] == {"all": 0.0}
+    with pytest.raises(Refused, match="nobody asked"):
+        plan.layers[0].read("validation", {"curves": {"all": {"patients": 12, "risks": CURVE}}}, plan, 12)
     said = predicted(tmp_path, [])
     assert {*said["promised"]} == {"no promise can be made: 45 validation patients are needed"}
 
