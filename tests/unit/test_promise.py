@@ -262,7 +262,7 @@ def decision_curves_are_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_exports_hold_to_it(tmp_path: Path) -> None:
-    """What is exported promises the same without its run, and says on its card how; a false file is refused."""
+    """An exported model promises the same without its run, and its card says how; a false file is refused."""
     plan, settings = plan_of(tmp_path, confidence=None, group="sex")
     inprocess.run(plan, folder=tmp_path / "runs/one", settings=settings)
     run, out = tmp_path / "runs/one", tmp_path / "exported"
