@@ -8,7 +8,7 @@ quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 quick test test-of test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs quick test test-of test-slow test-long soak bench bench-history upgrade wheel wheelhouse release verify-release image image-docker image-buildah audit docs screenshots docs-tables clean
+.PHONY: demo jobs quick test test-of test-slow claims test-long soak bench bench-history upgrade wheel wheelhouse release verify-release image image-docker image-buildah audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -43,6 +43,10 @@ test-of: $(VENV)/.test-ready
 
 test-slow: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test-slow.xml
+
+# Each promise and each outcome of a record names tests: all of them ran in the two above, and passed, in this very build.
+claims: $(VENV)/.test-ready
+	$(BIN)/python -m tests.claims --gate build/tests/test.xml build/tests/test-slow.xml
 
 test-long: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10

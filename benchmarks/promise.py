@@ -213,7 +213,7 @@ REAL = {
                 "task.size=[32, 48, 32]",
                 "task.target_spacing=null",
                 "task.intensity={kind: z-score}",
-                "training.rounds=4",
+                "training.rounds=24",
                 "training.local_epochs=1",
                 *UNET,
             ),

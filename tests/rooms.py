@@ -87,7 +87,7 @@ ROOMS = {
     ),
     "site_page": room(
         "`medsilo approve --page`: a hospital's own web page, on its own machine",
-        "check core plan report runs site study",
+        "check core plan registry report runs site study",
     ),
     "start": room(
         "`medsilo init`: what lies in a folder, and the settings and the plan that suit it, with reasons",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.privacy.noise import NoiseSource
     from medsilo.registry import network
     from medsilo.runs.messages import Parcel
+    from medsilo.site_page.actions import PageAction
     from medsilo.start.looker import Folder, Looker, Sight
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal

@@ -278,6 +278,8 @@ LOOKERS = PluginTable(
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
+PAGE_ACTIONS = PluginTable("medsilo.page_actions", "medsilo.site_page.actions:PageAction", {})
+
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.command:Command", {})
 
 # Layers of other packages; the engine's own stand in federation/around.py.

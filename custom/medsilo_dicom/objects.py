@@ -22,7 +22,8 @@ MAY_BE_EMPTY = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
     *("StudyTime", "ReferringPhysicianName"),
 )
-SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # of the new series
+SEGMENTATION_NUMBER, REPORT_NUMBER, PROMISED_NUMBER = 9001, 9002, 9003  # of the new series
+LONGEST = 64  # characters of a code's meaning
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,17 @@ def sources_of(series: ImageSeries) -> list[Any]:
 
 
 def segmentation(
-    sources: Sequence[Any], labels: np.ndarray, structures: Mapping[str, StructureCode], maker: MadeBy
+    sources: Sequence[Any],
+    labels: np.ndarray,
+    structures: Mapping[str, StructureCode],
+    maker: MadeBy,
+    promised: str = "",
 ) -> Any:
-    """Return labels [slices, rows, columns] of a series as a SEG; label 1 is the first structure, and so on."""
+    """Return labels [slices, rows, columns] of a series as a SEG; label 1 is the first structure, and so on.
+
+    promised: what is promised of it, where it is the mask of a promise and not the model's own.
+    """
+    about = f"{RESEARCH}; promise {promised}"[:LONGEST] if promised else RESEARCH
     hd = highdicom()
     identified = hd.AlgorithmIdentificationSequence(
         maker.name, _code("123110", "DCM", "Artificial Intelligence"), maker.version, parameters={"plan": maker.plan}
@@ -86,7 +95,7 @@ def segmentation(
         hd.seg.SegmentationTypeValues.BINARY,
         described,
         hd.UID(),
-        SEGMENTATION_NUMBER,
+        PROMISED_NUMBER if promised else SEGMENTATION_NUMBER,
         hd.UID(),
         1,
         MAKER,
@@ -94,8 +103,8 @@ def segmentation(
         maker.version,
         maker.plan[:16],
         content_label="RESEARCH",
-        content_description=RESEARCH,
-        series_description=RESEARCH,
+        content_description=about,
+        series_description=about,
         omit_empty_frames=bool(planes.any()),
     )
 
@@ -106,34 +115,40 @@ def report(
     structures: Mapping[str, StructureCode],
     volumes: Mapping[str, float],
     maker: MadeBy,
+    promised: tuple[Any, float, str] | None = None,
 ) -> Any:
-    """Return a structured report (TID 1500) of a SEG: each structure's millilitres, and by what they were found."""
+    """Return a structured report (TID 1500) of a SEG: each structure's millilitres, and by what they were found.
+
+    promised: the SEG of a promise, of which the first structure's millilitres are told, and what is promised.
+    """
     hd = highdicom()
     groups = []
-    for number, (name, code) in enumerate(structures.items(), 1):
-        measured = [
-            hd.sr.Measurement(
-                _code("118565006", "SCT", "Volume"), round(volumes[name], 6), _code("ml", "UCUM", "milliliter")
-            )
-        ]
+    told = [(found, number, one, volumes[one[0]], "") for number, one in enumerate(structures.items(), 1)]
+    if promised:
+        told.append((promised[0], 1, next(iter(structures.items())), *promised[1:]))
+    for seg, number, (name, code), volume, promise in told:
+        unit = _code("ml", "UCUM", "milliliter")
+        measured = [hd.sr.Measurement(_code("118565006", "SCT", "Volume"), round(volume, 6), unit)]
         words = {
-            "tracking_identifier": hd.sr.TrackingIdentifier(uid=hd.UID(), identifier=name),
+            "tracking_identifier": hd.sr.TrackingIdentifier(
+                uid=hd.UID(), identifier=f"{'promised ' * bool(promise)}{name}"
+            ),
             "finding_type": _code(code.value, code.scheme, code.meaning),
             "algorithm_id": hd.sr.AlgorithmIdentification(maker.name, maker.version, [f"plan {maker.plan}"]),
             "measurements": measured,
-            "qualitative_evaluations": [_use()],
+            "qualitative_evaluations": [*_promised(promise), _use()],
         }
-        if volumes[name] > 0:
+        if volume > 0:
             drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
-            segment = hd.sr.ReferencedSegment(found.SOPClassUID, found.SOPInstanceUID, number, source_series=drawn_on)
+            segment = hd.sr.ReferencedSegment(seg.SOPClassUID, seg.SOPInstanceUID, number, source_series=drawn_on)
             groups.append(hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(referenced_segment=segment, **words))
         else:  # a structure that was not found has no voxels to refer to
             groups.append(hd.sr.MeasurementsAndQualitativeEvaluations(**words))
-    return _reported([*sources, found], groups, maker)
+    return _reported([*sources, found, *([promised[0]] if promised else [])], groups, maker)
 
 
-def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy) -> Any:
-    """Return a structured report of the class that a series was found to be of."""
+def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy, promised: str = "") -> Any:
+    """Return a structured report of the class that a series was found to be of, and of what is promised."""
     hd = highdicom()
     group = hd.sr.MeasurementsAndQualitativeEvaluations(
         hd.sr.TrackingIdentifier(uid=hd.UID(), identifier="class"),
@@ -145,6 +160,7 @@ def class_report(sources: Sequence[Any], name: str, probability: float, maker: M
         ],
         qualitative_evaluations=[
             hd.sr.QualitativeEvaluation(_code("class", SCHEME, "Class"), _code(name[:16], SCHEME, name)),
+            *_promised(promised),
             _use(),
         ],
     )
@@ -180,6 +196,13 @@ def _reported(evidence: Sequence[Any], groups: Sequence[Any], maker: MadeBy) -> 
     )
     made.CompletionFlagDescription = RESEARCH
     return made
+
+
+def _promised(words: str) -> list[Any]:
+    """Return what is promised, coded; nothing where there is no promise."""
+    evaluated = highdicom().sr.QualitativeEvaluation
+    value = [_code("promise", SCHEME, words[:LONGEST])] if words else []
+    return [evaluated(_code("promised", SCHEME, "Promised"), one) for one in value]
 
 
 def _use() -> Any:

@@ -29,6 +29,7 @@ from medsilo_dicom.series import make_series
 from medsilo_dicom.tree import read_tree
 
 VOLUME = "volume_ml_"  # before a structure's name
+PROMISED = ("promised_set", "promised_found")  # what layers say of a class
 
 
 @dataclass
@@ -51,7 +52,8 @@ class DicomSeries:
         names = {"report": f"{self.number:04d}_report.dcm"}
         if prediction.labels is None:
             found = prediction.found
-            _save(class_report(sources, found["class"], found["probability"], self.maker), out / names["report"])
+            made = class_report(sources, found["class"], found["probability"], self.maker, promise_of(found))
+            _save(made, out / names["report"])
             return names
         names["mask"] = f"{self.number:04d}_segmentation.dcm"
         labels = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.labels))
@@ -59,13 +61,24 @@ class DicomSeries:
             labels = labels[np.argsort([header.frame for header in scan.source.slices])]
         made = segmentation(sources, labels, self.codes, self.maker)
         _save(made, out / names["mask"])
+        promised = None
         if prediction.marked is not None:
             names["promised_mask"] = f"{self.number:04d}_promised.dcm"
             marked = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.marked))
-            _save(segmentation(sources, marked, self.codes, self.maker), out / names["promised_mask"])
+            says = promise_of(prediction.found)
+            held = segmentation(sources, marked, self.codes, self.maker, says)
+            _save(held, out / names["promised_mask"])
+            promised = (held, prediction.found[f"promised_{VOLUME}{next(iter(self.codes))}"], says)
         volumes = {name: prediction.found[f"{VOLUME}{name}"] for name in self.codes}
-        _save(report(sources, made, self.codes, volumes, self.maker), out / names["report"])
+        _save(report(sources, made, self.codes, volumes, self.maker, promised), out / names["report"])
         return names
+
+
+def promise_of(found: Mapping[str, Any]) -> str:
+    """Return what layers promised of an image, for a report; nothing where none does."""
+    if not isinstance(level := found.get("promised"), float):
+        return str(level or "")
+    return ": ".join([f"level {level:g}", *(str(found[name]) for name in PROMISED if name in found)])
 
 
 def _save(elements: Any, path: Path) -> None:

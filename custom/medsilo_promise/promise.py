@@ -5,18 +5,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Layer, Measures, Plan, Refused, write_json
+from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, write_json
 from medsilo_promise.panel import panel_of
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
-from medsilo_promise.told import RULES, Kept, Told, ToldCurve, ToldOfOthers, ToldTest
+from medsilo_promise.told import RULES, Kept, KeptCuts, Told, ToldCurve, ToldOfOthers, ToldTest
 
 FILE, CURVES = (
     "promise.json",
@@ -25,6 +25,7 @@ FILE, CURVES = (
 BROAD = 8  # cuts from one that is told of patients to the next
 EVERYONE = "all"
 MOST_GROUPS = 8
+MOST_BYTES = 1 << 20  # of a file
 
 
 class PromiseLayer(Layer):
@@ -45,7 +46,7 @@ class PromiseLayer(Layer):
         None, description="`finding`: sensitivity for the second of two labels; `null`: the task's own kind"
     )
     rule: Literal["shrunk", "pooled", "local"] = Field(
-        "shrunk", description="whose cases choose the cut that predictions use: all are told"
+        "shrunk", description="whose cases choose the cut that predictions use; with `local` no risk curve leaves"
     )
     group: str | None = Field(
         None, description="column of a table with levels: each level has a promise of its own, for example `sex`"
@@ -55,6 +56,8 @@ class PromiseLayer(Layer):
     def risk(self) -> float:
         """Return what may be lost."""
         return round(1 - self.level, 6)
+
+    kept: ClassVar[tuple[str, ...]] = (FILE,)
 
     # ------------------------------------------------------------------ plan and leak report
     def conflicts(self, plan: Plan, networks: Any) -> Iterable[str]:
@@ -79,23 +82,31 @@ class PromiseLayer(Layer):
 
     def leaves(self, plan: Plan) -> Iterable[str]:
         asked = self.asks(plan)
-        yield (
-            f"Before the test: for the promise, the mean risk of validation cases at {CUTS} cuts of the answer (of "
-            f"patients at {CUTS // BROAD} of them, in steps as scores are, rounded up) and the number of patients"
-            + (", and one of 13 temperatures" if self._calibrates(plan) else "")
-            + (f", for each level of {self.group}" if self.group else "")
-            + f"; {asked['validation']} answers over validation cases, whatever level is promised."
-        )
+        if not self.shares and self._calibrates(plan):
+            yield "Before the test: for the promise, one of 13 temperatures: one answer over validation cases."
+        if self.shares:
+            yield (
+                f"Before the test: for the promise, the mean risk of validation cases at {CUTS} cuts of the answer (of "
+                f"patients at {CUTS // BROAD} of them, in steps as scores are, rounded up) and the number of patients"
+                + (", and one of 13 temperatures" if self._calibrates(plan) else "")
+                + (f", for each level of {self.group}" if self.group else "")
+                + f"; {asked['validation']} answers over validation cases, whatever level is promised."
+            )
         yield (
             f"With the test: what test cases lose at the cuts of three rules, and how large answers are: "
             f"{asked['test']} answers over test cases. The hospital's own cut stays."
         )
-        if plan.transport.sealed:
-            yield "Risk curves are not sealed: like other counts of cases they leave in clear, in steps."
+        if self.shares and plan.transport.sealed:
+            yield "Risk curves are not sealed: they leave in clear, in steps; with rule: local none leaves."
 
     def asks(self, plan: Plan) -> Mapping[str, int]:
         groups, calibrates = len(self.groups(plan)), self._calibrates(plan)
-        return {"validation": groups + calibrates, "test": len(RULES) * groups + 2 * calibrates}
+        return {"validation": groups * self.shares + calibrates, "test": len(RULES) * groups + 2 * calibrates}
+
+    @property
+    def shares(self) -> bool:
+        """Return whether risk curves leave: for a cut of its own a hospital needs nobody's."""
+        return self.rule != "local"
 
     def _calibrates(self, plan: Plan) -> bool:
         return bool(plan.task.goal.classifies)
@@ -169,8 +180,7 @@ class PromiseLayer(Layer):
             for name, told in (chosen or {}).items()
         }
         patients = {name: int(own.get("groups", {}).get(name, {}).get("numbers", 0)) for name in cuts}
-        kept = {"promise": self.model_dump(mode="json"), "patients": patients, "cuts": cuts}
-        write_json(finished.folder / FILE, kept)
+        write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         rules = {
             name: {rule: None if cut is None else (n, float(lost[cut]), float(size[cut])) for rule, cut in each.items()}
             for name, each in cuts.items()
@@ -203,7 +213,8 @@ class PromiseLayer(Layer):
             name: replace(resolution, weight=1.0 if found["whole"] else 1 / own[0]) for name, own in tables.items()
         }
         if part == "validation":
-            curves = {name: _coarse(n, lost, finest[name]) for name, (n, lost, _) in tables.items()}
+            shared = tables if self.shares else {}
+            curves = {name: _coarse(n, lost, finest[name]) for name, (n, lost, _) in shared.items()}
             return Told(curves=curves, temperature=found["temperature"]).model_dump(mode="json")
         tests = {
             name: ToldTest(
@@ -223,6 +234,8 @@ class PromiseLayer(Layer):
         wrong = (read.tests or read.errors) if part == "validation" else (read.curves or read.temperature)
         if wrong or not {*read.curves, *read.tests} <= {*groups}:
             raise Refused("promise: it tells of groups or parts that nobody asked for")
+        if read.curves and not self.shares:
+            raise Refused("promise: it tells a risk curve, for which nobody asked")
         told_of: list[ToldCurve | ToldTest] = [*read.curves.values(), *read.tests.values()]
         for one in told_of:
             if one.patients > cases:
@@ -255,8 +268,8 @@ class PromiseLayer(Layer):
     def concluded(self, plan: Plan, folder: Path, told: Mapping[Any, Mapping[str, Told]]) -> Any:
         everyone = self.choose(plan, told["validation"], [])[EVERYONE]
         cuts = {group: self._cuts(None, ToldOfOthers.read(own)) for group, own in everyone.items()}
-        kept = {"promise": self.model_dump(mode="json"), "patients": dict.fromkeys(cuts, 0), "cuts": cuts}
-        write_json(folder / FILE, kept)  # for a hospital that is new
+        # For a hospital that is new:
+        write_json(folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         risk = risk_of(plan.task.goal, self.of)
         assert risk
         return {
@@ -290,9 +303,7 @@ class PromiseLayer(Layer):
         cuts = [kept.get(names[group]) if group >= 0 else None for group in groups]
         assert risk
         rows = risk.columns(output, [CUTS - 1 if cut is None else cut for cut in cuts])
-        none = {
-            "promised": f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
-        }
+        none = {"promised": self._none}
         return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
 
     def marks(self, plan: Plan, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
@@ -302,10 +313,28 @@ class PromiseLayer(Layer):
     def _kept_in(self, folders: Sequence[Path]) -> dict[str, int | None]:
         """Return the cut of every group: the hospital's own, or else that for a new one."""
         for folder in folders:
-            kept = _read(folder / FILE)
-            if kept.get("promise") == self.model_dump(mode="json"):
-                return {group: rules[self.rule] for group, rules in kept["cuts"].items()}
+            if found := _read(folder / FILE):
+                kept = KeptCuts.read(found)
+                if kept.promise == self.model_dump(mode="json"):
+                    return {group: rules.get(self.rule) for group, rules in kept.cuts.items()}
         return {}
+
+    @property
+    def _none(self) -> str:
+        return f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
+
+    def card(self, plan: Plan, folders: Sequence[Path]) -> Sequence[str]:
+        risk, cuts = risk_of(plan.task.goal, self.of), self._kept_in(folders)
+        assert risk
+        sure = f"with confidence {self.confidence:g}" if self.confidence else "on average over calibrations"
+        told = [
+            f"At level {self.level:g}, {sure}: {risk.says}.",
+            "It is for patients like those who were calibrated on.",
+        ]
+        for group, cut in cuts.items():
+            whose = "" if group == EVERYONE else f"{self.group} {group}: "
+            told.append(f"{whose}{self._none if cut is None else risk.at(cut)}.")
+        return told
 
 
 def _measured(risk: Risk, output: Tensor, target: Tensor) -> Measures:
@@ -340,7 +369,7 @@ def _error(measures: Measures, place: int) -> float:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_bounded(path, MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

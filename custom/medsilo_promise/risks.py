@@ -36,6 +36,10 @@ class Risk(ABC):
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         """Return lost and size, [cases, cuts], and of, [cases]."""
 
+    @abstractmethod
+    def at(self, cut: int) -> str:
+        """Return how an answer at a cut follows from the model's output, for people."""
+
     def columns(self, output: Tensor, cuts: Sequence[int]) -> list[dict[str, Any]]:
         """Return what each case's answer is at its cut."""
         return [{} for _ in output]
@@ -55,6 +59,9 @@ class Label(Risk):
         shares = self.goal.scores(output.double()).softmax(1)
         first = torch.nn.functional.one_hot(shares.argmax(1), shares.shape[1]).bool()
         return first[..., None] | (shares[..., None] >= SHARES.to(shares.device))
+
+    def at(self, cut: int) -> str:
+        return f"a label is in the set where its probability is at least {SHARES[cut]:.4g}, and the likeliest always is"
 
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         sets = self._sets(output)
@@ -76,6 +83,10 @@ class Sensitivity(Risk):
         shares = self.goal.scores(output.double()).softmax(1)[:, 1, None]
         return shares >= SHARES.clamp(max=0.5).to(shares.device)
 
+    def at(self, cut: int) -> str:
+        least = min(float(SHARES[cut]), 0.5)
+        return f"a case counts as found where the second label's probability is at least {least:.4g}"
+
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         found, having = self._found(output), (target == 1)
         return {LOST: ~found & having[:, None], OF: having, SIZE: found}
@@ -92,6 +103,9 @@ class Structure(Risk):
     def __init__(self, goal: Segmentation) -> None:
         super().__init__(goal)
         self.labels = list(next(iter(goal.structures.values())))
+
+    def at(self, cut: int) -> str:
+        return f"a place is in the mask where the structure is likeliest, or its probability at least {SHARES[cut]:.4g}"
 
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         share = output.softmax(1)[:, self.labels].sum(1).flatten(1)
@@ -124,6 +138,9 @@ class Interval(Risk):
 
     says, sized = "the interval holds the true number", "width of the interval, as a share of the whole range"
 
+    def at(self, cut: int) -> str:
+        return f"the number found, and {WIDTHS[cut]:.4g} of the whole range to both sides"
+
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         apart = (output[:, 0].double().clamp(0, 1) - self.goal.shares_of(target.double())).abs()
         widths = WIDTHS.to(apart.device)
@@ -146,6 +163,9 @@ class Time(Risk):
     """
 
     says, sized = "the case is without the event until the time given", "the time given, against the time seen"
+
+    def at(self, cut: int) -> str:
+        return f"the time exp({TIMES[cut]:.4g} - the logarithm of the relative risk)"
 
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         given = (TIMES.to(output.device) - output[:, :1].double()).exp()

@@ -1,6 +1,6 @@
 """The messages of hospitals and server about a promise, typed and bounded, and a summary's part about it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,13 @@ class ToldOfOthers(Message):
     strength: Annotated[float, Field(ge=0, le=MOST_STRENGTH)]
     means: Curve
     pooled: Place
+
+
+class KeptCuts(Message):
+    """promise.json, which goes with a model: the promise, and by group the cut of each rule."""
+
+    promise: dict[str, Any]
+    cuts: dict[Annotated[str, Field(max_length=200)], dict[Literal["shrunk", "pooled", "local"], Place]]
 
 
 class Kept(Message):

@@ -140,9 +140,8 @@ def _processing(case: Case) -> Iterator[RecordEntry]:
 
 def _assessment(case: Case) -> Iterator[RecordEntry]:
     plan, settings = case.plan, case.settings
-    yield RecordEntry(
-        "description", "Systematic description", tuple(f"{name}: {words}." for name, words in plan_in_words(plan))
-    )
+    words = tuple(f"{name}: {what.rstrip('.')}." for name, what in plan_in_words(plan))
+    yield RecordEntry("description", "Systematic description", words)
     least = (
         f"{size_text(sum(leak.bytes * leak.rounds for leak in leaks(plan)))} of tensors leave in {plan.rounds} rounds."
     )
@@ -245,7 +244,7 @@ def _measures(case: Case) -> Iterator[str]:
     for promise in promises():
         if promise.when not in case.lacks:
             against = f" (against: {promise.against})" if promise.against else ""
-            yield f"{plain_words(promise.says)}{against}. Shown by {', '.join(promise.tests)}."
+            yield f"{sentence(promise.says)}{against}. Shown by {', '.join(promise.tests)}."
 
 
 def _bounds(case: Case) -> Iterator[str]:
@@ -282,10 +281,12 @@ def _approval(case: Case) -> Iterator[str]:
 
 def _limits(case: Case) -> Iterator[str]:
     for table in limit_tables(case.plan, case.settings, case.book, Survey({})):
-        for row in table.rows:
-            yield f"{row[0]}: " + ", ".join(
-                f"{name}: {cell}" for name, cell in zip(table.columns[1:], row[1:], strict=True)
-            )
+        for key, asked, most, unit in table.rows if table.columns[-1] == "of what" else ():
+            few = "less than 0.01" if "e-" in str(asked) else asked
+            yield f"{sentence(str(unit))} ({key}): asked {few}, allowed {most}."
+        for row in table.rows if table.columns[-1] != "of what" else ():
+            cells = zip(table.columns[1:], row[1:], strict=True)
+            yield f"{row[0]}: {', '.join(f'{name} {cell}' for name, cell in cells)}."
 
 
 def _report(case: Case) -> list[str]:
@@ -306,10 +307,16 @@ def _risks(case: Case) -> Iterator[str]:
         yield "The method pools all data."
     for promise in promises():
         if promise.when not in case.lacks and promise.not_covered:
-            yield f'Not covered by "{plain_words(promise.says)}": {plain_words(promise.not_covered)}.'
+            yield f"{sentence(promise.says)}. Left open: {plain_words(promise.not_covered)}."
     yield from (f"A job may reach files of this hospital: {why}." for why in case.around)
     yield "NVFlare, PyTorch and all packages of model.cdx.json are trusted."
     yield "Whoever administers a machine reads all that lies on it."
+
+
+def sentence(text: str) -> str:
+    """Return plain words that begin with a capital letter."""
+    words = plain_words(text)
+    return words[:1].upper() + words[1:]
 
 
 def plain_words(text: str) -> str:

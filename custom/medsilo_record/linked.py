@@ -15,6 +15,8 @@ Node = dict[str, Any]
 EU = "http://publications.europa.eu/resource/authority/"
 LAW = "http://data.europa.eu/eli/reg/"
 PREFIXES = {
+    "csvw": "http://www.w3.org/ns/csvw#",
+    "cv": "http://data.europa.eu/m8g/",
     "dpv": "https://w3id.org/dpv#",
     "pd": "https://w3id.org/dpv/pd#",
     "odrl": "http://www.w3.org/ns/odrl/2/",
@@ -24,10 +26,14 @@ PREFIXES = {
     "foaf": "http://xmlns.com/foaf/0.1/",
     "healthdcatap": "http://healthdataportal.eu/ns/health#",
     "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
+    "skos": "http://www.w3.org/2004/02/skos/core#",
     "vcard": "http://www.w3.org/2006/vcard/ns#",
     "xsd": "http://www.w3.org/2001/XMLSchema#",
 }
-BLANK = "BLANK: "
+BLANK, NOWHERE = "BLANK: ", "urn:medsilo:blank:"
+CATEGORIES = "https://hdeu-dcat.data.health.europa.eu/resource/authority/healthcategories"  # of Article 51
+NAMED = ("csvw:name", "csvw:title", "csvw:titles")  # of releases 8 and 5
+KINDS = f"{EU}dataset-type"  # which has no personal data
 # Where an entry stands in the vocabulary: property and class.
 PLACES = {
     "controller": ("dpv:hasDataController", "dpv:DataController"),
@@ -142,9 +148,12 @@ def as_turtle(case: Case, parts: Sequence[Part]) -> str:
 
 def _dataset(case: Case, parts: Sequence[Part]) -> Iterator[Node]:
     said = {entry.key: entry for part in parts for entry in part.entries}
-    contact, publisher, body, source, form = (
-        name_of(case, what) for what in ("contact", "publisher", "hdab", "provenance", "distribution")
+    contact, point, publisher, body, source, form, variables = (
+        name_of(case, what)
+        for what in ("contact", "point", "publisher", "hdab", "provenance", "distribution", "variables")
     )
+    category, kind = (f"{NOWHERE}{what}" for what in ("health-category", "type"))
+    columns = list(getattr(case.plan.task, "input_names", ()))
     law = [ref(f"{LAW}2025/327/oj"), ref(f"{LAW}2016/679/oj")]  # European Health Data Space; GDPR
     counts = {"numberOfRecords": case.counted("cases"), "numberOfUniqueIndividuals": case.counted("patients")}
     yield {
@@ -154,7 +163,7 @@ def _dataset(case: Case, parts: Sequence[Part]) -> Iterator[Node]:
         "dct:description": [*said["subjects"].says, *said["data"].says],
         "dct:identifier": name_of(case, "dataset"),
         "dct:accessRights": ref(f"{EU}access-right/NON_PUBLIC"),
-        "dct:type": ref(f"{EU}dataset-type/{'SYNTHETIC_DATA' if case.synthetic else 'PERSONAL_DATA'}"),
+        "dct:type": ref(f"{KINDS}/SYNTHETIC_DATA" if case.synthetic else kind),
         "dcatap:applicableLegislation": law,
         "dcat:theme": ref(f"{EU}data-theme/HEAL"),
         "dcat:keyword": [case.plan.task.name, case.plan.task.goal.metric],
@@ -163,24 +172,42 @@ def _dataset(case: Case, parts: Sequence[Part]) -> Iterator[Node]:
         "dct:publisher": ref(publisher),
         "dct:provenance": ref(source),
         "healthdcatap:hdab": ref(body),
-        "healthdcatap:healthCategory": ref(f"{LAW}2025/327/art_51/oj"),
+        "healthdcatap:healthCategory": ref(category),
+        "healthdcatap:hasStructuredData": bool(columns),
+        **({"healthdcatap:hasVariables": ref(variables)} if columns else {}),
         "dpv:hasPurpose": ref(name_of(case, "purpose")),
-        "rdfs:comment": f"{BLANK}which categories of Article 51 these data are; legal basis; population; retention",
+        "rdfs:comment": f"{BLANK}legal basis; population; retention",
         **{
             f"healthdcatap:{what}": {"@value": str(count), "@type": "xsd:nonNegativeInteger"}
             for what, count in counts.items()
             if count is not None
         },
     }
-    blank = {"vcard:hasEmail": ref("urn:medsilo:blank:email"), "rdfs:comment": f"{BLANK}name and address"}
-    yield {"@id": contact, "@type": "vcard:Kind", **blank}
+    if columns:
+        yield from _variables(variables, columns)
+    for concept, scheme in ((category, CATEGORIES), *(() if case.synthetic else ((kind, KINDS),))):
+        yield {"@id": concept, "@type": "skos:Concept", "skos:note": f"{BLANK}one of {scheme}"}
+    blank = {"rdfs:comment": f"{BLANK}name and address"}
+    yield {"@id": contact, "@type": "vcard:Kind", "vcard:hasEmail": ref(f"{NOWHERE}email"), **blank}
+    yield {"@id": point, "@type": "cv:ContactPoint", "cv:contactPage": ref(f"{NOWHERE}page"), **blank}
+    reached = {"cv:contactPoint": ref(point), "dcat:contactPoint": ref(contact)}  # of releases 8 and 5
     for agent, who in ((publisher, case.site or f"{BLANK}the hospital"), (body, f"{BLANK}health data access body")):
-        yield {"@id": agent, "@type": "foaf:Agent", "foaf:name": who, "dcat:contactPoint": ref(contact)}
+        yield {"@id": agent, "@type": "foaf:Agent", "foaf:name": who, **reached}
     whence = f"{BLANK}systems that the data come from"
     yield {"@id": source, "@type": "dct:ProvenanceStatement", "rdfs:label": whence}
-    url = {"dcat:accessURL": ref("urn:medsilo:blank:access"), "dct:description": "The data do not leave the hospital."}
+    url = {"dcat:accessURL": ref(f"{NOWHERE}access"), "dct:description": "The data do not leave the hospital."}
     yield {"@id": form, "@type": "dcat:Distribution", "dcatap:applicableLegislation": law, **url}
     yield {"@id": name_of(case, "purpose"), "@type": "dpv:ResearchAndDevelopment"}
+
+
+def _variables(name: str, columns: Sequence[str]) -> Iterator[Node]:
+    """Yield the numbers that a network reads of a case, as the columns of a table."""
+    table = f"{name}:table"
+    told = {"csvw:datatype": "number", "dct:description": "A number that a network reads of each case."}
+    own = [{"@id": f"{table}:{place}", **dict.fromkeys(NAMED, one)} for place, one in enumerate(columns)]
+    yield {"@id": name, "@type": "csvw:TableGroup", "dct:title": "Variables", "csvw:table": ref(table)}
+    yield {"@id": table, "@type": "csvw:Table", "dct:title": "Cases", "csvw:column": [ref(one["@id"]) for one in own]}
+    yield from ({**one, "@type": "csvw:Column", **told} for one in own)
 
 
 def _written(nodes: Iterable[Node]) -> str:

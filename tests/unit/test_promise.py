@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from benchmarks.promise import outcomes
 from medsilo.cli import main
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError, Refused
+from medsilo.deploy.source import copy_model, open_source
 from medsilo.federation import inprocess
 from medsilo.federation.protection import planned_answers
 from medsilo.plan import parse_plan
@@ -224,7 +226,7 @@ def test_a_study_promises_and_predictions_hold_to_it(tmp_path: Path) -> None:
         groups = told["sites"][site]
         assert groups.keys() == {"f", "m"} and sum(one["patients"] for one in groups.values()) == 17
         own = json.loads((tmp_path / "runs/one/sites" / site / "promise.json").read_text())
-        assert own["cuts"].keys() == {"f", "m"} and own["patients"]["f"] > 9
+        assert own["cuts"].keys() == {"f", "m"}
     assert told["sites"]["a"]["f"]["rules"]["shrunk"]["promised"]
     # A new hospital's predictions have the cut that all hospitals' patients give one without patients of its own.
     common = json.loads((tmp_path / "runs/one/promise.json").read_text())["cuts"]["f"]
@@ -232,17 +234,88 @@ def test_a_study_promises_and_predictions_hold_to_it(tmp_path: Path) -> None:
     assert predicted(tmp_path, []).keys() == {"promised_set", "promised"}
     found = predicted(tmp_path, ["--site", "a"])["promised_set"]
     assert {*found} <= {"n", "y", "n|y"} and len({*found}) > 1
+    decision_curves_are_by_hand(tmp_path)
     # Models that answer together have another risk: nothing is promised.
     assert not predicted(tmp_path, ["--with", str(tmp_path / "runs/one")])
 
 
-def predicted(tmp_path: Path, more: list[str]) -> dict[str, list[str]]:
+def decision_curves_are_by_hand(tmp_path: Path) -> None:
+    """Net benefit on the page is that of the predicted test cases (Vickers and Elkin 2006)."""
+    assert main(["report", str(tmp_path / "runs/one")]) == 0
+    page = (tmp_path / "runs/one/report.html").read_text("utf-8")
+    curves = page[page.index("Net benefit at threshold") :]
+    predicted(tmp_path, ["--site", "a"])
+    table = max(tmp_path.glob("out*/predictions.csv"), key=lambda path: path.stat().st_mtime_ns)
+    with table.open() as told, (tmp_path / "a/patients.csv").open() as known:
+        both = zip(csv.DictReader(told), csv.DictReader(known), strict=True)
+        tested = [(float(one["probability_y"]), own["ill"] == "y") for one, own in both if own["part"] == "test"]
+    row = re.search(r'<th scope="row">a</th>(.*?)</tr>', curves, re.DOTALL)
+    assert row and len(tested) == 17
+    cells = re.findall(r"(-?[\d.]+) \((-?[\d.]+)\)", row[1].replace("−", "-"))
+    assert len(cells) == 9
+    for tenth, cell in enumerate(cells, 1):
+        odds = tenth / (10 - tenth)
+        model = sum((ill or -odds) for chance, ill in tested if chance >= tenth / 10) / 17
+        everybody = sum((ill or -odds) for _, ill in tested) / 17
+        assert [float(number) for number in cell] == pytest.approx([model, everybody], abs=6e-4), tenth
+
+
+@pytest.mark.slow
+def test_exports_hold_to_it(tmp_path: Path) -> None:
+    """An exported model promises the same without its run, and its card says how; a false file is refused."""
+    plan, settings = plan_of(tmp_path, confidence=None, group="sex")
+    inprocess.run(plan, folder=tmp_path / "runs/one", settings=settings)
+    run, out = tmp_path / "runs/one", tmp_path / "exported"
+    assert main(["export", str(run), "-o", str(out)]) == 0
+    assert predicted(tmp_path, [], out / "models") == predicted(tmp_path, [])
+    copy_model(run, open_source(run), tmp_path / "copied")  # as a release does
+    assert predicted(tmp_path, [], tmp_path / "copied") == predicted(tmp_path, [])
+    card, cuts = (out / "MODEL_CARD.md").read_text(), json.loads((run / "promise.json").read_text())["cuts"]
+    assert "At level 0.9, on average over calibrations: the set of labels holds the true one." in card
+    assert f"sex f: a label is in the set where its probability is at least {SHARES[cuts['f']['shrunk']]:.4g}" in card
+    kept = out / "models/promise.json"
+    for false in ({"f": {"shrunk": 96}}, {"f": {"shrunk": "0"}}, {"f": {"other": 1}}, {"f": 3}):
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "cuts": false}))
+        assert main(["predict", str(out / "models"), str(tmp_path / "a/patients.csv"), "-o", str(tmp_path / "no")]) == 1
+
+
+def predicted(tmp_path: Path, more: list[str], model: Path | None = None) -> dict[str, list[str]]:
     """Predict the table and return the columns that promise something."""
-    folder, out = tmp_path / "settings/a", tmp_path / f"out{len(more)}{len(''.join(more))}"
-    given = [str(tmp_path / "runs/one"), str(tmp_path / "a/patients.csv")]
+    folder, out = tmp_path / "settings/a", tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+    given = [str(model or tmp_path / "runs/one"), str(tmp_path / "a/patients.csv")]
     assert main(["predict", *given, "-o", str(out), "--settings", str(folder), *more]) == 0
     rows = list(csv.DictReader((out / "predictions.csv").open()))
     return {name: [row[name] for row in rows] for name in rows[0] if name.startswith("promised")}
+
+
+@pytest.mark.slow
+def test_own_models_and_super_models_have_promises_of_their_own(tmp_path: Path) -> None:
+    """Each hospital's own model is calibrated with its own cases; a super model as it answers."""
+    for number, (method, has_own) in enumerate((("local", True), ("ditto", True), ("fedsm", False))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        plan, settings = plan_of(folder, f"algorithm={{name: {method}}}", confidence=None)
+        run = inprocess.run(plan, folder=folder / "runs/one", settings=settings)
+        kept = run.summary.details.model_extra["promise"]["sites"]
+        lost = [own["all"]["rules"]["shrunk"]["lost"] for own in kept.values()]
+        assert len(kept) == 4 and np.mean(lost) <= 0.2, (method, lost)
+        cuts = {site: (folder / "runs/one/sites" / site / "promise.json").read_text() for site in SITES}
+        assert len({*cuts.values()}) > 1, method
+        said = predicted(folder, ["--site", "a"] if has_own else [])
+        assert {*said["promised"]} == {"0.9"} and {*said["promised_set"]} <= {"n", "y", "n|y"}
+        out = folder / "exported"
+        assert main(["export", str(folder / "runs/one"), "-o", str(out), *(["--site", "a"] if has_own else [])]) == 0
+        whose = cuts["a"] if has_own else (folder / "runs/one/promise.json").read_text()
+        assert (out / "models/promise.json").read_text() == whose, method
+        least = float(SHARES[json.loads(whose)["cuts"]["all"]["shrunk"]])
+        predicted(folder, [], out / "models")
+        rows = list(
+            csv.DictReader(max(folder.glob("out*/predictions.csv"), key=lambda path: path.stat().st_mtime_ns).open())
+        )
+        for row in rows:
+            shares = {name: float(row[f"probability_{name}"]) for name in "ny"}
+            inside = [name for name in "ny" if shares[name] >= min(least, max(shares.values()))]
+            assert row["promised_set"] == "|".join(inside), (method, row)
 
 
 def test_too_few_cases_make_no_promise_and_say_how_many_are_needed(tmp_path: Path) -> None:
@@ -250,6 +323,16 @@ def test_too_few_cases_make_no_promise_and_say_how_many_are_needed(tmp_path: Pat
     run = inprocess.run(plan, folder=tmp_path / "runs/one", settings=settings)
     told = run.summary.details.model_extra["promise"]
     assert told["needed"] == 45 and not told["sites"]["a"]["all"]["rules"]["local"]["promised"]
+    # With this rule a hospital keeps its curve to itself, and is refused where it tells one.
+    assert (
+        planned_answers(plan)["validation"] == planned_answers(plan.model_copy(update={"layers": ()}))["validation"] + 1
+    )
+    leaves = " ".join(plan.layers[0].leaves(plan))
+    assert "mean risk" not in leaves and "one of 13 temperatures: one answer" in leaves
+    own = json.loads((tmp_path / "runs/one/sites/a/promise-curves.json").read_text())
+    assert own["groups"]["all"]["numbers"] == 12 and told["strength"] == {"all": 0.0}
+    with pytest.raises(Refused, match="nobody asked"):
+        plan.layers[0].read("validation", {"curves": {"all": {"patients": 12, "risks": CURVE}}}, plan, 12)
     said = predicted(tmp_path, [])
     assert {*said["promised"]} == {"no promise can be made: 45 validation patients are needed"}
 

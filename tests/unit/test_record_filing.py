@@ -51,7 +51,14 @@ PRIVATE = {
 SEALED = {"transport": {"sealing": "pairwise"}}
 DEMANDS = {"epsilon": 4.0, "delta": 1e-3, "unit": "record", "public": {"counts": "in our annual report"}}
 PATIENTS = [f"pat-{number:03d}-secret" for number in range(63)]
-NEEDED = ("dpv#hasLegalBasis", "dpv#hasRisk", "odrl/2/prohibition", "health#hdab", "terms/provenance", "dcat#theme")
+NEEDED = (
+    "dpv#hasLegalBasis",
+    "dpv#hasRisk",
+    "odrl/2/prohibition",
+    "health#hdab",
+    "terms/provenance",
+    "health#hasVariables",
+)
 HTML = re.compile(r'<tr id="([\w-]+)">(.*?)</tr>', re.DOTALL)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -46,6 +46,7 @@ class Layer(Feature):
     """
 
     name: str
+    kept: ClassVar[tuple[str, ...]] = ()  # files of a site's part of a run, or of the run, that go with its model
 
     def charges(self, task: str, number: int) -> Sequence[Charge]:
         """Return what this layer makes an answer to a task, in a round, cost on a hospital's ledger."""
@@ -79,6 +80,10 @@ class Layer(Feature):
     def marks(self, plan: Any, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
         """Return the outputs of a second mask, [cases, labels, *grid]."""
         return None
+
+    def card(self, plan: Any, folders: Sequence[Path]) -> Sequence[str]:
+        """Return sentences for the card of an exported model."""
+        return ()
 
     @classmethod
     def panel(cls, runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:

@@ -32,5 +32,7 @@ def export(source: Source, out: Path, form: str = "monai") -> tuple[str, str | N
     own = f"{form}.{source.plan.task.name}"
     exporter: Exporter = EXPORTERS[own if own in EXPORTERS else form]
     without = exporter.write(source, out)
+    if (out / "models").is_dir():
+        source.carry(out / "models")
     write_card(source, out)
     return exporter.what, without

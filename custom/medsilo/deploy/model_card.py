@@ -64,6 +64,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "unseen": sorted(summary.unseen) if summary else [],
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
         "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
+        "promised": source.card(),
         "intended_use": INTENDED_USE,
         "limits": list(LIMITS),
     }
@@ -105,6 +106,7 @@ def interval_of(metric: str, score: float, cases: int) -> Interval | None:
 def _page(facts: dict[str, Any]) -> str:
     synthetic = "\n**Trained on SYNTHETIC data: for trying out the software only.**\n" if facts["synthetic"] else ""
     limits = "\n".join(f"- {limit}" for limit in facts["limits"])
+    promised = "\n".join(["\n## What is promised", *facts["promised"], ""]) if facts["promised"] else ""
     trained = facts["trained_with"] or {}
     about = [
         ("what it is", facts["model"]["kind"]),
@@ -130,7 +132,7 @@ def _page(facts: dict[str, Any]) -> str:
 
 ## Data and scores
 {_hospitals(facts)}
-
+{promised}
 ## Privacy
 {_privacy(facts)}
 

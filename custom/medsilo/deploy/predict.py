@@ -86,6 +86,7 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
         found |= _sizes(labels, scan.spacing, called) | source.said(output[:1], parts[0][:1])[0]
         if (marked := source.marked(output)) is not None:
             marks = use.labels_on(scan, marked).numpy().astype(np.uint8)
+            found |= {f"promised_{name}": size for name, size in _sizes(marks, scan.spacing, called).items()}
     return Prediction(labels, found, _far(source, scan), marks)
 
 

@@ -36,7 +36,7 @@ class Source:
     spacing: Spacing | None
     facts: dict[str, Any]  # for predictions.json: which model this is
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
-    own: Path | None = None  # the hospital's part of that run, where it is on this machine
+    own: Path | None = None  # the hospital's part of that run, where it is on this machine; else the model's folder
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
         """Output, the expert of each case, and the selector's confidence where there is one."""
@@ -51,6 +51,16 @@ class Source:
             for row, own in zip(rows, layer.says(self.plan, output, inputs, self._folders), strict=True):
                 row |= own
         return rows
+
+    def card(self) -> list[str]:
+        """Return what layers of the plan say on the model's card."""
+        return [line for layer in self.plan.asking.values() for line in layer.card(self.plan, self._folders)]
+
+    def carry(self, folder: Path) -> None:
+        """Copy what layers of the plan keep with the model into its folder elsewhere."""
+        for name in (name for layer in self.plan.asking.values() for name in layer.kept):
+            if found := next((place / name for place in self._folders if (place / name).is_file()), None):
+                shutil.copyfile(found, folder / name)
 
     def marked(self, output: Tensor) -> Tensor | None:
         """Return outputs of a segmentation with what layers of the plan mark beside; None where none does."""
@@ -67,7 +77,7 @@ def open_source(folder: Path, site: str = "") -> Source:
     if not site:
         for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
             if (place / MANIFEST).is_file():
-                return _super(SuperModel.load(place), run)
+                return _super(SuperModel.load(place), run, place)
     if not folder.is_dir():
         raise MedsiloError("there is no such folder; give a run's or a super model's", str(folder))
     if runs := sorted(path.parent.name for path in folder.glob(f"*/{paths.PLAN}") if (folder / paths.VERDICT).exists()):
@@ -89,7 +99,7 @@ def open_source(folder: Path, site: str = "") -> Source:
     if choice := facts.get("postprocessing"):
         plan = plan.model_copy(update={"task": plan.task.with_postprocessing(choice)})
         told["postprocessing"] = choice
-    return Source(network.eval(), plan, plan.task.spacing, told, folder)
+    return Source(network.eval(), plan, plan.task.spacing, told, folder, (folder / name).parent)
 
 
 def copy_model(folder: Path, source: Source, out: Path) -> None:
@@ -97,10 +107,11 @@ def copy_model(folder: Path, source: Source, out: Path) -> None:
     if isinstance(source.network, SuperModel):
         place = next(place for place in (folder, folder / paths.SUPER_MODEL) if (place / MANIFEST).is_file())
         shutil.copytree(place, out)
-        return
-    out.mkdir(parents=True)
-    shutil.copyfile(folder / paths.PLAN, out / paths.PLAN)
-    shutil.copyfile(folder / source.facts["file"], out / paths.BEST)
+    else:
+        out.mkdir(parents=True)
+        shutil.copyfile(folder / paths.PLAN, out / paths.PLAN)
+        shutil.copyfile(folder / source.facts["file"], out / paths.BEST)
+    source.carry(out)
 
 
 def ready_for(source: Source, data: DataSource | None, compute: Compute) -> Source:
@@ -117,11 +128,11 @@ def ready_for(source: Source, data: DataSource | None, compute: Compute) -> Sour
     return replace(source, plan=source.plan.model_copy(update={"task": task}))
 
 
-def _super(model: SuperModel, run: Path) -> Source:
+def _super(model: SuperModel, run: Path, place: Path) -> Source:
     assert model.origin is not None
     plan = model.origin.plan
     facts = {"kind": "super model", "rule": model.rule, "threshold": model.threshold, "plan_hash": plan.hash}
-    return Source(model, plan, model.origin.spacing or plan.task.spacing, facts, run)
+    return Source(model, plan, model.origin.spacing or plan.task.spacing, facts, run, place)
 
 
 def _single(folder: Path, site: str) -> str:

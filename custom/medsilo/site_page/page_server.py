@@ -13,7 +13,7 @@ from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from medsilo.core.errors import NotServed
 
@@ -56,10 +56,11 @@ class Query:
 class Reply:
     """An answer to a request."""
 
-    content: str | Iterable[str] = ""  # pieces of a stream come one after the other
+    content: str | bytes | Iterable[str] = ""  # pieces of a stream come one after the other
     status: HTTPStatus = HTTPStatus.OK
     kind: str = HTML
     goes_to: str = ""  # a path below the session's own, where a browser goes on
+    saved_as: str = ""  # the name of a file, which a browser keeps and does not show
 
 
 Site = Callable[[Query], Reply]
@@ -210,7 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
     _cookie = ""
 
     def _send(self, reply: Reply) -> None:
-        body = reply.content.encode() if isinstance(reply.content, str) else None
+        text = reply.content.encode() if isinstance(reply.content, str) else reply.content
+        body = text if isinstance(text, bytes) else None
         self.close_connection = True
         self.send_response(HTTPStatus.SEE_OTHER if reply.goes_to else reply.status)
         for name, value in HEADERS.items():
@@ -219,13 +221,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         if reply.goes_to:
             self.send_header("Location", f"{self.server.base}{reply.goes_to}")
+        if reply.saved_as:
+            self.send_header("Content-Disposition", f"attachment; filename*=UTF-8''{quote(reply.saved_as)}")
         if self._cookie:
             self.send_header("Set-Cookie", self._cookie)
         if body is not None:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         try:
-            for piece in [body] if body is not None else (one.encode() for one in reply.content):
+            for piece in [text] if isinstance(text, bytes) else (one.encode() for one in text):
                 self.wfile.write(piece)
                 self.wfile.flush()
         except (BrokenPipeError, ConnectionResetError, TimeoutError):

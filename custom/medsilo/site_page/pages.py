@@ -20,12 +20,12 @@ from medsilo.check.at_home import KitAtHome, files_of
 from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
 from medsilo.check.rehearsal import rehearse
-from medsilo.check.result import Report
 from medsilo.check.spending import spending_lines, spent
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import size_text
 from medsilo.plan import Plan
+from medsilo.registry import PAGE_ACTIONS
 from medsilo.report import template
 from medsilo.report.charts import Series, validation_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
@@ -43,15 +43,20 @@ SHOWN_ROWS, SHOWN_LINES = 200, 30  # of the table and of the diary: the last one
 ALIVE = 15.0  # seconds after which a stream says that it is there, so that one whose reader has gone ends
 HOUR = 3600
 COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # of the table
+CHECK = "check"
 VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
 
 
 @dataclass
-class _Checking:
-    """A check of this hospital for a plan."""
+class _Work:
+    """Work for a plan on a click: the check of this hospital, or a package's action."""
 
-    report: Report | None = None
+    done: Any = None
     failed: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        return self.done is None and not self.failed
 
 
 class SitePages:
@@ -60,8 +65,8 @@ class SitePages:
     def __init__(self, kit: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._kit, self._clock = kit, clock
         self._home()  # a kit that can't be read is said before anybody looks
-        self._checks: dict[str, _Checking] = {}
-        self._checking = threading.Lock()
+        self._works: dict[tuple[str, str], _Work] = {}  # by plan and name
+        self._working = threading.Lock()
         self._pages = Environment(
             loader=FileSystemLoader(HERE),
             autoescape=True,
@@ -83,6 +88,7 @@ class SitePages:
         answers: dict[tuple[bool, str, int], Callable[..., Reply]] = {
             (False, "", 0): self._overview,
             (False, "plan", 1): self._plan,
+            (False, "plan", 3): self._file,
             (False, "study", 1): self._study,
             (False, "study", 2): self._events,
             (False, "page.css", 0): self._style,
@@ -131,12 +137,21 @@ class SitePages:
             prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
             costs=list(privacy_findings(plan, home.settings, home.book, files_of(home.kit))),
             ledger=_ledger_lines(home),
-            check=self._checks.get(hash),
+            check=self._works.get((hash, CHECK)),
+            actions=[(name, PAGE_ACTIONS[name], self._works.get((hash, name))) for name in PAGE_ACTIONS],
+            goes_on=next((name for (of, name), work in self._works.items() if of == hash and work.goes_on), ""),
+            now=time.time_ns(),
             decisions=list(reversed(decisions)),
             standing=_standing(home, decisions[-1] if decisions else None, plan, asked),
             required=home.settings.approval == "required",
             by=getpass.getuser(),
         )
+
+    def _file(self, query: Query, hash: str, action: str, name: str) -> Reply:
+        work = self._works.get((hash, action))
+        if action not in PAGE_ACTIONS or work is None or name not in (work.done or {}):
+            return self._missing(query)
+        return Reply(work.done[name], kind="application/octet-stream", saved_as=name)
 
     def _study(self, query: Query, name: str) -> Reply:
         home = self._home()
@@ -179,9 +194,9 @@ class SitePages:
     def _decide(self, query: Query, hash: str, verb: str) -> Reply:
         home = self._home()
         asked = self._asked(home, hash)
-        if verb == "check" and asked:
-            self._begin_check(home, home.plan_of(asked))
-            return Reply(goes_to=f"/plan/{hash}#check")
+        if verb in (CHECK, *PAGE_ACTIONS) and asked:
+            self._begin(home, home.plan_of(asked), verb)
+            return Reply(goes_to=f"/plan/{hash}#{verb}")
         if verb not in VERBS or (asked is None and verb != "withdraw"):
             return self._missing(query)
         if asked and verb == "approve":
@@ -190,18 +205,23 @@ class SitePages:
         home.approvals.decide(hash, VERBS[verb], query.fields.get("by") or getpass.getuser(), limits)  # type: ignore[arg-type]
         return Reply(goes_to=f"/plan/{hash}" if asked else "/")
 
-    def _begin_check(self, home: KitAtHome, plan: Plan) -> None:
-        """Check this hospital for a plan, in a thread of its own; one check at a time."""
-        self._checks[plan.hash] = mine = _Checking()
+    def _begin(self, home: KitAtHome, plan: Plan, name: str) -> None:
+        """Check this hospital for a plan, or do what a package offers, in a thread of its own; one at a time."""
+        self._works[plan.hash, name] = mine = _Work()
 
-        def look() -> None:
-            with self._checking:
+        def work() -> None:
+            with self._working:
                 try:
-                    mine.report = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit), rehearse)
+                    if name == CHECK:
+                        mine.done = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit), rehearse)
+                    else:
+                        mine.done = PAGE_ACTIONS[name].files(self._kit, plan.hash)
+                except MedsiloError as error:
+                    mine.failed = f"{error} {error.private}".strip()
                 except Exception as error:  # shown to whoever asked, at the hospital itself
                     mine.failed = f"{type(error).__name__}: {error}"
 
-        threading.Thread(target=look, daemon=True).start()
+        threading.Thread(target=work, daemon=True).start()
 
     # ------------------------------------------------------------------ as it comes
     def _events(self, query: Query, name: str, what: str) -> Reply:
