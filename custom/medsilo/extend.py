@@ -105,7 +105,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs.reading import read_provenance
     from medsilo.runs.record import Record
     from medsilo.runs.schema import Summary
-    from medsilo.sealing import signing
+    from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Book, data_set
     from medsilo.site.policy import Policy, read_policy, ways_around

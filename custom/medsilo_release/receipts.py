@@ -1,18 +1,15 @@
 """Receipts: what a hospital says of a released model, in its own steps, signed with its own key."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field
 
-from medsilo.extend import Judged, MedsiloError, Section, package_facts
+from medsilo.extend import Judged, MedsiloError, Section, package_facts, signed, signing
 from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
-from medsilo_release.signed import canonical, fingerprint, read_signed, write_signed
 
 MOST_RECEIPTS = 4096
 Hospital = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -40,7 +37,7 @@ class Merged:
     refused: dict[str, str] = field(default_factory=dict)  # by the file's name
 
 
-def write_receipt(release: Release, found: Judged, hospital: str, folder: Path, key: Ed25519PrivateKey) -> Path:
+def write_receipt(release: Release, found: Judged, hospital: str, folder: Path, key: signing.PrivateKey) -> Path:
     """Write what a hospital tells of a release, and return where."""
     receipt = Receipt(
         release=release.hash,
@@ -52,7 +49,7 @@ def write_receipt(release: Release, found: Judged, hospital: str, folder: Path, 
         cases=found.told["test_cases"],
     )
     path = folder / f"{hospital}-{release.hash[:12]}.receipt"
-    write_signed(path, receipt, key)
+    signed.write_signed(path, receipt, key)
     return path
 
 
@@ -63,18 +60,20 @@ def merged(release: Release, files: Sequence[Path], known: Mapping[str, str] | N
     result, seen, by_hospital = Merged(), set[str](), dict[str, list[tuple[str, Receipt, str]]]()
     for path in sorted(files, key=lambda path: (path.name, path)):
         try:
-            receipt, key = read_signed(path, Receipt)
-            told = hashlib.sha256(canonical(receipt.model_dump(mode="json"))).hexdigest()
+            receipt, key = signed.read_signed(path, Receipt)
+            told = signed.digest_of(receipt)
             if receipt.release != release.hash:
                 raise MedsiloError(f"it is of another release ({receipt.release[:12]})")
             if receipt.metric != release.manifest.metric:
                 raise MedsiloError(f"it tells {receipt.metric[:40]}, and the release is measured by another")
-            if known is not None and known.get(receipt.hospital) != fingerprint(key):
-                raise MedsiloError(f"its key {fingerprint(key)} is not the one that is known of {receipt.hospital}")
+            if known is not None and known.get(receipt.hospital) != signed.fingerprint(key):
+                raise MedsiloError(
+                    f"its key {signed.fingerprint(key)} is not the one that is known of {receipt.hospital}"
+                )
             if told in seen:
                 raise MedsiloError("it is there twice")
             seen.add(told)
-            by_hospital.setdefault(receipt.hospital, []).append((path.name, receipt, fingerprint(key)))
+            by_hospital.setdefault(receipt.hospital, []).append((path.name, receipt, signed.fingerprint(key)))
         except MedsiloError as error:
             result.refused[_free(path.name, result.refused)] = str(error)
     for hospital, several in by_hospital.items():

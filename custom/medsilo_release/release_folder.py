@@ -1,6 +1,5 @@
 """A released model: a signed folder that any hospital can test on its own patients, without a kit or a network."""
 
-import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, field_validator
 
 from medsilo.extend import (
@@ -20,9 +18,10 @@ from medsilo.extend import (
     copy_model,
     open_source,
     package_facts,
+    signed,
+    signing,
     write_card,
 )
-from medsilo_release.signed import canonical, fingerprint, public_bytes, read_signed, write_signed
 
 MANIFEST, CHANGES = "release.json", "CHANGES.md"
 MOST_FILES, MOST_HOSPITALS = 2000, 4096
@@ -76,54 +75,36 @@ class Release:
 
     folder: Path
     manifest: ReleaseManifest
-    lead: bytes  # the public key that signed it
+    lead: str  # the public key that signed it
 
     @classmethod
     def open(cls, folder: Path, lead: str = "") -> Self:
         """Return a release whose files are those that were signed. lead: the fingerprint that its key must have."""
-        manifest, key = read_signed(folder / MANIFEST, ReleaseManifest)
-        if lead and fingerprint(key) != lead.strip().lower():
+        manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
+        if lead and signed.fingerprint(key) != lead.strip().lower():
             raise MedsiloError(
-                f"the release is signed by {fingerprint(key)}, not by {lead}; ask the lead which is right"
+                f"the release is signed by {signed.fingerprint(key)}, not by {lead}; ask the lead which is right"
             )
-        there = dict(_hashes(folder))
-        wrong = sorted(
-            name for name in there.keys() | manifest.files.keys() if there.get(name) != manifest.files.get(name)
-        )
-        if wrong:
-            raise MedsiloError(
-                f"{wrong[0]} is not as it was signed ({len(wrong)} such files: missing, altered or added); get the "
-                "release again",
-                str(folder),
-            )
+        signed.check_files(folder, manifest.files, MANIFEST)
         return cls(folder, manifest, key)
 
     @property
     def hash(self) -> str:
         """Return what receipts name it by."""
-        return hashlib.sha256(canonical(self.manifest.model_dump(mode="json"))).hexdigest()
+        return signed.digest_of(self.manifest)
 
     def source(self) -> Source:
         """Return the model that answers, or several that answer together."""
         return answering_together([open_source(self.folder / name) for name in self.manifest.models])
 
 
-def _hashes(folder: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            raise MedsiloError("the release has a link to another place; get it again", str(path))
-        if path.is_file() and path != folder / MANIFEST:
-            with path.open("rb") as file:
-                yield path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def write_release(
-    runs: Sequence[Path], site: str, out: Path, key: Ed25519PrivateKey, after: Release | None = None
+    runs: Sequence[Path], site: str, out: Path, key: signing.PrivateKey, after: Release | None = None
 ) -> Release:
     """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one."""
     if out.exists():
         raise MedsiloError(f"{out.name} is there already; name another folder with -o", str(out))
-    if after and after.lead != public_bytes(key):
+    if after and after.lead != signing.public_text(key):
         raise MedsiloError("--after: that release was signed with another key; give its key with --key")
     sources = [open_source(run, site) for run in runs]
     committee = answering_together(sources)
@@ -145,11 +126,11 @@ def write_release(
             package=PackageFacts(**package_facts()),
             expects=tuple(_expects(committee)),
             models=tuple(names),
-            files=dict(_hashes(out)),
+            files=dict(signed.hashes_in(out, MANIFEST)),
             study=_scores(facts[0]) if len(facts) == 1 else {},
             after=after.hash if after else None,
         )
-        write_signed(out / MANIFEST, manifest, key)
+        signed.write_signed(out / MANIFEST, manifest, key)
         return Release.open(out)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)

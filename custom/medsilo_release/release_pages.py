@@ -19,10 +19,10 @@ from medsilo.extend import (
     picture_of,
     save,
     shown,
+    signed,
 )
 from medsilo_release.receipts import Merged
 from medsilo_release.release_folder import Release
-from medsilo_release.signed import fingerprint
 
 HERE = Path(__file__).parent
 LIMITS = (
@@ -69,7 +69,7 @@ def write_validation(releases: Sequence[Release], found: Sequence[Judged], site:
         "validation.html",
         f"A released model at {site}",
         HERE,
-        context=f"{releases[0].manifest.title}; signed by {fingerprint(releases[0].lead)}",
+        context=f"{releases[0].manifest.title}; signed by {signed.fingerprint(releases[0].lead)}",
         **_answer(headline),
         rows=rows,
         study=_study(releases[0]),

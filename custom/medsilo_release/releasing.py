@@ -9,7 +9,8 @@ from medsilo.extend import Command, MedsiloError, Screen, options
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
-Key = Annotated[Path, typer.Option(metavar="FILE", help="the Ed25519 key that signs; one is made where there is none")]
+OWN = "releases and receipts"  # what the key signs
+Key = Annotated[Path, typer.Option(metavar="FILE", help="the key that signs; one is made where there is none")]
 Lead = Annotated[str, typer.Option(metavar="FINGERPRINT", help="refuse releases that another key signed")]
 
 
@@ -29,14 +30,15 @@ def release(
     It holds the model, its plan and its card, with the scores that hospitals told. Tell the hospitals the fingerprint
     of your key by another way than the folder.
     """
+    from medsilo.extend import signed, signing
     from medsilo_release.release_folder import Release, write_release
-    from medsilo_release.signed import fingerprint, own_key
 
     with screen.busy("releasing"):
         old = Release.open(after) if after else None
-        made = write_release(runs, site, out, own_key(key.expanduser()), old)
-    screen.say(f"release: {out}\nsigned by {fingerprint(made.lead)}; at a hospital: medsilo validate {out} --data DATA")
-    screen.answer(release=out, hash=made.hash, key=fingerprint(made.lead))
+        made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old)
+    lead = signed.fingerprint(made.lead)
+    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA")
+    screen.answer(release=out, hash=made.hash, key=lead)
     return 0
 
 
@@ -60,11 +62,10 @@ def validate(
     steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.extend import judged, settings_of
+    from medsilo.extend import judged, settings_of, signed, signing
     from medsilo_release.receipts import write_receipt
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
-    from medsilo_release.signed import fingerprint, own_key, public_bytes
 
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
@@ -73,12 +74,12 @@ def validate(
     with screen.busy("testing"):
         found = judged([one.source() for one in opened], hospital, settings, out, f"release {opened[0].hash[:12]}")
     page = write_validation(opened, found, hospital, out)
-    signing = own_key(key.expanduser())
-    receipts = [write_receipt(*pair, hospital, out, signing) for pair in zip(opened, found, strict=True)]
+    own = signing.own_key(key.expanduser(), OWN)
+    receipts = [write_receipt(*pair, hospital, out, own) for pair in zip(opened, found, strict=True)]
     screen.say(f"page, which stays here: {page}")
     for receipt in receipts:
         screen.say(f"receipt, for the lead: {receipt}")
-    screen.answer(page=page, receipts=receipts, key=fingerprint(public_bytes(signing)))
+    screen.answer(page=page, receipts=receipts, key=signed.fingerprint(signing.public_text(own)))
     return 0
 
 

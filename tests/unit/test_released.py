@@ -13,12 +13,19 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
+from medsilo.sealing.signed import fingerprint, write_signed
+from medsilo.sealing.signing import PrivateKey, public_text
+from medsilo.sealing.signing import own_key as key_in
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
 from medsilo_release.receipts import Receipt, merged
 from medsilo_release.release_folder import Release, write_release
-from medsilo_release.signed import fingerprint, own_key, public_bytes, write_signed
 from tests.conftest import SITES, make_plan
+
+
+def own_key(path: Path) -> PrivateKey:
+    return key_in(path, "a test")
+
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
 TABLE = {
@@ -146,7 +153,7 @@ def test_a_release_that_was_touched_is_refused(here: Path) -> None:
 
 
 def test_a_release_of_somebody_else_is_refused_where_the_leads_key_is_known(made: Path, here: Path) -> None:
-    lead = fingerprint(public_bytes(own_key(made / "lead.pem")))
+    lead = fingerprint(public_text(own_key(made / "lead.pem")))
     assert Release.open(here / "release", lead).manifest.models == ("model-1",)
     told = json.loads((here / "release" / "release.json").read_text())["content"]
     manifest = type(Release.open(here / "release").manifest).model_validate(told)
@@ -170,7 +177,7 @@ def test_only_honest_receipts_count(here: Path, capsys: pytest.CaptureFixture[st
     altered = json.loads(good.read_text())
     altered["content"]["score"] = 1.0
     (here / "altered.receipt").write_text(json.dumps(altered))
-    known = {"st-anna": fingerprint(public_bytes(own_key(here / "home/.config/medsilo/signing.pem")))}
+    known = {"st-anna": fingerprint(public_text(own_key(here / "home/.config/medsilo/signing.pem")))}
     found = merged(release, [good, *here.glob("*.receipt")], {**known, "st-berta": "0000-0000-0000-0000"})
     assert found.receipts == {"st-anna": told}
     assert len(found.refused) == len(forged) + 2  # of the honest one and its copy one counts
