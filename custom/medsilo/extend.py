@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.phase import Phase
     from medsilo.course.workbench import Workbench
     from medsilo.deploy.exporter import Exporter
-    from medsilo.deploy.predictor import PredictionRequest, Predictor
+    from medsilo.deploy.predictor import PredictionRequest, Predictor, Watcher
     from medsilo.deploy.source import Source
     from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
     from medsilo.federation.seams import Channel, Place, Site
@@ -76,6 +76,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.deploy.together import answering_together
+    from medsilo.deploy.watch import Seen, Watch, mean_of
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
     from medsilo.federation.pool import POOL
@@ -94,6 +95,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.agreed import stricter
     from medsilo.registry import TABLES
+    from medsilo.report.charts import Series, line_chart
     from medsilo.report.findings import Answer
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
@@ -107,7 +109,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs.schema import Summary
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
-    from medsilo.site.book import Book, data_set
+    from medsilo.site.book import Asker, Book, data_set
     from medsilo.site.policy import Policy, read_policy, ways_around
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout

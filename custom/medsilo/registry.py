@@ -278,6 +278,8 @@ LOOKERS = PluginTable(
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
+WATCHERS = PluginTable("medsilo.watchers", "medsilo.deploy.predictor:Watcher", {})
+
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.command:Command", {})
 
 # Layers of other packages; the engine's own stand in federation/around.py.

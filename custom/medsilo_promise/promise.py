@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class PromiseLayer(Layer):
     """The promise to which predictions hold at every hospital: its own cut, calibrated on validation cases."""
 
     name: Literal["promise"] = "promise"
+    file: ClassVar[str] = FILE
     level: float = Field(
         0.9, ge=0.5, le=0.999, description="share of cases that keep it, or of a structure that is found"
     )
@@ -285,15 +286,30 @@ class PromiseLayer(Layer):
 
     # ------------------------------------------------------------------ predictions
     def says(self, plan: Plan, output: Tensor, inputs: Tensor, folders: Sequence[Path]) -> Sequence[dict[str, Any]]:
-        risk, kept = risk_of(plan.task.goal, self.of), self._kept_in(folders)
-        groups, names = self._group_of(plan.task, inputs).tolist(), self.groups(plan)
-        cuts = [kept.get(names[group]) if group >= 0 else None for group in groups]
+        risk, cuts = risk_of(plan.task.goal, self.of), self._cuts_of(plan, inputs, folders)
         assert risk
         rows = risk.columns(output, [CUTS - 1 if cut is None else cut for cut in cuts])
         none = {
             "promised": f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
         }
         return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
+
+    def kept(
+        self, plan: Plan, output: Tensor, target: Tensor, inputs: Tensor, folders: Sequence[Path]
+    ) -> Tensor | None:
+        risk, cuts = risk_of(plan.task.goal, self.of), self._cuts_of(plan, inputs, folders)
+        assert risk
+        if None in cuts:
+            return None
+        found = risk.measure(output, target)
+        places = torch.tensor(cuts, device=found[LOST].device)[:, None]
+        lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
+        return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)
+
+    def _cuts_of(self, plan: Plan, inputs: Tensor, folders: Sequence[Path]) -> list[int | None]:
+        """Return each case's cut; None where nothing is promised."""
+        kept, names = self._kept_in(folders), self.groups(plan)
+        return [kept.get(names[group]) if group >= 0 else None for group in self._group_of(plan.task, inputs).tolist()]
 
     def marks(self, plan: Plan, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
         risk, cut = risk_of(plan.task.goal, self.of), self._kept_in(folders).get(EVERYONE)

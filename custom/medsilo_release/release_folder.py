@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -95,7 +95,8 @@ class Release:
 
     def source(self) -> Source:
         """Return the model that answers, or several that answer together."""
-        return answering_together([open_source(self.folder / name) for name in self.manifest.models])
+        folders = [self.folder / name for name in self.manifest.models]
+        return answering_together([replace(open_source(folder), own=folder) for folder in folders])
 
 
 def write_release(

@@ -21,7 +21,7 @@ from medsilo.extend import (
     shown,
     signed,
 )
-from medsilo_release.receipts import Merged
+from medsilo_release.receipts import Merged, Receipt
 from medsilo_release.release_folder import Release
 
 HERE = Path(__file__).parent
@@ -37,10 +37,12 @@ def scores_of(measures: Any, metric: str, patients: Sequence[str]) -> Scores:
     return Scores(np.asarray(measures[metric], float), np.unique(patients, return_inverse=True)[1])
 
 
-def write_validation(releases: Sequence[Release], found: Sequence[Judged], site: str, folder: Path) -> Path:
+def write_validation(
+    releases: Sequence[Release], found: Sequence[Judged], site: str, folder: Path, kept: Sequence[float | None]
+) -> Path:
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
     metric, rows, own = releases[0].manifest.metric, [], []
-    for release, judged in zip(releases, found, strict=True):
+    for release, judged, promised in zip(releases, found, kept, strict=True):
         scores, people = scores_of(judged.measures, metric, judged.patients), len(set(judged.patients))
         own.append(scores)
         sure = interval_over(metric, scores, partial(dict, judged.measures))
@@ -52,6 +54,7 @@ def write_validation(releases: Sequence[Release], found: Sequence[Judged], site:
                     cell(None, between(sure) or "too few patients"),
                     cell(scores.cases, shown(scores.cases)),
                     cell(people, shown(people)),
+                    cell(promised, None if promised is not None else "nothing promised"),
                     cell(judged.told["test"], None if judged.told["test"] is not None else "not told"),
                 ],
             )
@@ -92,6 +95,7 @@ def write_merged(release: Release, merged: Merged, page: Path) -> Path:
             f"the lowest is {low.score:.3f} at {low.hospital}."
         )
     rows = [(one.hospital, _told(metric, one.score, one.cases)) for _, one in sorted(merged.receipts.items())]
+    months = sorted({month for own in merged.months.values() for month in own})
     filled = fill(
         "receipts.html",
         f"Receipts of {release.folder.name}",
@@ -100,11 +104,22 @@ def write_merged(release: Release, merged: Merged, page: Path) -> Path:
         **_answer(headline),
         rows=rows,
         keys=sorted(merged.keys.items()),
+        months=months,
+        worked=[(hospital, [_worked(own.get(month)) for month in months]) for hospital, own in merged.months.items()],
         study=_study(release),
         refused=sorted(merged.refused.items()),
         metric=metric,
     )
     return save(filled, page)
+
+
+def _worked(receipt: Receipt | None) -> dict[str, Any]:
+    """Return what a month's receipt tells, for a cell."""
+    if receipt is None:
+        return cell(None)
+    alarms = f"alarm: {', '.join(receipt.alarms)}" if receipt.alarms else ""
+    score = "" if receipt.score is None else f"{receipt.score:.3f} of "
+    return cell(None, f"{score}{shown(receipt.cases)} cases", alarms)
 
 
 def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:

@@ -53,6 +53,9 @@ def validate(
         Path, typer.Option("-o", "--out", metavar="FOLDER", help="where page and receipts are written")
     ] = Path("validation"),
     lead: Lead = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="keep sums of later predictions, to notice changes against these cases")
+    ] = False,
     device: options.Device = None,
     key: Key = KEY,
 ) -> int:
@@ -66,21 +69,74 @@ def validate(
     from medsilo_release.receipts import write_receipt
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
+    from medsilo_release.watching import Validated, WatchFolder
 
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
     opened = [Release.open(folder, lead) for folder in releases]
     settings = settings_of(device, data, site_config, pictures=True)
     with screen.busy("testing"):
-        found = judged([one.source() for one in opened], hospital, settings, out, f"release {opened[0].hash[:12]}")
-    page = write_validation(opened, found, hospital, out)
+        looks = [Validated() for _ in opened]
+        sources = [release.source() for release in opened]
+        needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
+        found = judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
+    kept = [look.kept for look in looks]
+    page = write_validation(opened, found, hospital, out, kept)
     own = signing.own_key(key.expanduser(), OWN)
-    receipts = [write_receipt(*pair, hospital, out, own) for pair in zip(opened, found, strict=True)]
+    receipts = [write_receipt(*each, hospital, out, own, told) for *each, told in zip(opened, found, kept, strict=True)]
+    for release, judged_here, look in zip(opened, found, looks, strict=True) if watch else ():
+        scores = judged_here.measures[release.manifest.metric].tolist()
+        begun = look.reference(release.hash, release.manifest, hospital, scores, judged_here.patients)
+        WatchFolder(release.hash).begin(begun)
+        screen.say(
+            f"watched: {release.folder}; 'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"
+        )
     screen.say(f"page, which stays here: {page}")
     for receipt in receipts:
         screen.say(f"receipt, for the lead: {receipt}")
     screen.answer(page=page, receipts=receipts, key=signed.fingerprint(signing.public_text(own)))
     return 0
+
+
+def monitor(
+    screen: Screen,
+    release: Annotated[Path, typer.Argument(help="a release that was validated with --watch")],
+    *,
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE", help="predictions.csv with a column 'outcome', or 'score', of cases that are known"
+        ),
+    ] = None,
+    site_config: options.SiteConfig = None,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="the page")] = Path("monitor.html"),
+    key: Key = KEY,
+) -> int:
+    """Show whether the cases of a released model have changed since its validation, and write receipts of past months.
+
+    All of it is at this hospital: sums that 'medsilo predict' kept. Together the charts give one false alarm a year.
+    Ends with 1 where there was an alarm.
+    """
+    from medsilo.extend import settings_of, signing
+    from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
+    from medsilo_release.release_folder import Release
+    from medsilo_release.watching import this_month
+
+    opened = Release.open(release)
+    if outcomes:
+        screen.say(f"{take_outcomes(opened, outcomes)} outcomes")
+    with screen.busy("drawing years"):
+        watched = Watched.read(opened)
+    page = write_monitor(watched, out)
+    settings, own = settings_of(None, None, site_config), signing.own_key(key.expanduser(), OWN)
+    over = [month for month in watched.months if month < this_month()]
+    receipts = [receipt_of(watched, month, settings, own) for month in over]
+    alarms = [alarm.name for alarm in (*watched.alarms, *watched.wrong)]
+    screen.say(f"{len(alarms)} alarms\npage, which stays here: {page}")
+    for receipt in receipts:
+        screen.say(f"receipt, for the lead: {receipt}")
+    screen.answer(page=page, alarms=alarms, receipts=receipts)
+    return 1 if alarms else 0
 
 
 def merge(
@@ -112,4 +168,5 @@ def merge(
 ENGINEER, LEAD = "For a hospital's engineer", "For a consortium's lead"
 RELEASE = Command(release, "runs/study -o release", LEAD)
 VALIDATE = Command(validate, "release --as st-anna --data /data/prostate", ENGINEER)
+MONITOR = Command(monitor, "release --outcomes known.csv", ENGINEER)
 MERGE = Command(merge, "*.receipt --release release", LEAD, of="receipts")

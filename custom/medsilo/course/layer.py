@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -46,6 +46,7 @@ class Layer(Feature):
     """
 
     name: str
+    file: ClassVar[str] = ""  # its file in a run's folder that predictions read
 
     def charges(self, task: str, number: int) -> Sequence[Charge]:
         """Return what this layer makes an answer to a task, in a round, cost on a hospital's ledger."""
@@ -78,6 +79,10 @@ class Layer(Feature):
 
     def marks(self, plan: Any, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
         """Return the outputs of a second mask, [cases, labels, *grid]."""
+        return None
+
+    def kept(self, plan: Any, output: Tensor, target: Tensor, inputs: Tensor, folders: Sequence[Path]) -> Tensor | None:
+        """Return how far each case keeps what this layer promises of its prediction, 0 to 1; None without a promise."""
         return None
 
     @classmethod

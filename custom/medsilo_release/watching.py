@@ -1,0 +1,315 @@
+"""Watching a released model at a hospital: numbers of cases without names, and the cases that they are compared with.
+
+Nothing is kept of a case alone: what is written of predictions are sums over five patients, in standard deviations from
+the cases of the validation.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor, nn
+
+from medsilo.extend import (
+    MedsiloError,
+    PredictionRequest,
+    Section,
+    Seen,
+    Source,
+    Watch,
+    Watcher,
+    checked,
+    mean_of,
+    read_bounded,
+    signed,
+    write_json,
+)
+from medsilo_release.release_folder import MANIFEST, Hash, ReleaseManifest, Word
+
+HOME = Path("~/.local/state/medsilo/watch")  # a folder for each release
+REFERENCE, SUMS = "reference.json", "sums.json"
+BLOCK = 5  # patients of a sum
+MOST_BLOCKS, MOST_REFERENCE, LARGEST = 2000, 2000, 32 << 20
+LEAST = 30  # patients of a reference
+FAR = 5.0  # standard deviations, from where on it is all one
+COLUMNS, CHANNELS, CLASSES, FEATURES = 16, 4, 8, 4  # the most of each that are measured
+OUTCOME = "outcome"  # the score of a case, once it is known what was right
+Number = Annotated[float, Field(ge=-1e9, le=1e9)]
+Names = Annotated[tuple[Word, ...], Field(max_length=64)]
+Month = Annotated[str, Field(pattern=r"^\d{4}-\d\d$")]
+
+
+class Reference(Section):
+    """reference.json: the validation's cases, in standard deviations from their mean, in no order."""
+
+    release: Hash
+    hospital: Word
+    task: Word
+    synthetic: bool
+    names: Names
+    means: tuple[Number, ...]
+    deviations: tuple[Number, ...]
+    cases: Annotated[tuple[tuple[Number, ...], ...], Field(max_length=MOST_REFERENCE)]
+
+    @property
+    def values(self) -> np.ndarray:
+        """The cases, [cases, names]."""
+        return np.array(self.cases)
+
+
+class Sums(Section):
+    """Sums over some patients. beside: of what the reference has not, in its own units."""
+
+    month: Month
+    patients: Annotated[int, Field(ge=0, le=BLOCK)] = 0
+    sums: tuple[Number, ...] = ()
+    beside: dict[Word, Number] = {}
+
+    def with_case(self, month: str, case: Sequence[float], beside: Mapping[str, float]) -> Self:
+        """Return these sums and one more patient's."""
+        before = self.sums or (0.0,) * len(case)
+        added = {name: self.beside.get(name, 0.0) + value for name, value in beside.items()}
+        return type(self)(
+            month=month,
+            patients=self.patients + 1,
+            sums=tuple(round(old + new, 4) for old, new in zip(before, case, strict=True)),
+            beside={name: round(value, 4) for name, value in added.items()},
+        )
+
+
+class Kept(Section):
+    """sums.json: what is kept of predictions, and of outcomes that came in later, oldest first."""
+
+    began: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    blocks: Annotated[tuple[Sums, ...], Field(max_length=MOST_BLOCKS)] = ()
+    open: Sums | None = None
+    outcomes: Annotated[tuple[Sums, ...], Field(max_length=MOST_BLOCKS)] = ()
+    open_outcome: Sums | None = None
+    tables: Annotated[tuple[Hash, ...], Field(max_length=MOST_BLOCKS)] = ()  # outcomes that were given already
+
+
+class WatchFolder:
+    """What a hospital keeps of a release's predictions."""
+
+    def __init__(self, release: str) -> None:
+        self.folder = HOME.expanduser() / release[:12]
+
+    @property
+    def there(self) -> bool:
+        """Return whether the hospital watches this release."""
+        return (self.folder / REFERENCE).is_file()
+
+    def reference(self) -> Reference:
+        """Return the cases of the validation."""
+        return _read(self.folder / REFERENCE, Reference)
+
+    def kept(self) -> Kept:
+        """Return what is kept so far."""
+        path = self.folder / SUMS
+        return _read(path, Kept) if path.exists() else Kept(began=f"{datetime.now(UTC):%Y-%m-%d}")
+
+    def begin(self, reference: Reference) -> None:
+        """Keep a reference; what was kept against another one goes."""
+        write_json(self.folder / REFERENCE, reference.model_dump(mode="json"))
+        (self.folder / SUMS).unlink(missing_ok=True)
+
+    def add(self, cases: Sequence[Seen], outcomes: Sequence[float] = (), table: str = "", month: str = "") -> None:
+        """Keep what was seen of patients, and the scores of some whose outcome is known now."""
+        from filelock import FileLock
+
+        month, reference = month or this_month(), self.reference()
+        names = [name for name in reference.names if name != OUTCOME]
+        with FileLock(self.folder / "lock", timeout=60):
+            kept = self.kept()
+            rows = [
+                (_standardised(reference, names, case), {n: v for n, v in case.items() if n not in reference.names})
+                for case in cases
+            ]
+            blocks, rest = _summed(kept.blocks, kept.open, rows, month)
+            scores = [(_standardised(reference, [OUTCOME], {OUTCOME: score}), {}) for score in outcomes]
+            known, open_outcome = _summed(kept.outcomes, kept.open_outcome, scores, month)
+            tables = (*kept.tables, table)[-MOST_BLOCKS:] if table else kept.tables
+            made = {"blocks": blocks, "open": rest, "outcomes": known, "open_outcome": open_outcome, "tables": tables}
+            write_json(self.folder / SUMS, kept.model_copy(update=made).model_dump(mode="json"))
+
+
+def this_month() -> str:
+    """Return the month as it is written."""
+    return f"{datetime.now(UTC):%Y-%m}"
+
+
+def _read(path: Path, kind: type[Any]) -> Any:
+    try:
+        return checked(kind, json.loads(read_bounded(path, LARGEST)), path.name)
+    except (OSError, ValueError, ValidationError, RecursionError) as error:
+        raise MedsiloError(
+            f"what is kept of this release can't be read ({path.name}); begin again with 'medsilo validate --watch'",
+            str(path),
+        ) from error
+
+
+def _standardised(reference: Reference, names: Sequence[str], case: Seen) -> list[float]:
+    places = {name: place for place, name in enumerate(reference.names)}
+    apart = [
+        (case.get(name, reference.means[at]) - reference.means[at]) / reference.deviations[at]
+        for name in names
+        for at in [places[name]]
+    ]
+    return [float(np.clip(one, -FAR, FAR)) if np.isfinite(one) else FAR for one in apart]
+
+
+def _summed(
+    blocks: Sequence[Sums], rest: Sums | None, rows: Sequence[tuple[list[float], Seen]], month: str
+) -> tuple[tuple[Sums, ...], Sums]:
+    whole, rest = list(blocks), rest or Sums(month=month)
+    for case, beside in rows:
+        rest = rest.with_case(month, case, beside)
+        if rest.patients == BLOCK:
+            whole, rest = [*whole, rest], Sums(month=month)
+    return tuple(whole[-MOST_BLOCKS:]), rest
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+class Measuring:
+    """Measures cases as a model answers them: inputs, its last features, its scores, and sizes of what is promised."""
+
+    def __init__(self, source: Source, folder: WatchFolder | None = None) -> None:
+        self.task, self.folder, self.features = source.plan.task, folder, list[Tensor]()
+        last = [
+            one for one in source.network.modules() if isinstance(one, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        ]
+        if last and "members" not in source.facts and source.facts.get("kind") == "model":
+            last[-1].register_forward_pre_hook(lambda _, given: self.features.append(_over_places(given[0]).cpu()))
+
+    def measure(self, inputs: Tensor, output: Tensor, said: Sequence[Mapping[str, Any]]) -> list[Seen]:
+        """Return the numbers of each case."""
+        numbers = {
+            **self._of_inputs(inputs.float()),
+            **self._of_output(output.double()),
+            **self._of_features(len(inputs)),
+        }
+        told = zip(*(own.cpu().double().tolist() for own in numbers.values()), strict=True)
+        return [{**dict(zip(numbers, row, strict=True)), **_sizes(own)} for row, own in zip(told, said, strict=True)]
+
+    def keep(self, cases: Sequence[Seen]) -> None:
+        """Keep what was measured of patients."""
+        assert self.folder
+        self.folder.add(cases)
+
+    def _of_inputs(self, inputs: Tensor) -> dict[str, Tensor]:
+        if inputs.dim() == 2:
+            names = getattr(self.task, "input_names", None) or [f"input {n}" for n in range(inputs.shape[1])]
+            return {str(name)[:80]: inputs[:, n] for n, name in enumerate(names[:COLUMNS])}
+        found = {}
+        for n in range(min(inputs.shape[1], CHANNELS)):
+            own = inputs[:, n].flatten(1)
+            found[f"intensity of channel {n}"] = own.mean(1)
+            found[f"contrast of channel {n}"] = own.std(1)
+            found[f"grain of channel {n}"] = inputs[:, n].diff(dim=-1).abs().flatten(1).mean(1)
+        return found
+
+    def _of_output(self, output: Tensor) -> dict[str, Tensor]:
+        goal = self.task.goal
+        if goal.outputs > 1 and not goal.overlaps:
+            shares = (goal.scores(output) if goal.classifies else output).softmax(1)
+            sure = -(shares * shares.clamp(min=1e-12).log()).sum(1)
+            names, first = goal.label_names, 1 if shares.shape[1] == 2 or not goal.classifies else 0
+            told = {f"share of {names[n]}": shares[:, n] for n in range(first, min(shares.shape[1], CLASSES))}
+            return {name: own.flatten(1).mean(1) if own.dim() > 1 else own for name, own in told.items()} | {
+                "entropy": sure.flatten(1).mean(1) if sure.dim() > 1 else sure
+            }
+        return {f"output {n}": own for n, own in enumerate(_over_places(output)[:, :CLASSES].T)}
+
+    def _of_features(self, cases: int) -> dict[str, Tensor]:
+        """Return the last layer's inputs, mixed into few numbers by signs that are always the same."""
+        held, self.features = self.features, []
+        whole = torch.cat(held) if held else torch.zeros(0, 1)
+        if not cases or len(whole) % cases or not len(whole):
+            return {}
+        whole = whole.reshape(cases, -1, whole.shape[1]).mean(1) if len(whole) != cases else whole
+        signs = torch.randint(0, 2, (whole.shape[1], FEATURES), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
+        mixed = whole @ signs / whole.shape[1] ** 0.5
+        return {f"feature {n}": mixed[:, n] for n in range(FEATURES)}
+
+
+def _over_places(values: Tensor) -> Tensor:
+    return values.float().flatten(2).mean(2) if values.dim() > 2 else values.float()
+
+
+def _sizes(said: Mapping[str, Any]) -> Seen:
+    """Return the size of what is promised of a case."""
+    if (labels := said.get("promised_set")) is not None:
+        return {"labels in the promised set": float(str(labels).count("|") + 1)}
+    if "promised_low" in said:
+        return {"width of the promised interval": float(said["promised_high"]) - float(said["promised_low"])}
+    return {name: float(said[key]) for key, name in (("promised_until", "promised time"),) if key in said}
+
+
+class Validated:
+    """Collects what is seen of the cases of a validation, and how far they keep what is promised."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Seen] = {}
+        self.promised: dict[int, float] = {}
+        self._measuring: Measuring | None = None
+
+    def __call__(self, source: Source, inputs: Tensor, output: Tensor, target: Tensor, cases: list[int]) -> None:
+        self.promised |= {
+            case: float(own)
+            for told in source.kept(output, target, inputs).values()
+            for case, own in zip(cases, told.tolist(), strict=True)
+        }
+        if self._measuring is None:
+            self._measuring = Measuring(source)
+            with torch.inference_mode():  # the features of this first batch went by before anybody looked
+                source.plan.task.infer(source.network, inputs)
+        said = source.said(output.cpu(), inputs.cpu())
+        self.seen |= dict(zip(cases, self._measuring.measure(inputs, output, said), strict=True))
+
+    @property
+    def kept(self) -> float | None:
+        """Return the mean over cases of how far promises were kept; None where nothing was promised."""
+        told = [own for own in self.promised.values() if np.isfinite(own)]
+        return float(np.mean(told)) if told else None
+
+    def reference(self, release: str, manifest: ReleaseManifest, hospital: str, scores: Any, people: Any) -> Reference:
+        """Return what later predictions are compared with. scores, people: of each case."""
+        whose: dict[str, list[Seen]] = {}
+        for case in sorted(self.seen):
+            whose.setdefault(people[case], []).append({**self.seen[case], OUTCOME: float(scores[case])})
+        if len(whose) < LEAST:
+            raise MedsiloError(f"--watch: {len(whose)} patients; {LEAST} at least are needed to notice changes against")
+        rows = [mean_of(cases) for cases in whose.values()]
+        rows = [rows[place] for place in np.random.default_rng(len(rows)).permutation(len(rows))[:MOST_REFERENCE]]
+        values = np.array([[row[name] for name in rows[0]] for row in rows])
+        means, apart = values.mean(0), values.std(0)
+        used = [n for n in range(len(apart)) if np.isfinite(apart[n]) and apart[n] > 1e-6 * (1 + abs(means[n]))]
+        cases = ((values - means) / np.where(apart > 0, apart, 1))[:, used].clip(-FAR, FAR).round(4)
+        return Reference(
+            release=release,
+            hospital=hospital,
+            task=manifest.task,
+            synthetic=self._measuring is not None and self._measuring.task.synthetic,
+            names=tuple(list(rows[0])[n] for n in used),
+            means=tuple(means[used].tolist()),
+            deviations=tuple(apart[used].tolist()),
+            cases=tuple(map(tuple, cases.tolist())),
+        )
+
+
+def watching(asked: PredictionRequest) -> Watch | None:
+    """Return what keeps numbers of a released model's predictions, where this hospital watches it."""
+    for folder in (asked.own, asked.source.run or asked.own):
+        if (folder.parent / MANIFEST).is_file():
+            manifest, _ = signed.read_signed(folder.parent / MANIFEST, ReleaseManifest)
+            kept = WatchFolder(signed.digest_of(manifest))
+            return Measuring(asked.source, kept) if kept.there else None
+    return None
+
+
+WATCHER = Watcher(watching)
