@@ -52,10 +52,11 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.cli import options
     from medsilo.cli.given_settings import folder_of_settings, settings_of
     from medsilo.consortium.description import read_consortium
-    from medsilo.consortium.lead import inquire
+    from medsilo.consortium.lead import inquire, submit
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import (
+        load_facts,
         load_tensors,
         load_yaml,
         read_bounded,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.deploy.together import answering_together
     from medsilo.deploy.watch import Seen, Watch, mean_of
+    from medsilo.federation import inprocess
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
     from medsilo.federation.pool import POOL
@@ -85,7 +87,8 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.sealed.identity import KitFiles, key_of
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Outgoing, Receive
-    from medsilo.flare.jobs import find_job, plan_of, stated
+    from medsilo.flare import simulator
+    from medsilo.flare.jobs import find_job, plan_of, stated, write_job
     from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
@@ -104,18 +107,19 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
-    from medsilo.runs.reading import read_provenance
+    from medsilo.runs.reading import read_provenance, read_rounds
     from medsilo.runs.record import Record
-    from medsilo.runs.schema import Summary
+    from medsilo.runs.schema import Round, Summary
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Asker, Book, data_set
+    from medsilo.site.owner import ALL_MINE
     from medsilo.site.policy import Policy, read_policy, ways_around
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft
     from medsilo.start.looks import patient_in
-    from medsilo.study.cross import Judged, judged
+    from medsilo.study.cross import Judged, finished_run, judged, run_settings
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.scores import interval_over
     from medsilo.tasks import splits, survival

@@ -1,8 +1,9 @@
 """Control charts: sums that rise when what is seen drifts away from the cases of the validation.
 
-Page, Continuous inspection schemes, Biometrika 1954. Every number has a chart to both sides, and all have one limit. It
-is found by drawing years of patients like those of the validation, and with each year other cases to estimate mean and
-deviation from: so the limit knows how many charts there are, how they go together, and how few cases they rest on.
+Page, Continuous inspection schemes, Biometrika 1954. Every number has a chart to both sides. There are three groups, of
+what goes in, of what the model says and of outcomes, each with a limit of its own and a third of the false alarms.
+Limits are found by drawing years of patients like those of the validation, and with each year other cases to estimate
+mean and deviation from: so they know how many charts there are, how they go together, and how few cases they rest on.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from medsilo_release.watching import BLOCK
+from medsilo_release.watching import BLOCK, group_of
 
 YEARS = 400  # that are drawn
-NO_ALARM = np.exp(-1.0)  # the share of years without an alarm, where there is one a year on average
+A_YEAR_EACH = 1 / 3  # false alarms of a group: of n on average there are none in a share of exp(-n) of the years
 SLACK, FEW = 0.5, 2.5  # deviations of a sum that are let pass; more where few cases make the mean uncertain
 LEAST_DEVIATION = 0.2  # that is believed of cases drawn again
 A_YEAR = 1000  # patients, until it is known how many there are
@@ -42,7 +43,7 @@ class Charts:
 
     names: Sequence[str]
     slack: float
-    limit: float
+    limits: np.ndarray  # of each
 
     @classmethod
     def against(cls, reference: np.ndarray, names: Sequence[str], a_year: int = A_YEAR) -> "Charts":
@@ -58,17 +59,23 @@ class Charts:
             drawn = reference[draw.integers(cases, size=(YEARS, BLOCK))].mean(1)
             up, down = _after(up, down, (drawn - means) / apart, slack)
             most = np.maximum(most, np.maximum(up, down))
-        return cls(names, slack, float(np.quantile(most.max(1), NO_ALARM)))
+        groups = np.array([group_of(name) for name in names])
+        limits = {group: np.quantile(most[:, groups == group].max(1), np.exp(-A_YEAR_EACH)) for group in {*groups}}
+        return cls(names, slack, np.array([limits[group] for group in groups]))
+
+    def of(self, names: Sequence[str]) -> "Charts":
+        """Return the charts of some of the numbers alone."""
+        return Charts(names, self.slack, self.limits[[list(self.names).index(name) for name in names]])
 
     def run(self, blocks: np.ndarray) -> tuple[np.ndarray, list[Alarm]]:
-        """Return the sums after each block, [blocks, names], as shares of the limit, and the alarms; all charts begin
-        again after one. blocks: means over patients, [blocks, names]."""
+        """Return the sums after each block, [blocks, names], as shares of their limits, and the alarms; after one all
+        charts begin again. blocks: means over patients, [blocks, names]."""
         up = down = np.zeros(len(self.names))
         shares, alarms, since = np.zeros(blocks.shape), list[Alarm](), np.zeros((2, len(self.names)), int)
         for number, block in enumerate(blocks):
             up, down = _after(up, down, block, self.slack)
             since = np.where(np.stack([up, down]) == 0, number + 1, since)
-            shares[number] = np.maximum(up, down) / self.limit
+            shares[number] = np.maximum(up, down) / self.limits
             if shares[number].max() > 1:
                 worst = int(shares[number].argmax())
                 begun = int(since[int(down[worst] > up[worst]), worst])

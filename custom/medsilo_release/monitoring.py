@@ -69,10 +69,9 @@ class Watched:
         kept, reference = folder.kept(), folder.reference()
         charts = Charts.against(reference.values, reference.names, _a_year(kept))
         own = [place for place, name in enumerate(reference.names) if name != OUTCOME]
-        seen = Charts([reference.names[place] for place in own], charts.slack, charts.limit)
-        known = Charts([OUTCOME], charts.slack, charts.limit)
+        seen = charts.of([reference.names[place] for place in own])
         shares, alarms = seen.run(_means(kept.blocks, len(own)))
-        outcomes, wrong = known.run(_means(kept.outcomes, 1))
+        outcomes, wrong = charts.of([name for name in reference.names if name == OUTCOME]).run(_means(kept.outcomes, 1))
         return cls(release, folder, kept, seen, shares, alarms, outcomes, wrong)
 
     @property

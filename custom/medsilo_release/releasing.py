@@ -1,11 +1,14 @@
 """The commands after a study: release, validate, receipts merge."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medsilo.extend import Command, MedsiloError, Screen, options
+
+if TYPE_CHECKING:
+    from medsilo_release.leaving import Departure
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
@@ -165,8 +168,71 @@ def merge(
     return 1 if found.refused else 0
 
 
+def leave(
+    screen: Screen,
+    study: Annotated[Path, typer.Argument(help="the finished run's folder")],
+    hospital: Annotated[str, typer.Argument(help="who leaves, or whose patients leave")],
+    *,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="RUN", help="the new run; one that is finished is certified alone")
+    ],
+    patients: Annotated[
+        bool, typer.Option("--patients", help="the hospital stays; patients under its data.leave_out leave")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="agree to the price; without it, it is only said")] = False,
+    kit: Annotated[
+        Path | None,
+        typer.Option(metavar="KIT", help="submit it in the consortium; fetch it, and certify it then"),
+    ] = None,
+    data: options.DataOfRun = None,
+    site_config: options.SiteConfigs = None,
+    device: options.DeviceOfRun = None,
+    key: Key = KEY,
+) -> int:
+    """Make a study as if a hospital, or some of its patients, had never joined: same plan, same seeds, without it.
+
+    It goes on from the last round before the hospital came, if that is kept; else it is the whole study again. Writes
+    a signed certificate with the hashes of plan, rounds and models, and lists the copies of the old models.
+    """
+    from medsilo_release.leaving import CERTIFICATE, Departure
+
+    gone = Departure.of(study, hospital, patients)
+    if not (out / "summary.json").exists():
+        screen.say(gone.price)
+        if not yes:
+            raise MedsiloError("nothing was done yet; give --yes to agree to this price")
+        if kit:
+            return _submit(screen, gone, kit, out.name)
+        from medsilo.extend import ALL_MINE, run_settings, settings_of
+
+        with screen.busy("running the study again"):
+            gone.run(out, settings_of(device, data, site_config, run_settings(study), **ALL_MINE))
+    from medsilo.extend import signing
+
+    told = gone.certify(out, signing.own_key(key.expanduser(), OWN))
+    screen.say(f"certificate: {out / CERTIFICATE}\ncopies of the old models, which are for you to remove:")
+    for copy in told.copies:
+        screen.say(f"  {copy}")
+    screen.answer(certificate=out / CERTIFICATE, copies=list(told.copies), begun_after=told.begun_after)
+    return 0
+
+
+def _submit(screen: Screen, gone: "Departure", kit: Path, name: str) -> int:
+    from tempfile import TemporaryDirectory
+
+    from medsilo.extend import submit, write_job
+
+    with TemporaryDirectory() as place:
+        write_job(Path(place) / "job", gone.plan, study=name)
+        job = submit(Path(place) / "job", kit, screen.say)
+    screen.say(f"{job}\nwhen it has ended, fetch it, and certify it: medsilo leave … -o RUN")
+    screen.answer(job=job)
+    return 0
+
+
 ENGINEER, LEAD = "For a hospital's engineer", "For a consortium's lead"
 RELEASE = Command(release, "runs/study -o release", LEAD)
 VALIDATE = Command(validate, "release --as st-anna --data /data/prostate", ENGINEER)
+LEAVE = Command(leave, "runs/study st-anna -o runs/without --yes", LEAD)
 MONITOR = Command(monitor, "release --outcomes known.csv", ENGINEER)
 MERGE = Command(merge, "*.receipt --release release", LEAD, of="receipts")

@@ -39,6 +39,7 @@ LEAST = 30  # patients of a reference
 FAR = 5.0  # standard deviations, from where on it is all one
 COLUMNS, CHANNELS, CLASSES, FEATURES = 16, 4, 8, 4  # the most of each that are measured
 OUTCOME = "outcome"  # the score of a case, once it is known what was right
+ANSWERS = ("share of", "entropy", "output", "labels in", "width of", "promised")  # begin their names
 Number = Annotated[float, Field(ge=-1e9, le=1e9)]
 Names = Annotated[tuple[Word, ...], Field(max_length=64)]
 Month = Annotated[str, Field(pattern=r"^\d{4}-\d\d$")]
@@ -239,6 +240,13 @@ class Measuring:
 
 def _over_places(values: Tensor) -> Tensor:
     return values.float().flatten(2).mean(2) if values.dim() > 2 else values.float()
+
+
+def group_of(name: str) -> str:
+    """Return to which group of charts a number belongs: what goes in, what the model says, or outcomes."""
+    if name == OUTCOME:
+        return OUTCOME
+    return "answers" if name.startswith(ANSWERS) else "inputs"
 
 
 def _sizes(said: Mapping[str, Any]) -> Seen:
