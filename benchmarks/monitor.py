@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
+from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.sealing import signing
@@ -35,6 +36,9 @@ CHANGES = {
     "label noise": ("0.1, 0.2 or 0.4 of the labels are the other one", (0.1, 0.2, 0.4)),
     "artefact": ("a black square of 3, 8 or 16 pixels on every third image", (3, 8, 16)),
 }
+
+
+Measured = tuple[np.ndarray, list[str]]  # [patients, names], and these
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def pool_of(release: Release, site: str, patients: int, changing: int) -> Pool:
     """Draw patients that nobody trained with, and measure them as they are and changed."""
     measuring = Measuring(source := release.source())
     changed: dict[tuple[str, str], np.ndarray] = {}
-    usual, names = _measured(measuring, source.network, *_drawn(source.plan, site, patients, SHARE, 1))
+    usual, names = _measured(measuring, source, *_drawn(source.plan, site, patients, SHARE, 1))
     for number, (kind, (_, sizes)) in enumerate(CHANGES.items(), 2):
         for name, size in zip(SIZES, sizes, strict=True):
             share = size if kind == "prevalence" else SHARE
@@ -77,7 +81,7 @@ def pool_of(release: Release, site: str, patients: int, changing: int) -> Pool:
                 labels = torch.where(torch.from_numpy(draw.random(len(labels)) < size), 1 - labels, labels)
             if kind == "artefact":
                 images[::3, :, 4 : 4 + int(size), 4 : 4 + int(size)] = 0
-            changed[kind, name] = _measured(measuring, source.network, images, labels)[0]
+            changed[kind, name] = _measured(measuring, source, images, labels)[0]
     return Pool(names, usual, changed)
 
 
@@ -94,14 +98,13 @@ def _drawn(plan: Plan, site: str, patients: int, share: float, seed: int) -> tup
 
 
 @torch.inference_mode()
-def _measured(
-    measuring: Measuring, network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor
-) -> tuple[np.ndarray, list[str]]:
+def _measured(measuring: Measuring, source: Source, images: torch.Tensor, labels: torch.Tensor) -> Measured:
     rows = []
     for some, right in zip(images.split(200), labels.split(200), strict=True):
-        output = network(some)
-        seen = measuring.measure(some, output, [{}] * len(some))
-        rows += [{**own, OUTCOME: float(hit)} for own, hit in zip(seen, output.argmax(1) == right, strict=True)]
+        output = source.network(some)
+        seen = measuring.measure(some, output, source.said(output, some))
+        hits = source.plan.task.goal.case_scores(output, right).tolist()
+        rows += [{**own, OUTCOME: hit} for own, hit in zip(seen, hits, strict=True)]
     return np.array([list(row.values()) for row in rows]), list(rows[0])
 
 

@@ -28,7 +28,7 @@ class Receipt(Section):
     score: Share | None  # None: fewer test cases than the hospital tells a score of
     cases: Annotated[int, Field(ge=0, le=10**9)] | None  # in the hospital's steps
     kept: Share | None = None  # how far promises were kept
-    month: Annotated[str, Field(pattern=r"^\d{4}-(0[1-9]|1[0-2])$")] = (
+    month: Annotated[str, Field(pattern=r"^(\d{4}-(0[1-9]|1[0-2]))?$")] = (
         ""  # that the model was at work; else a validation
     )
     drifts: Annotated[dict[Word, Drift], Field(max_length=64)] = {}  # of a month, in standard deviations

@@ -1,5 +1,6 @@
 """A released model: a signed folder that any hospital can test on its own patients, without a kit or a network."""
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,17 +8,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from medsilo.extend import (
     MedsiloError,
     Section,
     Source,
+    YamlError,
     answering_together,
     card_facts,
+    checked,
     copy_model,
+    in_words,
+    load_yaml,
     open_source,
     package_facts,
+    paths,
+    read_bounded,
     signed,
     signing,
     write_card,
@@ -25,6 +32,7 @@ from medsilo.extend import (
 
 MANIFEST, CHANGES = "release.json", "CHANGES.md"
 MOST_FILES, MOST_HOSPITALS = 2000, 4096
+LARGEST = 1 << 16  # bytes of conditions
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -44,6 +52,23 @@ class Scored(Section):
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
 
 
+class Conditions(Section):
+    """What a later version may change, and what has to hold then. It is agreed on with the first."""
+
+    may_change: Annotated[tuple[Word, ...], Field(max_length=100)] | None = None  # keys of the plan; None: all
+    least_score: Share | None = None  # of every hospital of the study
+    lower_by: Share | None = None  # that a hospital's score may be, at most, than it was
+    promise: bool = False  # that promises were kept at every hospital, but for chance
+
+
+class Promised(Section):
+    """What was promised of a hospital's patients in the study, and the share that lost it: its worst group."""
+
+    level: Share
+    lost: Share
+    patients: Annotated[int, Field(ge=1, le=10**9)]
+
+
 class ReleaseManifest(Section):
     """release.json: what the folder holds, and what the model was in its study."""
 
@@ -59,6 +84,8 @@ class ReleaseManifest(Section):
     models: Annotated[tuple[Annotated[str, Field(pattern=r"^model-\d{1,2}$")], ...], Field(min_length=1, max_length=16)]
     files: Annotated[dict[Word, Hash], Field(min_length=1, max_length=MOST_FILES)]
     study: Annotated[dict[Word, Scored], Field(max_length=MOST_HOSPITALS)]
+    promised: Annotated[dict[Word, Promised], Field(max_length=MOST_HOSPITALS)] = {}
+    conditions: Conditions = Conditions()
     after: Hash | None = None  # the release that this one takes the place of
 
     @field_validator("files")
@@ -100,9 +127,17 @@ class Release:
 
 
 def write_release(
-    runs: Sequence[Path], site: str, out: Path, key: signing.PrivateKey, after: Release | None = None
+    runs: Sequence[Path],
+    site: str,
+    out: Path,
+    key: signing.PrivateKey,
+    after: Release | None = None,
+    conditions: Conditions | None = None,
 ) -> Release:
-    """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one."""
+    """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one.
+
+    conditions: for later versions, by default those of the release before.
+    """
     if out.exists():
         raise MedsiloError(f"{out.name} is there already; name another folder with -o", str(out))
     if after and after.lead != signing.public_text(key):
@@ -115,8 +150,6 @@ def write_release(
         for name, run, source in zip(names, runs, sources, strict=True):
             copy_model(run, source, out / name)
             write_card(source, out / name)
-        if after:
-            (out / CHANGES).write_text("\n".join(changes(after, committee, facts[0])) + "\n", "utf-8")
         manifest = ReleaseManifest(
             made=f"{datetime.now(UTC):%Y-%m-%d}",
             task=committee.plan.task.name,
@@ -129,8 +162,14 @@ def write_release(
             models=tuple(names),
             files=dict(signed.hashes_in(out, MANIFEST)),
             study=_scores(facts[0]) if len(facts) == 1 else {},
+            promised=_promised(runs[0]) if len(runs) == 1 else {},
+            conditions=conditions or (after.manifest.conditions if after else Conditions()),
             after=after.hash if after else None,
         )
+        if after:
+            text = "\n".join(difference(after.manifest, manifest, after.source(), committee)) + "\n"
+            (out / CHANGES).write_text(text, "utf-8")
+            manifest = manifest.model_copy(update={"files": dict(signed.hashes_in(out, MANIFEST))})
         signed.write_signed(out / MANIFEST, manifest, key)
         return Release.open(out)
     except BaseException:
@@ -143,6 +182,22 @@ def _scores(facts: dict[str, Any]) -> dict[str, Scored]:
     return {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
 
 
+def _promised(run: Path) -> dict[str, Promised]:
+    """Return what was promised at each hospital, of which its study told."""
+    found: dict[str, Promised] = {}
+    try:
+        told = json.loads((run / paths.SUMMARY).read_text("utf-8"))["details"]["promise"]
+        for site, groups in told["sites"].items():
+            rules = [(own["rules"][told["rule"]], own["patients"]) for own in groups.values()]
+            lost = [(rule["lost"], patients) for rule, patients in rules if rule["promised"] and patients]
+            if lost:
+                most, patients = max(lost)
+                found[site] = Promised(level=told["level"], lost=most, patients=patients)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # a study without a promise
+    return found
+
+
 def _expects(source: Source) -> Iterator[str]:
     """Yield what a hospital's cases have to be."""
     task, goal = source.plan.task, source.plan.task.goal
@@ -153,20 +208,64 @@ def _expects(source: Source) -> Iterator[str]:
         yield "spacing of training images in mm: " + ", ".join(f"{low:g} to {high:g}" for low, high in source.spacing)
 
 
-def changes(old: Release, source: Source, facts: dict[str, Any]) -> Iterator[str]:
-    """Yield what is different from an earlier release, as people read it."""
-    before = old.source()
-    yield f"# What changed after release {old.hash[:12]} of {old.manifest.made}"
+# ---------------------------------------------------------------------------------------------------- versions
+def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: Source) -> Iterator[str]:
+    """Yield what is different from an earlier release, as people read it; raises MedsiloError where what was agreed on
+    does not hold."""
+    yield f"# What changed after release {signed.digest_of(old)[:12]} of {old.made}"
     yield ""
-    mine, theirs = (dict(_flat(one.plan.resolved())) for one in (source, before))
+    mine, theirs = (dict(_flat(one.plan.resolved())) for one in (now, before))
     moved = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
     yield from (f"- `{key}`: {theirs.get(key, 'not there')} before, {mine.get(key, 'not there')} now" for key in moved)
     if not moved:
         yield "- The plan is the same."
-    now, then = _scores(facts), old.manifest.study
-    for site in sorted(now.keys() | then.keys()):
-        told = [f"{own[site].score:.3f}" if site in own else "not told" for own in (then, now)]
-        yield f"- {site}: test {old.manifest.metric} {told[0]} before, {told[1]} now"
+    for site in sorted(new.study.keys() | old.study.keys()):
+        told = [f"{own.study[site].score:.3f}" if site in own.study else "not told" for own in (old, new)]
+        yield f"- {site}: test {old.metric} {told[0]} before, {told[1]} now"
+    if new.conditions != old.conditions:
+        yield f"- Conditions of the next version: {new.conditions.model_dump_json(exclude_defaults=True)}"
+    tests = list(_tests(old, new, moved))
+    if tests:
+        yield "\nAgreed on before, for this change:\n"
+        yield from (f"- {what}: holds" for what, _ in tests)
+    if failed := [f"{what}: {why}" for what, why in tests if why]:
+        raise MedsiloError(f"--after: what was agreed on does not hold, so nothing is released: {'; '.join(failed)}")
+
+
+def _tests(old: ReleaseManifest, new: ReleaseManifest, moved: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each test that an earlier release asks of this one, and what is wrong; nothing where it holds."""
+    agreed, now, then = old.conditions, new.study, old.study
+    if agreed.may_change is not None:
+        other = [key for key in moved if not any(f"{key}.".startswith(f"{may}.") for may in agreed.may_change)]
+        yield f"only {', '.join(agreed.may_change) or 'nothing'} may change in the plan", ", ".join(other)
+    silent = [site for site in then if site not in now]
+    if agreed.least_score is not None:
+        low = [f"{site} has {own.score:.3f}" for site, own in now.items() if own.score < agreed.least_score]
+        yield f"every hospital has {agreed.least_score:g} at least", ", ".join(low) or ("" if now else "none tells")
+    if agreed.lower_by is not None:
+        low = [site for site in then if site in now and now[site].score < then[site].score - agreed.lower_by - 1e-9]
+        told = [*(f"{site} has {now[site].score:.3f}" for site in low), *(f"{site} tells none" for site in silent)]
+        yield f"no hospital loses more than {agreed.lower_by:g}", ", ".join(told)
+    if agreed.promise:
+        lost = [f"{site} loses {own.lost:.3f}" for site, own in new.promised.items() if _beyond_chance(own)]
+        silent = [f"{site} promises nothing" for site in sorted(then.keys() | now.keys()) if site not in new.promised]
+        yield "the promise is kept at every hospital", ", ".join([*lost, *silent])
+
+
+def _beyond_chance(own: Promised) -> bool:
+    """Return whether more is lost than two standard errors of so few patients explain."""
+    risk = 1 - own.level
+    return own.lost > risk + 2 * (risk * own.level / own.patients) ** 0.5
+
+
+def read_conditions(path: Path) -> Conditions:
+    """Return the conditions in a YAML file."""
+    try:
+        return checked(Conditions, load_yaml(read_bounded(path, LARGEST).decode()) or {}, path.name)
+    except ValidationError as error:
+        raise MedsiloError(f"--conditions: {in_words(error, Conditions)}", str(path)) from error
+    except (OSError, ValueError, YamlError) as error:
+        raise MedsiloError(f"--conditions can't be read ({type(error).__name__}); give YAML", str(path)) from error
 
 
 def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:

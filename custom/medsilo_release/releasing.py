@@ -26,6 +26,10 @@ def release(
     after: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="the release whose place it takes; says what changed")
     ] = None,
+    conditions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="what later versions may change, and what has to hold"),
+    ] = None,
     key: Key = KEY,
 ) -> int:
     """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo validate`.
@@ -34,11 +38,12 @@ def release(
     of your key by another way than the folder.
     """
     from medsilo.extend import signed, signing
-    from medsilo_release.release_folder import Release, write_release
+    from medsilo_release.release_folder import Release, read_conditions, write_release
 
     with screen.busy("releasing"):
         old = Release.open(after) if after else None
-        made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old)
+        agreed = read_conditions(conditions) if conditions else None
+        made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
     lead = signed.fingerprint(made.lead)
     screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA")
     screen.answer(release=out, hash=made.hash, key=lead)

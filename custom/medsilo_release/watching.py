@@ -216,7 +216,7 @@ class Measuring:
 
     def _of_output(self, output: Tensor) -> dict[str, Tensor]:
         goal = self.task.goal
-        if goal.outputs > 1 and not goal.overlaps:
+        if goal.classifies or (goal.outputs > 1 and not goal.overlaps):
             shares = (goal.scores(output) if goal.classifies else output).softmax(1)
             sure = -(shares * shares.clamp(min=1e-12).log()).sum(1)
             names, first = goal.label_names, 1 if shares.shape[1] == 2 or not goal.classifies else 0

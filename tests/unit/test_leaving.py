@@ -13,11 +13,12 @@ from medsilo.core.errors import Refused
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
+from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.reading import read_rounds
 from medsilo.sealing.signed import read_signed
 from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import SiteSettings, make_settings, read_settings_of_all
+from medsilo.site.settings import SiteSettings, read_settings_of_all
 from medsilo_release.leaving import Leaving
 
 HOSPITALS = ("a", "b", "c", "late")
@@ -113,6 +114,16 @@ def test_leaving_is_the_study_without_the_hospital(kind: type, here: Path, capsy
     assert [line.answered for line in read_rounds(here / "runs/new")] == [["a", "b", "c"]] * 6
 
 
+@pytest.mark.slow
+def test_leaving_in_the_simulator_gives_the_models_of_the_loop(here: Path) -> None:
+    plan, settings = parse_plan({**STUDY, "training": {"rounds": 2}}), settings_in(here / "hospitals")
+    simulator.run(plan, here / "runs/study", settings)
+    assert cli.main(["leave", "runs/study", "late", "-o", "runs/new", "--yes"]) == 0
+    assert (here / "runs/new/job").is_dir(), "it was not run in the simulator"
+    inprocess.run(without(plan, "late"), folder=here / "fresh", settings=settings_in(here / "hospitals", "late"))
+    assert same(here / "runs/new", here / "fresh")
+
+
 def test_a_patient_leaves_as_if_never_listed(here: Path) -> None:
     plan, settings = parse_plan({**STUDY, "participation": {"sites": list(HOSPITALS)}}), settings_in(here / "hospitals")
     inprocess.run(plan, folder=here / "runs/study", settings=settings)
@@ -137,4 +148,3 @@ def test_nobody_leaves_who_was_never_in_it(here: Path, capsys: pytest.CaptureFix
         capsys.readouterr()
         assert cli.main(["leave", "runs/study", who, "-o", "runs/new"]) == 1
         assert why in capsys.readouterr().err
-    assert make_settings({}, "a test").data is None
