@@ -83,6 +83,11 @@ def validate(
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
     opened = [Release.open(folder, lead) for folder in releases]
     settings = settings_of(device, data, site_config, pictures=True)
+    if watch and settings.data and settings.data.inside.label:
+        raise MedsiloError(
+            "--watch: these recordings are cut where their labels change, and others will not be; name labels by "
+            "folders or a table"
+        )
     with screen.busy("testing"):
         looks = [Validated() for _ in opened]
         sources = [release.source() for release in opened]
