@@ -68,22 +68,22 @@ class Watched:
             raise MedsiloError("this hospital does not watch that release; begin with 'medsilo validate --watch'")
         kept, reference = folder.kept(), folder.reference()
         charts = Charts.against(reference.values, reference.names, _a_year(kept))
-        own = [place for place, name in enumerate(reference.names) if name != OUTCOME]
-        seen = charts.of([reference.names[place] for place in own])
-        shares, alarms = seen.run(_means(kept.blocks, len(own)))
-        outcomes, wrong = charts.of([name for name in reference.names if name == OUTCOME]).run(_means(kept.outcomes, 1))
+        seen = charts.of([name for name in reference.names if name != OUTCOME])
+        shares, alarms = seen.run(_means(kept.cases.whole, len(seen.names)))
+        known = kept.outcomes.whole
+        outcomes, wrong = charts.of([OUTCOME]).run(_means(known, 1)) if known else (np.zeros((0, 1)), [])
         return cls(release, folder, kept, seen, shares, alarms, outcomes, wrong)
 
     @property
     def months(self) -> list[str]:
         """The months of which something is kept, the first first."""
-        return sorted({block.month for block in (*self.kept.blocks, *self.kept.outcomes)})
+        return sorted({block.month for block in (*self.kept.cases.whole, *self.kept.outcomes.whole)})
 
 
 def _a_year(kept: Kept) -> int:
     days = (datetime.now(UTC).date() - date.fromisoformat(kept.began)).days
-    patients = sum(block.patients for block in kept.blocks)
-    return A_YEAR if days < KNOWN or len(kept.blocks) < KNOWN else int(np.clip(patients / days * 365, FEWEST, MOST))
+    sums = len(kept.cases.whole)
+    return A_YEAR if min(days, sums) < KNOWN else int(np.clip(BLOCK * sums / days * 365, FEWEST, MOST))
 
 
 def _means(blocks: Sequence[Sums], width: int) -> np.ndarray:
@@ -108,6 +108,8 @@ def take_outcomes(release: Release, path: Path) -> int:
     if not folder.there or digest in folder.kept().tables:
         why = "that table counts already" if folder.there else "this hospital does not watch that release"
         raise MedsiloError(f"--outcomes: {why}; give another one", str(path))
+    if OUTCOME not in folder.reference().names:
+        raise MedsiloError("--outcomes: all cases of the validation have one score; there is nothing to compare with")
     folder.add([], scores, digest)
     return len(scores)
 
@@ -132,53 +134,52 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         return path  # what was told stays as it was told
     if settings.privacy:
         raise MedsiloError("this hospital answers only with noise (privacy in its medsilo.yaml), which a month has not")
-    own = [block for block in watched.kept.blocks if block.month == month]
-    known = [block for block in watched.kept.outcomes if block.month == month]
+    own, known = (
+        [block for block in stream.whole if block.month == month]
+        for stream in (watched.kept.cases, watched.kept.outcomes)
+    )
     synthetic = reference.synthetic
     step, unit, least = settings.patients_in_step(synthetic), settings.count_unit(synthetic), settings.least(synthetic)
+    own, known = (blocks if BLOCK * len(blocks) >= least else [] for blocks in (own, known))
     if settings.protects(synthetic):
         data = data_set(settings.data.folder if settings.data else None, reference.task)
         asker = Asker(f"release {watched.release.hash[:12]}", data, f"month {month}")
         book = Book((settings.records or folder) / reference.hospital)
         book.note(asker, {"test": bool(known) + bool(own)}, settings.limits)
 
-    def told(blocks: Sequence[Sums], low: float, high: float, values: np.ndarray) -> list[float]:
-        patients = BLOCK * len(blocks)
-        if patients < max(least, BLOCK):
-            return []
-        resolution = Resolution(1 / patients, step, unit)
-        return [round(resolution.mean(float(value), low, high), 3) for value in values]
+    def told(blocks: Sequence[Sums], value: float, low: float, high: float) -> float:
+        return round(Resolution(1 / (BLOCK * len(blocks)), step, unit).mean(value, low, high), 3)
 
-    names, mean = watched.charts.names, _means(own, len(watched.charts.names)).mean(0) if own else np.zeros(0)
-    score = _means(known, 1).mean() if known else 0.0
-    at = list(reference.names).index(OUTCOME) if OUTCOME in reference.names else 0
-    right = told(known, 0, 1, np.array([score * reference.deviations[at] + reference.means[at]])) if known else []
-    enough = BLOCK * len(own) >= max(least, BLOCK)
+    names, score = watched.charts.names, 0.0
+    if known:
+        at = reference.names.index(OUTCOME)
+        score = float(_means(known, 1).mean() * reference.deviations[at] + reference.means[at])
+    drifts = _means(own, len(names)).mean(0).tolist() if own else []
     receipt = Receipt(
         release=watched.release.hash,
         hospital=reference.hospital,
         made=f"{datetime.now(UTC):%Y-%m-%d}",
         package=PackageFacts(**package_facts()),
         metric=watched.release.manifest.metric,
-        score=min(max(right[0], 0.0), 1.0) if right else None,
-        cases=Resolution(0, step, unit).count(BLOCK * len(own)) if enough else None,
+        score=told(known, score, 0, 1) if known else None,
+        cases=Resolution(0, step, unit).count(BLOCK * len(own)) if own else None,
         month=month,
-        drifts=dict(zip(names, told(own, -FAR, FAR, mean), strict=False)),
-        alarms=tuple(dict.fromkeys(alarm.name for alarm in _of_month(watched, month))) if enough else (),
+        drifts={name: told(own, value, -FAR, FAR) for name, value in zip(names, drifts, strict=False)},
+        alarms=tuple(dict.fromkeys(alarm.name for alarm in _of_month(watched, month))) if own else (),
     )
     signed.write_signed(path, receipt, key)
     return path
 
 
 def _of_month(watched: Watched, month: str) -> Iterator[Alarm]:
-    pairs = ((watched.kept.blocks, watched.alarms), (watched.kept.outcomes, watched.wrong))
+    pairs = ((watched.kept.cases.whole, watched.alarms), (watched.kept.outcomes.whole, watched.wrong))
     return (alarm for blocks, alarms in pairs for alarm in alarms if blocks[alarm.block].month == month)
 
 
 def write_monitor(watched: Watched, page: Path) -> Path:
     """Write the hospital's page, for its own eyes."""
     reference, alarms = watched.folder.reference(), [*watched.alarms, *watched.wrong]
-    patients, known = BLOCK * len(watched.kept.blocks), BLOCK * len(watched.kept.outcomes)
+    patients, known = BLOCK * len(watched.kept.cases.whole), BLOCK * len(watched.kept.outcomes.whole)
     headline = f"No alarm over {patients} patients, and {known} whose outcome is known."
     if alarms:
         last = alarms[-1]
@@ -221,7 +222,7 @@ def _rows(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         at = list(reference.names).index(name)
         drifts = []
         for month in watched.months:
-            own = _means([block for block in watched.kept.blocks if block.month == month], len(names))
+            own = _means([block for block in watched.kept.cases.whole if block.month == month], len(names))
             drifts.append(cell(None, f"{own[:, place].mean():+.2f}") if len(own) else cell(None))
         now = watched.shares[-1, place] if len(watched.shares) else 0.0
         yield name, [cell(None, f"{reference.means[at]:.4g}"), cell(None, f"{100 * now:.0f} %"), *drifts]
@@ -229,12 +230,12 @@ def _rows(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def _beside(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield what the validation does not know, spacing and values as they are stored, by month, in its own units."""
-    for name in sorted({name for block in watched.kept.blocks for name in block.beside}):
+    for name in sorted({name for block in watched.kept.cases.whole for name in block.beside}):
         cells = []
         for month in watched.months:
             own = [
                 block.beside[name] / BLOCK
-                for block in watched.kept.blocks
+                for block in watched.kept.cases.whole
                 if block.month == month and name in block.beside
             ]
             cells.append(cell(None, f"{np.mean(own):.4g}" if own else shown(None)))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -55,12 +55,18 @@ class Reference(Section):
     names: Names
     means: tuple[Number, ...]
     deviations: tuple[Number, ...]
-    cases: Annotated[tuple[tuple[Number, ...], ...], Field(max_length=MOST_REFERENCE)]
+    cases: Annotated[tuple[tuple[Number, ...], ...], Field(max_length=MOST_REFERENCE)] = ()
 
     @property
     def values(self) -> np.ndarray:
         """The cases, [cases, names]."""
         return np.array(self.cases)
+
+    def apart(self, name: str, value: float) -> float:
+        """Return how far a value lies from the mean; so far that nothing is further, where it is no number."""
+        at = self.names.index(name)
+        apart = (value - self.means[at]) / self.deviations[at]
+        return apart if name == OUTCOME else float(np.clip(np.nan_to_num(apart, nan=FAR), -FAR, FAR))
 
 
 class Sums(Section):
@@ -71,26 +77,30 @@ class Sums(Section):
     sums: tuple[Number, ...] = ()
     beside: dict[Word, Number] = {}
 
-    def with_case(self, month: str, case: Sequence[float], beside: Mapping[str, float]) -> Self:
-        """Return these sums and one more patient's."""
-        before = self.sums or (0.0,) * len(case)
-        added = {name: self.beside.get(name, 0.0) + value for name, value in beside.items()}
-        return type(self)(
-            month=month,
-            patients=self.patients + 1,
-            sums=tuple(round(old + new, 4) for old, new in zip(before, case, strict=True)),
-            beside={name: round(value, 4) for name, value in added.items()},
-        )
+
+class Stream(Section):
+    """Sums over five patients each, the oldest first, and over those who do not make up five yet."""
+
+    whole: Annotated[tuple[Sums, ...], Field(max_length=MOST_BLOCKS)] = ()
+    rest: Sums | None = None
+
+    def plus(self, month: str, case: Sequence[float], beside: Mapping[str, float]) -> "Stream":
+        """Return this and one patient more."""
+        old = self.rest or Sums(month=month, sums=(0.0,) * len(case))
+        sums = tuple(round(before + new, 4) for before, new in zip(old.sums, case, strict=True))
+        others = {name: round(old.beside.get(name, 0.0) + value, 4) for name, value in beside.items()}
+        rest = Sums(month=month, patients=old.patients + 1, sums=sums, beside=others)
+        if rest.patients < BLOCK:
+            return Stream(whole=self.whole, rest=rest)
+        return Stream(whole=(*self.whole, rest)[-MOST_BLOCKS:])
 
 
 class Kept(Section):
-    """sums.json: what is kept of predictions, and of outcomes that came in later, oldest first."""
+    """sums.json: what is kept of predictions, and of outcomes that came in later."""
 
     began: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
-    blocks: Annotated[tuple[Sums, ...], Field(max_length=MOST_BLOCKS)] = ()
-    open: Sums | None = None
-    outcomes: Annotated[tuple[Sums, ...], Field(max_length=MOST_BLOCKS)] = ()
-    open_outcome: Sums | None = None
+    cases: Stream = Stream()
+    outcomes: Stream = Stream()
     tables: Annotated[tuple[Hash, ...], Field(max_length=MOST_BLOCKS)] = ()  # outcomes that were given already
 
 
@@ -127,16 +137,15 @@ class WatchFolder:
         names = [name for name in reference.names if name != OUTCOME]
         with FileLock(self.folder / "lock", timeout=60):
             kept = self.kept()
-            rows = [
-                (_standardised(reference, names, case), {n: v for n, v in case.items() if n not in reference.names})
-                for case in cases
-            ]
-            blocks, rest = _summed(kept.blocks, kept.open, rows, month)
-            scores = [(_standardised(reference, [OUTCOME], {OUTCOME: score}), {}) for score in outcomes]
-            known, open_outcome = _summed(kept.outcomes, kept.open_outcome, scores, month)
+            seen, known = kept.cases, kept.outcomes
+            for case in cases:
+                apart = [reference.apart(name, case.get(name, np.nan)) for name in names]
+                seen = seen.plus(month, apart, {name: own for name, own in case.items() if name not in reference.names})
+            for score in outcomes:
+                known = known.plus(month, [reference.apart(OUTCOME, score)], {})
             tables = (*kept.tables, table)[-MOST_BLOCKS:] if table else kept.tables
-            made = {"blocks": blocks, "open": rest, "outcomes": known, "open_outcome": open_outcome, "tables": tables}
-            write_json(self.folder / SUMS, kept.model_copy(update=made).model_dump(mode="json"))
+            made = Kept(began=kept.began, cases=seen, outcomes=known, tables=tables)
+            write_json(self.folder / SUMS, made.model_dump(mode="json"))
 
 
 def this_month() -> str:
@@ -154,46 +163,22 @@ def _read(path: Path, kind: type[Any]) -> Any:
         ) from error
 
 
-def _standardised(reference: Reference, names: Sequence[str], case: Seen) -> list[float]:
-    places = {name: place for place, name in enumerate(reference.names)}
-    apart = [
-        (case.get(name, reference.means[at]) - reference.means[at]) / reference.deviations[at]
-        for name in names
-        for at in [places[name]]
-    ]
-    return [float(np.clip(one, -FAR, FAR)) if np.isfinite(one) else FAR for one in apart]
-
-
-def _summed(
-    blocks: Sequence[Sums], rest: Sums | None, rows: Sequence[tuple[list[float], Seen]], month: str
-) -> tuple[tuple[Sums, ...], Sums]:
-    whole, rest = list(blocks), rest or Sums(month=month)
-    for case, beside in rows:
-        rest = rest.with_case(month, case, beside)
-        if rest.patients == BLOCK:
-            whole, rest = [*whole, rest], Sums(month=month)
-    return tuple(whole[-MOST_BLOCKS:]), rest
-
-
 # ---------------------------------------------------------------------------------------------------- measuring
+LAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
 class Measuring:
     """Measures cases as a model answers them: inputs, its last features, its scores, and sizes of what is promised."""
 
     def __init__(self, source: Source, folder: WatchFolder | None = None) -> None:
         self.task, self.folder, self.features = source.plan.task, folder, list[Tensor]()
-        last = [
-            one for one in source.network.modules() if isinstance(one, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        ]
-        if last and "members" not in source.facts and source.facts.get("kind") == "model":
+        last = [own for own in source.network.modules() if isinstance(own, LAST)]
+        if last and source.facts.get("kind") == "model":  # of several models nobody says which one answers
             last[-1].register_forward_pre_hook(lambda _, given: self.features.append(_over_places(given[0]).cpu()))
 
     def measure(self, inputs: Tensor, output: Tensor, said: Sequence[Mapping[str, Any]]) -> list[Seen]:
         """Return the numbers of each case."""
-        numbers = {
-            **self._of_inputs(inputs.float()),
-            **self._of_output(output.double()),
-            **self._of_features(len(inputs)),
-        }
+        numbers = self._of_inputs(inputs.float()) | self._of_output(output.double()) | self._of_features(len(inputs))
         told = zip(*(own.cpu().double().tolist() for own in numbers.values()), strict=True)
         return [{**dict(zip(numbers, row, strict=True)), **_sizes(own)} for row, own in zip(told, said, strict=True)]
 
@@ -221,9 +206,8 @@ class Measuring:
             sure = -(shares * shares.clamp(min=1e-12).log()).sum(1)
             names, first = goal.label_names, 1 if shares.shape[1] == 2 or not goal.classifies else 0
             told = {f"share of {names[n]}": shares[:, n] for n in range(first, min(shares.shape[1], CLASSES))}
-            return {name: own.flatten(1).mean(1) if own.dim() > 1 else own for name, own in told.items()} | {
-                "entropy": sure.flatten(1).mean(1) if sure.dim() > 1 else sure
-            }
+            told["entropy"] = sure
+            return {name: own.flatten(1).mean(1) if own.dim() > 1 else own for name, own in told.items()}
         return {f"output {n}": own for n, own in enumerate(_over_places(output)[:, :CLASSES].T)}
 
     def _of_features(self, cases: int) -> dict[str, Tensor]:
@@ -255,7 +239,7 @@ def _sizes(said: Mapping[str, Any]) -> Seen:
         return {"labels in the promised set": float(str(labels).count("|") + 1)}
     if "promised_low" in said:
         return {"width of the promised interval": float(said["promised_high"]) - float(said["promised_low"])}
-    return {name: float(said[key]) for key, name in (("promised_until", "promised time"),) if key in said}
+    return {"promised time": float(said["promised_until"])} if "promised_until" in said else {}
 
 
 class Validated:
@@ -294,11 +278,10 @@ class Validated:
             raise MedsiloError(f"--watch: {len(whose)} patients; {LEAST} at least are needed to notice changes against")
         rows = [mean_of(cases) for cases in whose.values()]
         rows = [rows[place] for place in np.random.default_rng(len(rows)).permutation(len(rows))[:MOST_REFERENCE]]
-        values = np.array([[row[name] for name in rows[0]] for row in rows])
+        values = np.array([[row.get(name, np.nan) for name in rows[0]] for row in rows])
         means, apart = values.mean(0), values.std(0)
-        used = [n for n in range(len(apart)) if np.isfinite(apart[n]) and apart[n] > 1e-6 * (1 + abs(means[n]))]
-        cases = ((values - means) / np.where(apart > 0, apart, 1))[:, used].clip(-FAR, FAR).round(4)
-        return Reference(
+        used = [n for n in range(len(apart)) if apart[n] > 1e-6 * (1 + abs(means[n]))]  # not where one is no number
+        reference = Reference(
             release=release,
             hospital=hospital,
             task=manifest.task,
@@ -306,8 +289,9 @@ class Validated:
             names=tuple(list(rows[0])[n] for n in used),
             means=tuple(means[used].tolist()),
             deviations=tuple(apart[used].tolist()),
-            cases=tuple(map(tuple, cases.tolist())),
         )
+        cases = (tuple(round(reference.apart(name, row[name]), 4) for name in reference.names) for row in rows)
+        return reference.model_copy(update={"cases": tuple(cases)})
 
 
 def watching(asked: PredictionRequest) -> Watch | None:

@@ -100,15 +100,15 @@ def test_predictions_leave_sums_without_names_and_a_change_gives_an_alarm(
     release = Release.open(here / "release")
     folder = WatchFolder(release.hash)
     predicted(here, "one", 52)
-    kept, rest = folder.kept(), folder.kept().open
-    assert len(kept.blocks) == 10 and rest and rest.patients == 2 and all(one.patients == BLOCK for one in kept.blocks)
+    kept, rest = folder.kept().cases, folder.kept().cases.rest
+    assert len(kept.whole) == 10 and rest and rest.patients == 2 and all(one.patients == BLOCK for one in kept.whole)
     told = " ".join(path.read_text() for path in (here / "home").rglob("*.json"))
     assert "person" not in told and "labels in the promised set" in told and "feature 0" in told and "entropy" in told
     reference = folder.reference()
     ages = np.array([float(row["age"]) for row in csv.DictReader((here / "local/cases.csv").open())])
     new = np.array([float(row["age"]) for row in csv.DictReader((here / "one/cases.csv").open())])[:BLOCK]
     at = reference.names.index("age")
-    assert kept.blocks[0].sums[at] == pytest.approx(((new - ages.mean()) / ages.std()).sum(), abs=1e-3)
+    assert kept.whole[0].sums[at] == pytest.approx(((new - ages.mean()) / ages.std()).sum(), abs=1e-3)
     assert reference.means[reference.names.index(OUTCOME)] == pytest.approx(0.78, abs=0.08)
     assert cli.main(["monitor", "release"]) == 0
     assert "No alarm over 50 patients" in (here / "monitor.html").read_text()

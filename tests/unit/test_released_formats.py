@@ -92,7 +92,7 @@ def test_a_hospital_without_a_kit_validates_and_watches(
         cli.main(["predict", "release/model-1", *given, "-o", "found", "--settings", "local", "--device", "cpu"]) == 0
     )
     folder = WatchFolder(Release.open(tmp_path / "release").hash)
-    names, blocks = [name for name in folder.reference().names if name != OUTCOME], folder.kept().blocks
+    names, blocks = [name for name in folder.reference().names if name != OUTCOME], folder.kept().cases.whole
     assert len(blocks) == PATIENTS // BLOCK and len(names) >= 4
     drifts = np.array([block.sums for block in blocks]).sum(0) / PATIENTS
     apart = {name: round(float(own), 3) for name, own in zip(names, drifts, strict=True) if abs(own) > 0.02}
