@@ -21,7 +21,7 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.sealing import signing
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
 from medsilo_release.release_folder import Release, write_release
-from medsilo_release.watching import BLOCK, FAR, OUTCOME, Measuring
+from medsilo_release.patient_sums import BLOCK, FAR, OUTCOME, Measuring
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "results" / "monitor.md"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.course.phase import Phase
     from medsilo.course.workbench import Workbench
     from medsilo.deploy.exporter import Exporter
-    from medsilo.deploy.predictor import PredictionRequest, Predictor, Watcher
+    from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
     from medsilo.federation.inquiry import Inquiry, SiteOfInquiry
     from medsilo.federation.seams import Channel, Place, Site
@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.deploy.model_card import card_facts, interval_of, write_card
     from medsilo.deploy.own_model import Reading, folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
+    from medsilo.deploy.predictor import Watcher
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.deploy.together import answering_together
     from medsilo.deploy.watch import Seen, Watch, mean_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from medsilo_release.watching import BLOCK, group_of
+from medsilo_release.patient_sums import BLOCK, group_of
 
 YEARS = 400  # that are drawn
 A_YEAR_EACH = 1 / 3  # false alarms of a group: of n on average there are none in a share of exp(-n) of the years

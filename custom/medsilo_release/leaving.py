@@ -41,7 +41,7 @@ PathName = Annotated[str, Field(max_length=1000)]
 Files = Annotated[dict[PathName, Hash], Field(max_length=MOST)]
 
 
-class Leaving(Section):
+class LeavingCertificate(Section):
     """leaving.json: who left, and what was made instead of what."""
 
     hospital: Word
@@ -103,7 +103,7 @@ class Departure:
 
     @property
     def price(self) -> str:
-        """What it takes, in words."""
+        """The price in words: rounds, and measured seconds."""
         again = self.before.rounds - self.begun_after
         measured = [line.seconds for line in self.rounds[self.begun_after :] if line.seconds is not None]
         seconds = statistics.fmean(measured) * again if measured else 0.0
@@ -154,12 +154,12 @@ class Departure:
         return line.model_copy(update=fewer)
 
     # ------------------------------------------------------------------ the certificate
-    def certify(self, out: Path, key: signing.PrivateKey) -> Leaving:
+    def certify(self, out: Path, key: signing.PrivateKey) -> LeavingCertificate:
         """Write and return what was made instead of what; raises MedsiloError where a run is not of this study."""
         finished_run(out)
         if load_plan(out / paths.PLAN).hash != self.plan.hash:
             raise MedsiloError("the run is not of this study without who left; run 'medsilo leave' into a new folder")
-        gone = Leaving(
+        gone = LeavingCertificate(
             hospital=self.hospital,
             patients=self.patients,
             plan_before=self.before.hash,

@@ -1,4 +1,4 @@
-"""What a hospital sees of a model at work: charts, alarms, months, and a receipt for each month that is over."""
+"""A model at work, as its hospital sees it: charts, alarms, months, and a receipt for each month that is over."""
 
 import csv
 import hashlib
@@ -32,7 +32,7 @@ from medsilo.extend import (
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
 from medsilo_release.receipts import Receipt
 from medsilo_release.release_folder import PackageFacts, Release
-from medsilo_release.watching import BLOCK, FAR, LARGEST, OUTCOME, Kept, Sums, WatchFolder
+from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder
 
 HERE = Path(__file__).parent
 KNOWN = 30  # days after which the patients of a year are measured
@@ -53,7 +53,7 @@ class Watched:
 
     release: Release
     folder: WatchFolder
-    kept: Kept
+    kept: KeptSums
     charts: Charts
     shares: np.ndarray  # of the limit, [sums, names]
     alarms: Sequence[Alarm]
@@ -80,7 +80,7 @@ class Watched:
         return sorted({block.month for block in (*self.kept.cases.whole, *self.kept.outcomes.whole)})
 
 
-def _a_year(kept: Kept) -> int:
+def _a_year(kept: KeptSums) -> int:
     days = (datetime.now(UTC).date() - date.fromisoformat(kept.began)).days
     sums = len(kept.cases.whole)
     return A_YEAR if min(days, sums) < KNOWN else int(np.clip(BLOCK * sums / days * 365, FEWEST, MOST))

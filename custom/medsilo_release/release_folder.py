@@ -53,7 +53,7 @@ class Scored(Section):
 
 
 class Conditions(Section):
-    """What a later version may change, and what has to hold then. It is agreed on with the first."""
+    """Conditions of a later version: keys that it may change, and scores that have to hold. The first one has them."""
 
     may_change: Annotated[tuple[Word, ...], Field(max_length=100)] | None = None  # keys of the plan; None: all
     least_score: Share | None = None  # of every hospital of the study
@@ -62,7 +62,7 @@ class Conditions(Section):
 
 
 class Promised(Section):
-    """What was promised of a hospital's patients in the study, and the share that lost it: its worst group."""
+    """A promise to a hospital's patients in the study, and the share that lost it: its worst group."""
 
     level: Share
     lost: Share

@@ -77,7 +77,7 @@ def validate(
     from medsilo_release.receipts import write_receipt
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
-    from medsilo_release.watching import Validated, WatchFolder
+    from medsilo_release.patient_sums import Validated, WatchFolder
 
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
@@ -133,7 +133,7 @@ def monitor(
     from medsilo.extend import settings_of, signing
     from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
     from medsilo_release.release_folder import Release
-    from medsilo_release.watching import this_month
+    from medsilo_release.patient_sums import this_month
 
     opened = Release.open(release)
     if outcomes:

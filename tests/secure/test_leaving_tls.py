@@ -9,7 +9,7 @@ from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.paths import CHECKPOINTS
 from medsilo.sealing.signed import read_signed
-from medsilo_release.leaving import CERTIFICATE, Leaving
+from medsilo_release.leaving import CERTIFICATE, LeavingCertificate
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, Consortium
@@ -37,7 +37,7 @@ def test_leaving_over_tls_equals_the_loop(
     inprocess.run(make_plan("fedavg", "training.rounds=2", sites=left), folder=tmp_path / "loop")
     assert_same_outcome(tmp_path / "loop", tmp_path / "runs/without-one")
     assert cli.main(words) == 0
-    told, _ = read_signed(tmp_path / "runs/without-one" / CERTIFICATE, Leaving)
+    told, _ = read_signed(tmp_path / "runs/without-one" / CERTIFICATE, LeavingCertificate)
     assert told.begun_after == 0 and "global/best.safetensors" in told.models
     assert f"with-all/sites/{gone}/best.safetensors" in told.copies
     assert not any(CHECKPOINTS in name and name.startswith("without") for name in told.copies)

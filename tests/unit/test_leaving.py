@@ -19,7 +19,7 @@ from medsilo.runs.reading import read_rounds
 from medsilo.sealing.signed import read_signed
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, read_settings_of_all
-from medsilo_release.leaving import Leaving
+from medsilo_release.leaving import LeavingCertificate
 
 HOSPITALS = ("a", "b", "c", "late")
 STUDY: dict[str, Any] = {
@@ -104,7 +104,7 @@ def test_leaving_is_the_study_without_the_hospital(kind: type, here: Path, capsy
     assert not (here / "runs/new").exists()
     assert cli.main([*words, "--yes"]) == 0
     assert same(here / "runs/new", here / "fresh")
-    gone, _ = read_signed(here / "runs/new/leaving.json", Leaving)
+    gone, _ = read_signed(here / "runs/new/leaving.json", LeavingCertificate)
     assert gone.begun_after == first - 1
     assert gone.plan == without(plan, "late").hash and gone.plan_before == plan.hash
     assert "elsewhere/best.safetensors" in gone.copies and "study/sites/late/last.safetensors" in gone.copies

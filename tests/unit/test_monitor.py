@@ -23,7 +23,7 @@ from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write
 from medsilo_release.receipts import Receipt, merged
 from medsilo_release.release_folder import Release
 from medsilo_release.release_pages import write_merged
-from medsilo_release.watching import BLOCK, HOME, OUTCOME, WatchFolder
+from medsilo_release.patient_sums import BLOCK, HOME, OUTCOME, WatchFolder
 
 STUDY = {
     "algorithm": {"name": "fedavg"},

@@ -16,7 +16,7 @@ from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
 from medsilo_release.receipts import Receipt
 from medsilo_release.release_folder import Release
-from medsilo_release.watching import BLOCK, OUTCOME, WatchFolder
+from medsilo_release.patient_sums import BLOCK, OUTCOME, WatchFolder
 from tests.dicoms import write_segmentation, write_series
 from tests.hospital import affine_of, ball, write_balls
 from tests.unit import test_series

@@ -151,7 +151,7 @@ class Judged:
     mean: Callable[[float], float | None]  # a further mean over all cases, from 0 to 1, as it may leave; it is counted
 
 
-class Look(Protocol):
+class CaseLook(Protocol):
     """Sees the cases of a hospital as a model answers them. cases: their places among all."""
 
     def __call__(self, source: Source, inputs: Tensor, output: Tensor, target: Tensor, cases: list[int]) -> None: ...
@@ -163,7 +163,7 @@ def judged(
     settings: SiteSettings,
     folder: Path,
     lead: str = "",
-    looks: Sequence[Look | None] = (),
+    looks: Sequence[CaseLook | None] = (),
 ) -> list[Judged]:
     """Score models of one task on all cases of a hospital that need not have been part of their studies.
 

@@ -95,7 +95,7 @@ class Stream(Section):
         return Stream(whole=(*self.whole, rest)[-MOST_BLOCKS:])
 
 
-class Kept(Section):
+class KeptSums(Section):
     """sums.json: what is kept of predictions, and of outcomes that came in later."""
 
     began: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
@@ -105,7 +105,7 @@ class Kept(Section):
 
 
 class WatchFolder:
-    """What a hospital keeps of a release's predictions."""
+    """The folder in which a hospital keeps sums of a release's predictions."""
 
     def __init__(self, release: str) -> None:
         self.folder = HOME.expanduser() / release[:12]
@@ -119,10 +119,10 @@ class WatchFolder:
         """Return the cases of the validation."""
         return _read(self.folder / REFERENCE, Reference)
 
-    def kept(self) -> Kept:
+    def kept(self) -> KeptSums:
         """Return what is kept so far."""
         path = self.folder / SUMS
-        return _read(path, Kept) if path.exists() else Kept(began=f"{datetime.now(UTC):%Y-%m-%d}")
+        return _read(path, KeptSums) if path.exists() else KeptSums(began=f"{datetime.now(UTC):%Y-%m-%d}")
 
     def begin(self, reference: Reference) -> None:
         """Keep a reference; what was kept against another one goes."""
@@ -144,7 +144,7 @@ class WatchFolder:
             for score in outcomes:
                 known = known.plus(month, [reference.apart(OUTCOME, score)], {})
             tables = (*kept.tables, table)[-MOST_BLOCKS:] if table else kept.tables
-            made = Kept(began=kept.began, cases=seen, outcomes=known, tables=tables)
+            made = KeptSums(began=kept.began, cases=seen, outcomes=known, tables=tables)
             write_json(self.folder / SUMS, made.model_dump(mode="json"))
 
 
