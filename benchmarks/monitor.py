@@ -20,8 +20,8 @@ from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.sealing import signing
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
-from medsilo_release.release_folder import Release, write_release
 from medsilo_release.patient_sums import BLOCK, FAR, OUTCOME, Measuring
+from medsilo_release.release_folder import Release, write_release
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "results" / "monitor.md"

@@ -51,12 +51,11 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.check.leaks import averages_images, describe, leaks
     from medsilo.cli import options
     from medsilo.cli.given_settings import folder_of_settings, settings_of
+    from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
-    from medsilo.consortium.lead import inquire, submit
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import (
-        load_facts,
         load_tensors,
         load_yaml,
         read_bounded,
@@ -70,16 +69,12 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.spill import TYPES
     from medsilo.core.tensors import Tensors, hash_of
     from medsilo.core.text import size_text
-    from medsilo.deploy import predicted_rows
+    from medsilo.deploy import model_card, predicted_rows, watch
     from medsilo.deploy.bundle import WEIGHTS, finish_bundle
-    from medsilo.deploy.model_card import card_facts, interval_of, write_card
     from medsilo.deploy.own_model import Reading, folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
-    from medsilo.deploy.predictor import Watcher
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.deploy.together import answering_together
-    from medsilo.deploy.watch import Seen, Watch, mean_of
-    from medsilo.federation import inprocess
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
     from medsilo.federation.pool import POOL
@@ -88,8 +83,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.sealed.identity import KitFiles, key_of
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Outgoing, Receive
-    from medsilo.flare import simulator
-    from medsilo.flare.jobs import find_job, plan_of, stated, write_job
+    from medsilo.flare.jobs import find_job, plan_of, stated
     from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
@@ -99,7 +93,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.agreed import stricter
     from medsilo.registry import TABLES
-    from medsilo.report.charts import Series, line_chart
+    from medsilo.report import charts
     from medsilo.report.findings import Answer
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
@@ -108,9 +102,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
-    from medsilo.runs.reading import read_provenance, read_rounds
+    from medsilo.runs.reading import read_provenance
     from medsilo.runs.record import Record
-    from medsilo.runs.schema import Round, Summary
+    from medsilo.runs.schema import Summary
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Asker, Book, data_set
@@ -120,8 +114,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft
     from medsilo.start.looks import patient_in
-    from medsilo.study.cross import Judged, finished_run, judged, run_settings
+    from medsilo.study import cross
     from medsilo.study.evidence import Scores, compare
+    from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
     from medsilo.tasks import splits, survival
     from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in

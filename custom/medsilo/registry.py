@@ -278,7 +278,7 @@ LOOKERS = PluginTable(
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
-WATCHERS = PluginTable("medsilo.watchers", "medsilo.deploy.predictor:Watcher", {})
+WATCHERS = PluginTable("medsilo.watchers", "medsilo.deploy.watch:Watcher", {})
 
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.command:Command", {})
 

@@ -16,12 +16,11 @@ from medsilo.extend import (
     Book,
     MedsiloError,
     Resolution,
-    Series,
     SiteSettings,
     cell,
+    charts,
     data_set,
     fill,
-    line_chart,
     package_facts,
     read_bounded,
     save,
@@ -30,9 +29,9 @@ from medsilo.extend import (
     signing,
 )
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
+from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder
 from medsilo_release.receipts import Receipt
 from medsilo_release.release_folder import PackageFacts, Release
-from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder
 
 HERE = Path(__file__).parent
 KNOWN = 30  # days after which the patients of a year are measured
@@ -186,12 +185,12 @@ def write_monitor(watched: Watched, page: Path) -> Path:
         headline = (
             f"{len(alarms)} alarms over {patients} patients; the last: {last.name} by {last.drift:+.2f} deviations."
         )
-    lines = [Series("highest of all charts", watched.shares.max(1).tolist() if len(watched.shares) else [])]
-    lines += [Series("outcomes", watched.outcomes[:, 0].tolist(), 1)] if known else []
+    lines = [charts.Series("highest of all charts", watched.shares.max(1).tolist() if len(watched.shares) else [])]
+    lines += [charts.Series("outcomes", watched.outcomes[:, 0].tolist(), 1)] if known else []
     longest = max(len(lines[0].values), len(lines[-1].values))
-    lines += [Series("limit: one false alarm a year", [1.0] * longest, -1)]
+    lines += [charts.Series("limit: one false alarm a year", [1.0] * longest, -1)]
     top = max(1.5, *(value or 0 for line in lines for value in line.values)) if longest else 1.5
-    chart = line_chart(
+    chart = charts.line_chart(
         lines, key="control", title="Control charts", x_label=f"{BLOCK} patients each", y_label="share of the limit",
         y_ticks=[0, 0.5, 1, round(top, 1)], last_x=max(1, longest - 1), width=720, unit="sums",
     )  # fmt: skip

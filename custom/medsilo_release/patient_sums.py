@@ -19,14 +19,11 @@ from medsilo.extend import (
     MedsiloError,
     PredictionRequest,
     Section,
-    Seen,
     Source,
-    Watch,
-    Watcher,
     checked,
-    mean_of,
     read_bounded,
     signed,
+    watch,
     write_json,
 )
 from medsilo_release.release_folder import MANIFEST, Hash, ReleaseManifest, Word
@@ -129,7 +126,9 @@ class WatchFolder:
         write_json(self.folder / REFERENCE, reference.model_dump(mode="json"))
         (self.folder / SUMS).unlink(missing_ok=True)
 
-    def add(self, cases: Sequence[Seen], outcomes: Sequence[float] = (), table: str = "", month: str = "") -> None:
+    def add(
+        self, cases: Sequence[watch.Seen], outcomes: Sequence[float] = (), table: str = "", month: str = ""
+    ) -> None:
         """Keep what was seen of patients, and the scores of some whose outcome is known now."""
         from filelock import FileLock
 
@@ -176,13 +175,13 @@ class Measuring:
         if last and source.facts.get("kind") == "model":  # of several models nobody says which one answers
             last[-1].register_forward_pre_hook(lambda _, given: self.features.append(_over_places(given[0]).cpu()))
 
-    def measure(self, inputs: Tensor, output: Tensor, said: Sequence[Mapping[str, Any]]) -> list[Seen]:
+    def measure(self, inputs: Tensor, output: Tensor, said: Sequence[Mapping[str, Any]]) -> list[watch.Seen]:
         """Return the numbers of each case."""
         numbers = self._of_inputs(inputs.float()) | self._of_output(output.double()) | self._of_features(len(inputs))
         told = zip(*(own.cpu().double().tolist() for own in numbers.values()), strict=True)
         return [{**dict(zip(numbers, row, strict=True)), **_sizes(own)} for row, own in zip(told, said, strict=True)]
 
-    def keep(self, cases: Sequence[Seen]) -> None:
+    def keep(self, cases: Sequence[watch.Seen]) -> None:
         """Keep what was measured of patients."""
         assert self.folder
         self.folder.add(cases)
@@ -233,7 +232,7 @@ def group_of(name: str) -> str:
     return "answers" if name.startswith(ANSWERS) else "inputs"
 
 
-def _sizes(said: Mapping[str, Any]) -> Seen:
+def _sizes(said: Mapping[str, Any]) -> watch.Seen:
     """Return the size of what is promised of a case."""
     if (labels := said.get("promised_set")) is not None:
         return {"labels in the promised set": float(str(labels).count("|") + 1)}
@@ -246,7 +245,7 @@ class Validated:
     """Collects what is seen of the cases of a validation, and how far they keep what is promised."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, watch.Seen] = {}
         self.promised: dict[int, float] = {}
         self._measuring: Measuring | None = None
 
@@ -271,12 +270,12 @@ class Validated:
 
     def reference(self, release: str, manifest: ReleaseManifest, hospital: str, scores: Any, people: Any) -> Reference:
         """Return what later predictions are compared with. scores, people: of each case."""
-        whose: dict[str, list[Seen]] = {}
+        whose: dict[str, list[watch.Seen]] = {}
         for case in sorted(self.seen):
             whose.setdefault(people[case], []).append({**self.seen[case], OUTCOME: float(scores[case])})
         if len(whose) < LEAST:
             raise MedsiloError(f"--watch: {len(whose)} patients; {LEAST} at least are needed to notice changes against")
-        rows = [mean_of(cases) for cases in whose.values()]
+        rows = [watch.mean_of(cases) for cases in whose.values()]
         rows = [rows[place] for place in np.random.default_rng(len(rows)).permutation(len(rows))[:MOST_REFERENCE]]
         values = np.array([[row.get(name, np.nan) for name in rows[0]] for row in rows])
         means, apart = values.mean(0), values.std(0)
@@ -294,7 +293,7 @@ class Validated:
         return reference.model_copy(update={"cases": tuple(cases)})
 
 
-def watching(asked: PredictionRequest) -> Watch | None:
+def watching(asked: PredictionRequest) -> watch.Watch | None:
     """Return what keeps numbers of a released model's predictions, where this hospital watches it."""
     for folder in (asked.own, asked.source.run or asked.own):
         if (folder.parent / MANIFEST).is_file():
@@ -304,4 +303,4 @@ def watching(asked: PredictionRequest) -> Watch | None:
     return None
 
 
-WATCHER = Watcher(watching)
+WATCHER = watch.Watcher(watching)

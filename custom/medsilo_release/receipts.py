@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from medsilo.extend import Judged, MedsiloError, Section, package_facts, signed, signing
+from medsilo.extend import MedsiloError, Section, cross, package_facts, signed, signing
 from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
 
 MOST_RECEIPTS = 4096
@@ -46,7 +46,12 @@ class Merged:
 
 
 def write_receipt(
-    release: Release, found: Judged, hospital: str, folder: Path, key: signing.PrivateKey, kept: float | None = None
+    release: Release,
+    found: cross.Judged,
+    hospital: str,
+    folder: Path,
+    key: signing.PrivateKey,
+    kept: float | None = None,
 ) -> Path:
     """Write what a hospital tells of a release, and return where."""
     receipt = Receipt(

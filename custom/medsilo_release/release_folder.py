@@ -16,18 +16,17 @@ from medsilo.extend import (
     Source,
     YamlError,
     answering_together,
-    card_facts,
     checked,
     copy_model,
     in_words,
     load_yaml,
+    model_card,
     open_source,
     package_facts,
     paths,
     read_bounded,
     signed,
     signing,
-    write_card,
 )
 
 MANIFEST, CHANGES = "release.json", "CHANGES.md"
@@ -144,12 +143,12 @@ def write_release(
         raise MedsiloError("--after: that release was signed with another key; give its key with --key")
     sources = [open_source(run, site) for run in runs]
     committee = answering_together(sources)
-    facts = [card_facts(source) for source in sources]
+    facts = [model_card.card_facts(source) for source in sources]
     try:
         names = [f"model-{number}" for number in range(1, len(runs) + 1)]
         for name, run, source in zip(names, runs, sources, strict=True):
             copy_model(run, source, out / name)
-            write_card(source, out / name)
+            model_card.write_card(source, out / name)
         manifest = ReleaseManifest(
             made=f"{datetime.now(UTC):%Y-%m-%d}",
             task=committee.plan.task.name,

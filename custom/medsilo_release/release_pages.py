@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import (
-    Judged,
     Scores,
     between,
     cell,
     compare,
+    cross,
     fill,
-    interval_of,
     interval_over,
+    model_card,
     picture_of,
     save,
     shown,
@@ -38,7 +38,7 @@ def scores_of(measures: Any, metric: str, patients: Sequence[str]) -> Scores:
 
 
 def write_validation(
-    releases: Sequence[Release], found: Sequence[Judged], site: str, folder: Path, kept: Sequence[float | None]
+    releases: Sequence[Release], found: Sequence[cross.Judged], site: str, folder: Path, kept: Sequence[float | None]
 ) -> Path:
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
     metric, rows, own = releases[0].manifest.metric, [], []
@@ -123,7 +123,7 @@ def _worked(receipt: Receipt | None) -> dict[str, Any]:
 
 
 def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:
-    low_high = interval_of(metric, score, cases or 0) if score is not None else None
+    low_high = model_card.interval_of(metric, score, cases or 0) if score is not None else None
     text = None if score is not None else "not told"
     return [cell(score, text), cell(None, between(low_high) or "–"), cell(cases, shown(cases))]
 

@@ -8,7 +8,7 @@ import typer
 from medsilo.extend import Command, MedsiloError, Screen, options
 
 if TYPE_CHECKING:
-    from medsilo_release.leaving import Departure
+    from medsilo.extend import Departure
 
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
@@ -73,11 +73,11 @@ def validate(
     steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.extend import judged, settings_of, signed, signing
+    from medsilo.extend import cross, settings_of, signed, signing
+    from medsilo_release.patient_sums import Validated, WatchFolder
     from medsilo_release.receipts import write_receipt
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
-    from medsilo_release.patient_sums import Validated, WatchFolder
 
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
@@ -92,7 +92,7 @@ def validate(
         looks = [Validated() for _ in opened]
         sources = [release.source() for release in opened]
         needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
-        found = judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
+        found = cross.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
     kept = [look.kept for look in looks]
     page = write_validation(opened, found, hospital, out, kept)
     own = signing.own_key(key.expanduser(), OWN)
@@ -132,8 +132,8 @@ def monitor(
     """
     from medsilo.extend import settings_of, signing
     from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
-    from medsilo_release.release_folder import Release
     from medsilo_release.patient_sums import this_month
+    from medsilo_release.release_folder import Release
 
     opened = Release.open(release)
     if outcomes:
@@ -204,7 +204,8 @@ def leave(
     It goes on from the last round before the hospital came, if that is kept; else it is the whole study again. Writes
     a signed certificate with the hashes of plan, rounds and models, and lists the copies of the old models.
     """
-    from medsilo_release.leaving import CERTIFICATE, Departure
+    from medsilo.extend import ALL_MINE, Departure, cross, settings_of, signing
+    from medsilo_release.leaving_certificate import CERTIFICATE, certify
 
     gone = Departure.of(study, hospital, patients)
     if not (out / "summary.json").exists():
@@ -213,13 +214,9 @@ def leave(
             raise MedsiloError("nothing was done yet; give --yes to agree to this price")
         if kit:
             return _submit(screen, gone, kit, out.name)
-        from medsilo.extend import ALL_MINE, run_settings, settings_of
-
         with screen.busy("running the study again"):
-            gone.run(out, settings_of(device, data, site_config, run_settings(study), **ALL_MINE))
-    from medsilo.extend import signing
-
-    told = gone.certify(out, signing.own_key(key.expanduser(), OWN))
+            gone.run(out, settings_of(device, data, site_config, cross.run_settings(study), **ALL_MINE))
+    told = certify(gone, out, signing.own_key(key.expanduser(), OWN))
     screen.say(f"certificate: {out / CERTIFICATE}\ncopies of the old models, which are for you to remove:")
     for copy in told.copies:
         screen.say(f"  {copy}")
@@ -230,11 +227,11 @@ def leave(
 def _submit(screen: Screen, gone: "Departure", kit: Path, name: str) -> int:
     from tempfile import TemporaryDirectory
 
-    from medsilo.extend import submit, write_job
+    from medsilo.extend import lead
 
     with TemporaryDirectory() as place:
-        write_job(Path(place) / "job", gone.plan, study=name)
-        job = submit(Path(place) / "job", kit, screen.say)
+        gone.write_job(Path(place) / "job", name)
+        job = lead.submit(Path(place) / "job", kit, screen.say)
     screen.say(f"{job}\nwhen it has ended, fetch it, and certify it: medsilo leave … -o RUN")
     screen.answer(job=job)
     return 0

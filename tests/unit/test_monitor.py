@@ -20,10 +20,10 @@ from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo_release.control_charts import Charts
 from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
+from medsilo_release.patient_sums import BLOCK, HOME, OUTCOME, WatchFolder
 from medsilo_release.receipts import Receipt, merged
 from medsilo_release.release_folder import Release
 from medsilo_release.release_pages import write_merged
-from medsilo_release.patient_sums import BLOCK, HOME, OUTCOME, WatchFolder
 
 STUDY = {
     "algorithm": {"name": "fedavg"},

@@ -14,9 +14,9 @@ from medsilo.plan import parse_plan
 from medsilo.sealing.signed import read_signed
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
+from medsilo_release.patient_sums import BLOCK, OUTCOME, WatchFolder
 from medsilo_release.receipts import Receipt
 from medsilo_release.release_folder import Release
-from medsilo_release.patient_sums import BLOCK, OUTCOME, WatchFolder
 from tests.dicoms import write_segmentation, write_series
 from tests.hospital import affine_of, ball, write_balls
 from tests.unit import test_series

@@ -10,7 +10,6 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import is_safe_name
 from medsilo.deploy.source import Source, open_source, ready_for
 from medsilo.deploy.together import answering_together
-from medsilo.deploy.watch import Watch
 from medsilo.learning.loop import Compute
 from medsilo.registry import PREDICTORS, WATCHERS
 from medsilo.runs import paths
@@ -52,18 +51,6 @@ class Predictor:
     cases: str  # what is predicted, in the plural: "images"
     predict: Callable[[PredictionRequest], int]  # writes predictions.csv and .json, and returns how many cases failed
     connect: Callable[[str], Send] | None = None  # checks an address of --send; returns what sends results there
-
-
-@dataclass(frozen=True)
-class Watcher:
-    """Watches predictions. It is an entry point `medsilo.watchers`; the first that returns a Watch does.
-
-    >>> from medsilo.extend import Watcher
-    >>> Watcher(lambda asked: None).watch("a request") is None
-    True
-    """
-
-    watch: Callable[[PredictionRequest], Watch | None]
 
 
 def asked_to_predict(

@@ -1,6 +1,7 @@
 """Watching predictions: what a package keeps, at the hospital, of the cases that a model answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,6 +18,13 @@ class Watch(Protocol):
 
     def keep(self, cases: Sequence[Seen]) -> None:
         """Keep what was measured of patients, in order."""
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Watches predictions. It is an entry point `medsilo.watchers`; the first that returns a Watch does."""
+
+    watch: Callable[[Any], Watch | None]  # of a PredictionRequest
 
 
 def mean_of(cases: Sequence[Seen]) -> Seen:

@@ -4,54 +4,25 @@ It goes on from the last round before that hospital came. Where that is not kept
 the same in both are plan and seeds, so the models are those, bit for bit, of a study that never knew it.
 """
 
-import hashlib
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import Field
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_facts, load_tensors, save_tensors, write_bytes
+from medsilo.federation import inprocess
+from medsilo.flare import simulator
+from medsilo.flare.jobs import write_job
+from medsilo.plan import Plan, load_plan
+from medsilo.runs import paths
+from medsilo.runs.reading import read_rounds
+from medsilo.runs.schema import Round
+from medsilo.site.settings import SiteSettings
+from medsilo.study.cross import finished_run
 
-from medsilo.extend import (
-    MedsiloError,
-    Plan,
-    Round,
-    Section,
-    SiteSettings,
-    finished_run,
-    inprocess,
-    load_facts,
-    load_plan,
-    load_tensors,
-    paths,
-    read_rounds,
-    save_tensors,
-    signed,
-    signing,
-    simulator,
-    write_bytes,
-)
-from medsilo_release.release_folder import Hash, Word
-
-CERTIFICATE = "leaving.json"
 MODELS = "*.safetensors"
 MOST = 10_000  # files of models
-PathName = Annotated[str, Field(max_length=1000)]
-Files = Annotated[dict[PathName, Hash], Field(max_length=MOST)]
-
-
-class LeavingCertificate(Section):
-    """leaving.json: who left, and what was made instead of what."""
-
-    hospital: Word
-    patients: bool  # whether it is some of its patients
-    plan_before: Hash
-    plan: Hash
-    begun_after: Annotated[int, Field(ge=0, le=10**6)]  # the round from which the new study went on
-    rounds: Hash  # of rounds.jsonl
-    models: Files
-    copies: Files  # of the old models, that are known of
 
 
 @dataclass(frozen=True)
@@ -124,6 +95,15 @@ class Departure:
         else:
             inprocess.run(self.plan, folder=out, settings=settings)
 
+    @staticmethod
+    def models_in(folder: Path) -> list[Path]:
+        """Return the files of models, and of states that hold one, below a folder."""
+        return sorted(path for path in folder.rglob(MODELS) if path.is_file() and not path.is_symlink())[:MOST]
+
+    def write_job(self, place: Path, name: str) -> None:
+        """Write the study without who left as a job of a consortium."""
+        write_job(place, self.plan, study=name)
+
     def _prepare(self, out: Path, kept: Path) -> None:
         """Write what a study goes on from after the last round before the hospital came."""
         done = self.first - 1
@@ -152,44 +132,6 @@ class Departure:
             "lost": {site: why for site, why in line.lost.items() if site != gone},
         }
         return line.model_copy(update=fewer)
-
-    # ------------------------------------------------------------------ the certificate
-    def certify(self, out: Path, key: signing.PrivateKey) -> LeavingCertificate:
-        """Write and return what was made instead of what; raises MedsiloError where a run is not of this study."""
-        finished_run(out)
-        if load_plan(out / paths.PLAN).hash != self.plan.hash:
-            raise MedsiloError("the run is not of this study without who left; run 'medsilo leave' into a new folder")
-        gone = LeavingCertificate(
-            hospital=self.hospital,
-            patients=self.patients,
-            plan_before=self.before.hash,
-            plan=self.plan.hash,
-            begun_after=self.begun_after,
-            rounds=_hash(out / paths.ROUNDS),
-            models={path.relative_to(out).as_posix(): _hash(path) for path in _models(out)},
-            copies=dict(self.copies(out)),
-        )
-        signed.write_signed(out / CERTIFICATE, gone, key)
-        return gone
-
-    def copies(self, out: Path) -> Iterator[tuple[str, str]]:
-        """Yield each copy of an old model below the folder of runs: the study's own, and where it was copied to."""
-        root = self.study.resolve().parent
-        own = {_hash(path): path for path in _models(self.study)}
-        for path in _models(root):
-            if path.resolve().is_relative_to(out.resolve()):
-                continue
-            if (digest := _hash(path)) in own or path.is_relative_to(self.study.resolve()):
-                yield path.relative_to(root).as_posix(), digest
-
-
-def _models(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob(MODELS) if path.is_file() and not path.is_symlink())[:MOST]
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _round_of(state: Path) -> int:
