@@ -199,7 +199,7 @@ class Measuring:
         return found
 
     def _of_output(self, output: Tensor) -> dict[str, Tensor]:
-        goal = self.task.goal
+        goal: Any = self.task.goal
         if goal.classifies or (goal.outputs > 1 and not goal.overlaps):
             shares = (goal.scores(output) if goal.classifies else output).softmax(1)
             sure = -(shares * shares.clamp(min=1e-12).log()).sum(1)

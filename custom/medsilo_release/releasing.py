@@ -96,7 +96,8 @@ def validate(
     kept = [look.kept for look in looks]
     page = write_validation(opened, found, hospital, out, kept)
     own = signing.own_key(key.expanduser(), OWN)
-    receipts = [write_receipt(*each, hospital, out, own, told) for *each, told in zip(opened, found, kept, strict=True)]
+    told = list(zip(opened, found, kept, strict=True))
+    receipts = [write_receipt(release, judged, hospital, out, own, held) for release, judged, held in told]
     for release, judged_here, look in zip(opened, found, looks, strict=True) if watch else ():
         scores = judged_here.measures[release.manifest.metric].tolist()
         begun = look.reference(release.hash, release.manifest, hospital, scores, judged_here.patients)
