@@ -108,7 +108,7 @@ PLUGINS = {
     "medsilo_promise": "a promise at every hospital: sets, intervals and masks that risk curves calibrate",
     "medsilo_record": "the record of a study at one hospital that a data protection officer can file",
     "medsilo_rehearsal": "a whole consortium on one machine, walked through by the commands that its people type",
-    "medsilo_release": "after a study: a signed folder with its model, tests elsewhere, and their receipts",
+    "medsilo_release": "after a study: released models, tests elsewhere, receipts, watching at work, and leaving",
     "medsilo_series": "a hospital's own time series: the task, and what looks at, predicts and exports them",
     "medsilo_statistics": "exact statistics over hospitals before a study, of sealed sums",
 }

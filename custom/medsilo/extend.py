@@ -52,8 +52,8 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.check.leaks import averages_images, describe, leaks
     from medsilo.cli import options
     from medsilo.cli.given_settings import folder_of_settings, settings_of
+    from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
-    from medsilo.consortium.lead import inquire
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import (
@@ -70,9 +70,8 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.spill import TYPES
     from medsilo.core.tensors import Tensors, hash_of
     from medsilo.core.text import size_text
-    from medsilo.deploy import predicted_rows
+    from medsilo.deploy import model_card, predicted_rows, watch
     from medsilo.deploy.bundle import WEIGHTS, finish_bundle
-    from medsilo.deploy.model_card import card_facts, interval_of, write_card
     from medsilo.deploy.own_model import Reading, folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.source import copy_model, open_source
@@ -95,6 +94,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.agreed import stricter
     from medsilo.registry import TABLES
+    from medsilo.report import charts
     from medsilo.report.findings import Answer
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
@@ -106,16 +106,18 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs.reading import read_provenance
     from medsilo.runs.record import Record
     from medsilo.runs.schema import Summary
-    from medsilo.sealing import signing
+    from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
-    from medsilo.site.book import Book, data_set
+    from medsilo.site.book import Asker, Book, data_set
+    from medsilo.site.owner import ALL_MINE
     from medsilo.site.policy import Policy, read_policy, ways_around
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft
     from medsilo.start.looks import patient_in
-    from medsilo.study.cross import Judged, judged
+    from medsilo.study import cross
     from medsilo.study.evidence import Scores, compare
+    from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
     from medsilo.tasks import splits, survival
     from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in

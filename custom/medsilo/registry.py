@@ -279,6 +279,7 @@ LOOKERS = PluginTable(
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
 PAGE_ACTIONS = PluginTable("medsilo.page_actions", "medsilo.site_page.actions:PageAction", {})
+WATCHERS = PluginTable("medsilo.watchers", "medsilo.deploy.watch:Watcher", {})
 
 COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.command:Command", {})
 

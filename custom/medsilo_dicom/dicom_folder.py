@@ -104,7 +104,7 @@ class DicomFolder(VolumeFolder):
         refuse_links(listing, source.folder)
         if source.patient is not None:
             tell_patients(source, listing)
-        check_patients(listing)
+        check_patients(listing, source)
         return listing
 
     def _add(

@@ -80,13 +80,13 @@ def collect(
     The files are those of `nnunet measure`, by each hospital's own settings. With --sealed there is one file of all.
     """
     screen.note("reading nnU-Net")
-    from medsilo.extend import MedsiloError, inquire
+    from medsilo.extend import MedsiloError, lead
     from medsilo_nnunet.question import read_question
 
     asked, name = read_question(question), "nnunet-collect-sealed" if sealed else "nnunet-collect"
     if sealed and not asked.sites:
         raise MedsiloError(f"{question.name}: --sealed needs the names of the hospitals; list them under sites")
-    files = inquire(name, asked.in_yaml(), kit, out, screen.say)
+    files = lead.inquire(name, asked.in_yaml(), kit, out, screen.say)
     for path in files:
         screen.say(f"measured: {path}")
     screen.answer(files=[str(path) for path in files])

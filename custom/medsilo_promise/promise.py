@@ -57,7 +57,7 @@ class PromiseLayer(Layer):
         """Return what may be lost."""
         return round(1 - self.level, 6)
 
-    kept: ClassVar[tuple[str, ...]] = (FILE,)
+    files: ClassVar[tuple[str, ...]] = (FILE,)
 
     # ------------------------------------------------------------------ plan and leak report
     def conflicts(self, plan: Plan, networks: Any) -> Iterable[str]:
@@ -298,13 +298,28 @@ class PromiseLayer(Layer):
 
     # ------------------------------------------------------------------ predictions
     def says(self, plan: Plan, output: Tensor, inputs: Tensor, folders: Sequence[Path]) -> Sequence[dict[str, Any]]:
-        risk, kept = risk_of(plan.task.goal, self.of), self._kept_in(folders)
-        groups, names = self._group_of(plan.task, inputs).tolist(), self.groups(plan)
-        cuts = [kept.get(names[group]) if group >= 0 else None for group in groups]
+        risk, cuts = risk_of(plan.task.goal, self.of), self._cuts_of(plan, inputs, folders)
         assert risk
         rows = risk.columns(output, [CUTS - 1 if cut is None else cut for cut in cuts])
         none = {"promised": self._none}
         return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
+
+    def kept(
+        self, plan: Plan, output: Tensor, target: Tensor, inputs: Tensor, folders: Sequence[Path]
+    ) -> Tensor | None:
+        risk, cuts = risk_of(plan.task.goal, self.of), self._cuts_of(plan, inputs, folders)
+        assert risk
+        if None in cuts:
+            return None
+        found = risk.measure(output, target)
+        places = torch.tensor(cuts, device=found[LOST].device)[:, None]
+        lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
+        return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)
+
+    def _cuts_of(self, plan: Plan, inputs: Tensor, folders: Sequence[Path]) -> list[int | None]:
+        """Return each case's cut; None where nothing is promised."""
+        kept, names = self._kept_in(folders), self.groups(plan)
+        return [kept.get(names[group]) if group >= 0 else None for group in self._group_of(plan.task, inputs).tolist()]
 
     def marks(self, plan: Plan, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
         risk, cut = risk_of(plan.task.goal, self.of), self._kept_in(folders).get(EVERYONE)

@@ -1,21 +1,19 @@
 """Receipts: what a hospital says of a released model, in its own steps, signed with its own key."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field
 
-from medsilo.extend import Judged, MedsiloError, Section, package_facts
+from medsilo.extend import MedsiloError, Section, cross, package_facts, signed, signing
 from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
-from medsilo_release.signed import canonical, fingerprint, read_signed, write_signed
 
 MOST_RECEIPTS = 4096
 Hospital = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Drift = Annotated[float, Field(ge=-10, le=10)]
 
 
 class Receipt(Section):
@@ -29,6 +27,12 @@ class Receipt(Section):
     metric: Word
     score: Share | None  # None: fewer test cases than the hospital tells a score of
     cases: Annotated[int, Field(ge=0, le=10**9)] | None  # in the hospital's steps
+    kept: Share | None = None  # how far promises were kept
+    month: Annotated[str, Field(pattern=r"^(\d{4}-(0[1-9]|1[0-2]))?$")] = (
+        ""  # that the model was at work; else a validation
+    )
+    drifts: Annotated[dict[Word, Drift], Field(max_length=64)] = {}  # of a month, in standard deviations
+    alarms: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
 
 
 @dataclass
@@ -36,11 +40,19 @@ class Merged:
     """The receipts that count, by hospital, and those that don't, each with the reason."""
 
     receipts: dict[str, Receipt] = field(default_factory=dict)
+    months: dict[str, dict[str, Receipt]] = field(default_factory=dict)  # by hospital and month
     keys: dict[str, str] = field(default_factory=dict)  # the fingerprint by hospital
     refused: dict[str, str] = field(default_factory=dict)  # by the file's name
 
 
-def write_receipt(release: Release, found: Judged, hospital: str, folder: Path, key: Ed25519PrivateKey) -> Path:
+def write_receipt(
+    release: Release,
+    found: cross.Judged,
+    hospital: str,
+    folder: Path,
+    key: signing.PrivateKey,
+    kept: float | None = None,
+) -> Path:
     """Write what a hospital tells of a release, and return where."""
     receipt = Receipt(
         release=release.hash,
@@ -50,9 +62,10 @@ def write_receipt(release: Release, found: Judged, hospital: str, folder: Path, 
         metric=release.manifest.metric,
         score=found.told["test"],
         cases=found.told["test_cases"],
+        kept=None if kept is None else found.mean(kept),
     )
     path = folder / f"{hospital}-{release.hash[:12]}.receipt"
-    write_signed(path, receipt, key)
+    signed.write_signed(path, receipt, key)
     return path
 
 
@@ -60,29 +73,35 @@ def merged(release: Release, files: Sequence[Path], known: Mapping[str, str] | N
     """Read the receipts of a release. known: the fingerprint that each hospital's key must have; others are refused."""
     if len(files) > MOST_RECEIPTS:
         raise MedsiloError(f"{len(files)} receipts; give {MOST_RECEIPTS} at most")
-    result, seen, by_hospital = Merged(), set[str](), dict[str, list[tuple[str, Receipt, str]]]()
+    result, seen, by_hospital = Merged(), set[str](), dict[tuple[str, str], list[tuple[str, Receipt, str]]]()
     for path in sorted(files, key=lambda path: (path.name, path)):
         try:
-            receipt, key = read_signed(path, Receipt)
-            told = hashlib.sha256(canonical(receipt.model_dump(mode="json"))).hexdigest()
+            receipt, key = signed.read_signed(path, Receipt)
+            told = signed.digest_of(receipt)
             if receipt.release != release.hash:
                 raise MedsiloError(f"it is of another release ({receipt.release[:12]})")
             if receipt.metric != release.manifest.metric:
                 raise MedsiloError(f"it tells {receipt.metric[:40]}, and the release is measured by another")
-            if known is not None and known.get(receipt.hospital) != fingerprint(key):
-                raise MedsiloError(f"its key {fingerprint(key)} is not the one that is known of {receipt.hospital}")
+            if known is not None and known.get(receipt.hospital) != signed.fingerprint(key):
+                raise MedsiloError(
+                    f"its key {signed.fingerprint(key)} is not the one that is known of {receipt.hospital}"
+                )
             if told in seen:
                 raise MedsiloError("it is there twice")
             seen.add(told)
-            by_hospital.setdefault(receipt.hospital, []).append((path.name, receipt, fingerprint(key)))
+            by_hospital.setdefault((receipt.hospital, receipt.month), []).append(
+                (path.name, receipt, signed.fingerprint(key))
+            )
         except MedsiloError as error:
             result.refused[_free(path.name, result.refused)] = str(error)
-    for hospital, several in by_hospital.items():
+    for (hospital, month), several in sorted(by_hospital.items()):
         if len(several) > 1:
-            why = f"{hospital} has {len(several)} different receipts; ask it which one counts, and leave the others out"
+            of = f" of {month}" if month else ""
+            why = f"{hospital} has {len(several)} different receipts{of}; ask it which counts, and leave the others out"
             result.refused |= {_free(name, result.refused): why for name, _, _ in several}
         else:
-            [(_, result.receipts[hospital], result.keys[hospital])] = several
+            [(_, receipt, result.keys[f"{hospital} {month}".strip()])] = several
+            (result.months.setdefault(hospital, {}) if month else result.receipts)[month or hospital] = receipt
     return result
 
 

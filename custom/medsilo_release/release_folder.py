@@ -1,31 +1,37 @@
 """A released model: a signed folder that any hospital can test on its own patients, without a kit or a network."""
 
-import hashlib
+import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from medsilo.extend import (
     MedsiloError,
     Section,
     Source,
+    YamlError,
     answering_together,
-    card_facts,
+    checked,
     copy_model,
+    in_words,
+    load_yaml,
+    model_card,
     open_source,
     package_facts,
-    write_card,
+    paths,
+    read_bounded,
+    signed,
+    signing,
 )
-from medsilo_release.signed import canonical, fingerprint, public_bytes, read_signed, write_signed
 
 MANIFEST, CHANGES = "release.json", "CHANGES.md"
 MOST_FILES, MOST_HOSPITALS = 2000, 4096
+LARGEST = 1 << 16  # bytes of conditions
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -45,6 +51,23 @@ class Scored(Section):
     cases: Annotated[int, Field(ge=0, le=10**9)] | None = None
 
 
+class Conditions(Section):
+    """Conditions of a later version: keys that it may change, and scores that have to hold. The first one has them."""
+
+    may_change: Annotated[tuple[Word, ...], Field(max_length=100)] | None = None  # keys of the plan; None: all
+    least_score: Share | None = None  # of every hospital of the study
+    lower_by: Share | None = None  # that a hospital's score may be, at most, than it was
+    promise: bool = False  # that promises were kept at every hospital, but for chance
+
+
+class Promised(Section):
+    """A promise to a hospital's patients in the study, and the share that lost it: its worst group."""
+
+    level: Share
+    lost: Share
+    patients: Annotated[int, Field(ge=1, le=10**9)]
+
+
 class ReleaseManifest(Section):
     """release.json: what the folder holds, and what the model was in its study."""
 
@@ -60,6 +83,8 @@ class ReleaseManifest(Section):
     models: Annotated[tuple[Annotated[str, Field(pattern=r"^model-\d{1,2}$")], ...], Field(min_length=1, max_length=16)]
     files: Annotated[dict[Word, Hash], Field(min_length=1, max_length=MOST_FILES)]
     study: Annotated[dict[Word, Scored], Field(max_length=MOST_HOSPITALS)]
+    promised: Annotated[dict[Word, Promised], Field(max_length=MOST_HOSPITALS)] = {}
+    conditions: Conditions = Conditions()
     after: Hash | None = None  # the release that this one takes the place of
 
     @field_validator("files")
@@ -76,65 +101,54 @@ class Release:
 
     folder: Path
     manifest: ReleaseManifest
-    lead: bytes  # the public key that signed it
+    lead: str  # the public key that signed it
 
     @classmethod
     def open(cls, folder: Path, lead: str = "") -> Self:
         """Return a release whose files are those that were signed. lead: the fingerprint that its key must have."""
-        manifest, key = read_signed(folder / MANIFEST, ReleaseManifest)
-        if lead and fingerprint(key) != lead.strip().lower():
+        manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
+        if lead and signed.fingerprint(key) != lead.strip().lower():
             raise MedsiloError(
-                f"the release is signed by {fingerprint(key)}, not by {lead}; ask the lead which is right"
+                f"the release is signed by {signed.fingerprint(key)}, not by {lead}; ask the lead which is right"
             )
-        there = dict(_hashes(folder))
-        wrong = sorted(
-            name for name in there.keys() | manifest.files.keys() if there.get(name) != manifest.files.get(name)
-        )
-        if wrong:
-            raise MedsiloError(
-                f"{wrong[0]} is not as it was signed ({len(wrong)} such files: missing, altered or added); get the "
-                "release again",
-                str(folder),
-            )
+        signed.check_files(folder, manifest.files, MANIFEST)
         return cls(folder, manifest, key)
 
     @property
     def hash(self) -> str:
         """Return what receipts name it by."""
-        return hashlib.sha256(canonical(self.manifest.model_dump(mode="json"))).hexdigest()
+        return signed.digest_of(self.manifest)
 
     def source(self) -> Source:
         """Return the model that answers, or several that answer together."""
-        return answering_together([open_source(self.folder / name) for name in self.manifest.models])
-
-
-def _hashes(folder: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            raise MedsiloError("the release has a link to another place; get it again", str(path))
-        if path.is_file() and path != folder / MANIFEST:
-            with path.open("rb") as file:
-                yield path.relative_to(folder).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()
+        folders = [self.folder / name for name in self.manifest.models]
+        return answering_together([replace(open_source(folder), own=folder) for folder in folders])
 
 
 def write_release(
-    runs: Sequence[Path], site: str, out: Path, key: Ed25519PrivateKey, after: Release | None = None
+    runs: Sequence[Path],
+    site: str,
+    out: Path,
+    key: signing.PrivateKey,
+    after: Release | None = None,
+    conditions: Conditions | None = None,
 ) -> Release:
-    """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one."""
+    """Write the folder, and return it as a hospital reads it. site: whose own model, where each hospital has one.
+
+    conditions: for later versions, by default those of the release before.
+    """
     if out.exists():
         raise MedsiloError(f"{out.name} is there already; name another folder with -o", str(out))
-    if after and after.lead != public_bytes(key):
+    if after and after.lead != signing.public_text(key):
         raise MedsiloError("--after: that release was signed with another key; give its key with --key")
     sources = [open_source(run, site) for run in runs]
     committee = answering_together(sources)
-    facts = [card_facts(source) for source in sources]
+    facts = [model_card.card_facts(source) for source in sources]
     try:
         names = [f"model-{number}" for number in range(1, len(runs) + 1)]
         for name, run, source in zip(names, runs, sources, strict=True):
             copy_model(run, source, out / name)
-            write_card(source, out / name)
-        if after:
-            (out / CHANGES).write_text("\n".join(changes(after, committee, facts[0])) + "\n", "utf-8")
+            model_card.write_card(source, out / name)
         manifest = ReleaseManifest(
             made=f"{datetime.now(UTC):%Y-%m-%d}",
             task=committee.plan.task.name,
@@ -145,11 +159,17 @@ def write_release(
             package=PackageFacts(**package_facts()),
             expects=tuple(_expects(committee)),
             models=tuple(names),
-            files=dict(_hashes(out)),
+            files=dict(signed.hashes_in(out, MANIFEST)),
             study=_scores(facts[0]) if len(facts) == 1 else {},
+            promised=_promised(runs[0]) if len(runs) == 1 else {},
+            conditions=conditions or (after.manifest.conditions if after else Conditions()),
             after=after.hash if after else None,
         )
-        write_signed(out / MANIFEST, manifest, key)
+        if after:
+            text = "\n".join(difference(after.manifest, manifest, after.source(), committee)) + "\n"
+            (out / CHANGES).write_text(text, "utf-8")
+            manifest = manifest.model_copy(update={"files": dict(signed.hashes_in(out, MANIFEST))})
+        signed.write_signed(out / MANIFEST, manifest, key)
         return Release.open(out)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
@@ -159,6 +179,22 @@ def write_release(
 def _scores(facts: dict[str, Any]) -> dict[str, Scored]:
     told = {site: own for site, own in facts["scores"].items() if own and own["score"] is not None}
     return {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
+
+
+def _promised(run: Path) -> dict[str, Promised]:
+    """Return what was promised at each hospital, of which its study told."""
+    found: dict[str, Promised] = {}
+    try:
+        told = json.loads((run / paths.SUMMARY).read_text("utf-8"))["details"]["promise"]
+        for site, groups in told["sites"].items():
+            rules = [(own["rules"][told["rule"]], own["patients"]) for own in groups.values()]
+            lost = [(rule["lost"], patients) for rule, patients in rules if rule["promised"] and patients]
+            if lost:
+                most, patients = max(lost)
+                found[site] = Promised(level=told["level"], lost=most, patients=patients)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # a study without a promise
+    return found
 
 
 def _expects(source: Source) -> Iterator[str]:
@@ -171,20 +207,64 @@ def _expects(source: Source) -> Iterator[str]:
         yield "spacing of training images in mm: " + ", ".join(f"{low:g} to {high:g}" for low, high in source.spacing)
 
 
-def changes(old: Release, source: Source, facts: dict[str, Any]) -> Iterator[str]:
-    """Yield what is different from an earlier release, as people read it."""
-    before = old.source()
-    yield f"# What changed after release {old.hash[:12]} of {old.manifest.made}"
+# ---------------------------------------------------------------------------------------------------- versions
+def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: Source) -> Iterator[str]:
+    """Yield what is different from an earlier release, as people read it; raises MedsiloError where what was agreed on
+    does not hold."""
+    yield f"# What changed after release {signed.digest_of(old)[:12]} of {old.made}"
     yield ""
-    mine, theirs = (dict(_flat(one.plan.resolved())) for one in (source, before))
+    mine, theirs = (dict(_flat(one.plan.resolved())) for one in (now, before))
     moved = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
     yield from (f"- `{key}`: {theirs.get(key, 'not there')} before, {mine.get(key, 'not there')} now" for key in moved)
     if not moved:
         yield "- The plan is the same."
-    now, then = _scores(facts), old.manifest.study
-    for site in sorted(now.keys() | then.keys()):
-        told = [f"{own[site].score:.3f}" if site in own else "not told" for own in (then, now)]
-        yield f"- {site}: test {old.manifest.metric} {told[0]} before, {told[1]} now"
+    for site in sorted(new.study.keys() | old.study.keys()):
+        told = [f"{own.study[site].score:.3f}" if site in own.study else "not told" for own in (old, new)]
+        yield f"- {site}: test {old.metric} {told[0]} before, {told[1]} now"
+    if new.conditions != old.conditions:
+        yield f"- Conditions of the next version: {new.conditions.model_dump_json(exclude_defaults=True)}"
+    tests = list(_tests(old, new, moved))
+    if tests:
+        yield "\nAgreed on before, for this change:\n"
+        yield from (f"- {what}: holds" for what, _ in tests)
+    if failed := [f"{what}: {why}" for what, why in tests if why]:
+        raise MedsiloError(f"--after: what was agreed on does not hold, so nothing is released: {'; '.join(failed)}")
+
+
+def _tests(old: ReleaseManifest, new: ReleaseManifest, moved: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each test that an earlier release asks of this one, and what is wrong; nothing where it holds."""
+    agreed, now, then = old.conditions, new.study, old.study
+    if agreed.may_change is not None:
+        other = [key for key in moved if not any(f"{key}.".startswith(f"{may}.") for may in agreed.may_change)]
+        yield f"only {', '.join(agreed.may_change) or 'nothing'} may change in the plan", ", ".join(other)
+    silent = [site for site in then if site not in now]
+    if agreed.least_score is not None:
+        low = [f"{site} has {own.score:.3f}" for site, own in now.items() if own.score < agreed.least_score]
+        yield f"every hospital has {agreed.least_score:g} at least", ", ".join(low) or ("" if now else "none tells")
+    if agreed.lower_by is not None:
+        low = [site for site in then if site in now and now[site].score < then[site].score - agreed.lower_by - 1e-9]
+        told = [*(f"{site} has {now[site].score:.3f}" for site in low), *(f"{site} tells none" for site in silent)]
+        yield f"no hospital loses more than {agreed.lower_by:g}", ", ".join(told)
+    if agreed.promise:
+        lost = [f"{site} loses {own.lost:.3f}" for site, own in new.promised.items() if _beyond_chance(own)]
+        silent = [f"{site} promises nothing" for site in sorted(then.keys() | now.keys()) if site not in new.promised]
+        yield "the promise is kept at every hospital", ", ".join([*lost, *silent])
+
+
+def _beyond_chance(own: Promised) -> bool:
+    """Return whether more is lost than two standard errors of so few patients explain."""
+    risk = 1 - own.level
+    return own.lost > risk + 2 * (risk * own.level / own.patients) ** 0.5
+
+
+def read_conditions(path: Path) -> Conditions:
+    """Return the conditions in a YAML file."""
+    try:
+        return checked(Conditions, load_yaml(read_bounded(path, LARGEST).decode()) or {}, path.name)
+    except ValidationError as error:
+        raise MedsiloError(f"--conditions: {in_words(error, Conditions)}", str(path)) from error
+    except (OSError, ValueError, YamlError) as error:
+        raise MedsiloError(f"--conditions can't be read ({type(error).__name__}); give YAML", str(path)) from error
 
 
 def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import (
-    Judged,
     Scores,
     between,
     cell,
     compare,
+    cross,
     fill,
-    interval_of,
     interval_over,
+    model_card,
     picture_of,
     save,
     shown,
+    signed,
 )
-from medsilo_release.receipts import Merged
+from medsilo_release.receipts import Merged, Receipt
 from medsilo_release.release_folder import Release
-from medsilo_release.signed import fingerprint
 
 HERE = Path(__file__).parent
 LIMITS = (
@@ -37,10 +37,12 @@ def scores_of(measures: Any, metric: str, patients: Sequence[str]) -> Scores:
     return Scores(np.asarray(measures[metric], float), np.unique(patients, return_inverse=True)[1])
 
 
-def write_validation(releases: Sequence[Release], found: Sequence[Judged], site: str, folder: Path) -> Path:
+def write_validation(
+    releases: Sequence[Release], found: Sequence[cross.Judged], site: str, folder: Path, kept: Sequence[float | None]
+) -> Path:
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
     metric, rows, own = releases[0].manifest.metric, [], []
-    for release, judged in zip(releases, found, strict=True):
+    for release, judged, promised in zip(releases, found, kept, strict=True):
         scores, people = scores_of(judged.measures, metric, judged.patients), len(set(judged.patients))
         own.append(scores)
         sure = interval_over(metric, scores, partial(dict, judged.measures))
@@ -52,6 +54,7 @@ def write_validation(releases: Sequence[Release], found: Sequence[Judged], site:
                     cell(None, between(sure) or "too few patients"),
                     cell(scores.cases, shown(scores.cases)),
                     cell(people, shown(people)),
+                    cell(promised, None if promised is not None else "nothing promised"),
                     cell(judged.told["test"], None if judged.told["test"] is not None else "not told"),
                 ],
             )
@@ -69,7 +72,7 @@ def write_validation(releases: Sequence[Release], found: Sequence[Judged], site:
         "validation.html",
         f"A released model at {site}",
         HERE,
-        context=f"{releases[0].manifest.title}; signed by {fingerprint(releases[0].lead)}",
+        context=f"{releases[0].manifest.title}; signed by {signed.fingerprint(releases[0].lead)}",
         **_answer(headline),
         rows=rows,
         study=_study(releases[0]),
@@ -92,6 +95,7 @@ def write_merged(release: Release, merged: Merged, page: Path) -> Path:
             f"the lowest is {low.score:.3f} at {low.hospital}."
         )
     rows = [(one.hospital, _told(metric, one.score, one.cases)) for _, one in sorted(merged.receipts.items())]
+    months = sorted({month for own in merged.months.values() for month in own})
     filled = fill(
         "receipts.html",
         f"Receipts of {release.folder.name}",
@@ -100,6 +104,8 @@ def write_merged(release: Release, merged: Merged, page: Path) -> Path:
         **_answer(headline),
         rows=rows,
         keys=sorted(merged.keys.items()),
+        months=months,
+        worked=[(hospital, [_worked(own.get(month)) for month in months]) for hospital, own in merged.months.items()],
         study=_study(release),
         refused=sorted(merged.refused.items()),
         metric=metric,
@@ -107,8 +113,17 @@ def write_merged(release: Release, merged: Merged, page: Path) -> Path:
     return save(filled, page)
 
 
+def _worked(receipt: Receipt | None) -> dict[str, Any]:
+    """Return what a month's receipt tells, for a cell."""
+    if receipt is None:
+        return cell(None)
+    alarms = f"alarm: {', '.join(receipt.alarms)}" if receipt.alarms else ""
+    score = "" if receipt.score is None else f"{receipt.score:.3f} of "
+    return cell(None, f"{score}{shown(receipt.cases)} cases", alarms)
+
+
 def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:
-    low_high = interval_of(metric, score, cases or 0) if score is not None else None
+    low_high = model_card.interval_of(metric, score, cases or 0) if score is not None else None
     text = None if score is not None else "not told"
     return [cell(score, text), cell(None, between(low_high) or "–"), cell(cases, shown(cases))]
 

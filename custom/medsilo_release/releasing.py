@@ -1,15 +1,19 @@
 """The commands after a study: release, validate, receipts merge."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medsilo.extend import Command, MedsiloError, Screen, options
 
+if TYPE_CHECKING:
+    from medsilo.extend import Departure
+
 KEY = Path("~/.config/medsilo/signing.pem")
 MOST_COMPARED = 2
-Key = Annotated[Path, typer.Option(metavar="FILE", help="the Ed25519 key that signs; one is made where there is none")]
+OWN = "releases and receipts"  # what the key signs
+Key = Annotated[Path, typer.Option(metavar="FILE", help="the key that signs; one is made where there is none")]
 Lead = Annotated[str, typer.Option(metavar="FINGERPRINT", help="refuse releases that another key signed")]
 
 
@@ -22,6 +26,10 @@ def release(
     after: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="the release whose place it takes; says what changed")
     ] = None,
+    conditions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="what later versions may change, and what has to hold"),
+    ] = None,
     key: Key = KEY,
 ) -> int:
     """Make a signed folder of a run's model, which any hospital tests on its own patients by `medsilo validate`.
@@ -29,14 +37,16 @@ def release(
     It holds the model, its plan and its card, with the scores that hospitals told. Tell the hospitals the fingerprint
     of your key by another way than the folder.
     """
-    from medsilo_release.release_folder import Release, write_release
-    from medsilo_release.signed import fingerprint, own_key
+    from medsilo.extend import signed, signing
+    from medsilo_release.release_folder import Release, read_conditions, write_release
 
     with screen.busy("releasing"):
         old = Release.open(after) if after else None
-        made = write_release(runs, site, out, own_key(key.expanduser()), old)
-    screen.say(f"release: {out}\nsigned by {fingerprint(made.lead)}; at a hospital: medsilo validate {out} --data DATA")
-    screen.answer(release=out, hash=made.hash, key=fingerprint(made.lead))
+        agreed = read_conditions(conditions) if conditions else None
+        made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
+    lead = signed.fingerprint(made.lead)
+    screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA")
+    screen.answer(release=out, hash=made.hash, key=lead)
     return 0
 
 
@@ -51,6 +61,9 @@ def validate(
         Path, typer.Option("-o", "--out", metavar="FOLDER", help="where page and receipts are written")
     ] = Path("validation"),
     lead: Lead = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", help="keep sums of later predictions, to notice changes against these cases")
+    ] = False,
     device: options.Device = None,
     key: Key = KEY,
 ) -> int:
@@ -60,26 +73,84 @@ def validate(
     steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.extend import judged, settings_of
+    from medsilo.extend import cross, settings_of, signed, signing
+    from medsilo_release.patient_sums import Validated, WatchFolder
     from medsilo_release.receipts import write_receipt
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
-    from medsilo_release.signed import fingerprint, own_key, public_bytes
 
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
     opened = [Release.open(folder, lead) for folder in releases]
     settings = settings_of(device, data, site_config, pictures=True)
+    if watch and settings.data and settings.data.inside.label:
+        raise MedsiloError(
+            "--watch: these recordings are cut where their labels change, and others will not be; name labels by "
+            "folders or a table"
+        )
     with screen.busy("testing"):
-        found = judged([one.source() for one in opened], hospital, settings, out, f"release {opened[0].hash[:12]}")
-    page = write_validation(opened, found, hospital, out)
-    signing = own_key(key.expanduser())
-    receipts = [write_receipt(*pair, hospital, out, signing) for pair in zip(opened, found, strict=True)]
+        looks = [Validated() for _ in opened]
+        sources = [release.source() for release in opened]
+        needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
+        found = cross.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
+    kept = [look.kept for look in looks]
+    page = write_validation(opened, found, hospital, out, kept)
+    own = signing.own_key(key.expanduser(), OWN)
+    told = list(zip(opened, found, kept, strict=True))
+    receipts = [write_receipt(release, judged, hospital, out, own, held) for release, judged, held in told]
+    for release, judged_here, look in zip(opened, found, looks, strict=True) if watch else ():
+        scores = judged_here.measures[release.manifest.metric].tolist()
+        begun = look.reference(release.hash, release.manifest, hospital, scores, judged_here.patients)
+        WatchFolder(release.hash).begin(begun)
+        screen.say(
+            f"watched: {release.folder}; 'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"
+        )
     screen.say(f"page, which stays here: {page}")
     for receipt in receipts:
         screen.say(f"receipt, for the lead: {receipt}")
-    screen.answer(page=page, receipts=receipts, key=fingerprint(public_bytes(signing)))
+    screen.answer(page=page, receipts=receipts, key=signed.fingerprint(signing.public_text(own)))
     return 0
+
+
+def monitor(
+    screen: Screen,
+    release: Annotated[Path, typer.Argument(help="a release that was validated with --watch")],
+    *,
+    outcomes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE", help="predictions.csv with a column 'outcome', or 'score', of cases that are known"
+        ),
+    ] = None,
+    site_config: options.SiteConfig = None,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="the page")] = Path("monitor.html"),
+    key: Key = KEY,
+) -> int:
+    """Show whether the cases of a released model have changed since its validation, and write receipts of past months.
+
+    All of it is at this hospital: sums that 'medsilo predict' kept. Together the charts give one false alarm a year.
+    Ends with 1 where there was an alarm.
+    """
+    from medsilo.extend import settings_of, signing
+    from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
+    from medsilo_release.patient_sums import this_month
+    from medsilo_release.release_folder import Release
+
+    opened = Release.open(release)
+    if outcomes:
+        screen.say(f"{take_outcomes(opened, outcomes)} outcomes")
+    with screen.busy("drawing years"):
+        watched = Watched.read(opened)
+    page = write_monitor(watched, out)
+    settings, own = settings_of(None, None, site_config), signing.own_key(key.expanduser(), OWN)
+    over = [month for month in watched.months if month < this_month()]
+    receipts = [receipt_of(watched, month, settings, own) for month in over]
+    alarms = [alarm.name for alarm in (*watched.alarms, *watched.wrong)]
+    screen.say(f"{len(alarms)} alarms\npage, which stays here: {page}")
+    for receipt in receipts:
+        screen.say(f"receipt, for the lead: {receipt}")
+    screen.answer(page=page, alarms=alarms, receipts=receipts)
+    return 1 if alarms else 0
 
 
 def merge(
@@ -108,7 +179,68 @@ def merge(
     return 1 if found.refused else 0
 
 
+def leave(
+    screen: Screen,
+    study: Annotated[Path, typer.Argument(help="the finished run's folder")],
+    hospital: Annotated[str, typer.Argument(help="who leaves, or whose patients leave")],
+    *,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="RUN", help="the new run; one that is finished is certified alone")
+    ],
+    patients: Annotated[
+        bool, typer.Option("--patients", help="the hospital stays; patients under its data.leave_out leave")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="agree to the price; without it, it is only said")] = False,
+    kit: Annotated[
+        Path | None,
+        typer.Option(metavar="KIT", help="submit it in the consortium; fetch it, and certify it then"),
+    ] = None,
+    data: options.DataOfRun = None,
+    site_config: options.SiteConfigs = None,
+    device: options.DeviceOfRun = None,
+    key: Key = KEY,
+) -> int:
+    """Make a study as if a hospital, or some of its patients, had never joined: same plan, same seeds, without it.
+
+    It goes on from the last round before the hospital came, if that is kept; else it is the whole study again. Writes
+    a signed certificate with the hashes of plan, rounds and models, and lists the copies of the old models.
+    """
+    from medsilo.extend import ALL_MINE, Departure, cross, settings_of, signing
+    from medsilo_release.leaving_certificate import CERTIFICATE, certify
+
+    gone = Departure.of(study, hospital, patients)
+    if not (out / "summary.json").exists():
+        screen.say(gone.price)
+        if not yes:
+            raise MedsiloError("nothing was done yet; give --yes to agree to this price")
+        if kit:
+            return _submit(screen, gone, kit, out.name)
+        with screen.busy("running the study again"):
+            gone.run(out, settings_of(device, data, site_config, cross.run_settings(study), **ALL_MINE))
+    told = certify(gone, out, signing.own_key(key.expanduser(), OWN))
+    screen.say(f"certificate: {out / CERTIFICATE}\ncopies of the old models, which are for you to remove:")
+    for copy in told.copies:
+        screen.say(f"  {copy}")
+    screen.answer(certificate=out / CERTIFICATE, copies=list(told.copies), begun_after=told.begun_after)
+    return 0
+
+
+def _submit(screen: Screen, gone: "Departure", kit: Path, name: str) -> int:
+    from tempfile import TemporaryDirectory
+
+    from medsilo.extend import lead
+
+    with TemporaryDirectory() as place:
+        gone.write_job(Path(place) / "job", name)
+        job = lead.submit(Path(place) / "job", kit, screen.say)
+    screen.say(f"{job}\nwhen it has ended, fetch it, and certify it: medsilo leave … -o RUN")
+    screen.answer(job=job)
+    return 0
+
+
 ENGINEER, LEAD = "For a hospital's engineer", "For a consortium's lead"
 RELEASE = Command(release, "runs/study -o release", LEAD)
 VALIDATE = Command(validate, "release --as st-anna --data /data/prostate", ENGINEER)
+LEAVE = Command(leave, "runs/study st-anna -o runs/without --yes", LEAD)
+MONITOR = Command(monitor, "release --outcomes known.csv", ENGINEER)
 MERGE = Command(merge, "*.receipt --release release", LEAD, of="receipts")

@@ -378,7 +378,7 @@ def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
     listing.entries = entries
     for what, names in wrong.items():
         listing.add("left out", what, names)
-    check_patients(listing)
+    check_patients(listing, reader.source)
     return shown
 
 

@@ -57,14 +57,14 @@ def statistics(
 
 def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "StatisticsFound":
     """Have the hospitals of a consortium asked by a job."""
-    from medsilo.extend import inquire
+    from medsilo.extend import lead
     from medsilo_statistics.asking_hospitals import ENOUGH, FILE
     from medsilo_statistics.found import StatisticsFound
 
     if not question.sites:
         raise MedsiloError("the question names no hospitals, and they agree on whose sums are added; set sites in it")
     name = "statistics-sealed" if len(question.sites) >= ENOUGH else "statistics"
-    (file,) = (path for path in inquire(name, question.in_yaml(), kit, out, screen.say) if path.name == FILE)
+    (file,) = (path for path in lead.inquire(name, question.in_yaml(), kit, out, screen.say) if path.name == FILE)
     return StatisticsFound.read(json.loads(file.read_text("utf-8")))
 
 

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,19 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
+from medsilo.sealing.signed import fingerprint, write_signed
+from medsilo.sealing.signing import PrivateKey, public_text
+from medsilo.sealing.signing import own_key as key_in
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
 from medsilo_release.receipts import Receipt, merged
 from medsilo_release.release_folder import Release, write_release
-from medsilo_release.signed import fingerprint, own_key, public_bytes, write_signed
 from tests.conftest import SITES, make_plan
+
+
+def own_key(path: Path) -> PrivateKey:
+    return key_in(path, "a test")
+
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
 TABLE = {
@@ -146,7 +154,7 @@ def test_a_release_that_was_touched_is_refused(here: Path) -> None:
 
 
 def test_a_release_of_somebody_else_is_refused_where_the_leads_key_is_known(made: Path, here: Path) -> None:
-    lead = fingerprint(public_bytes(own_key(made / "lead.pem")))
+    lead = fingerprint(public_text(own_key(made / "lead.pem")))
     assert Release.open(here / "release", lead).manifest.models == ("model-1",)
     told = json.loads((here / "release" / "release.json").read_text())["content"]
     manifest = type(Release.open(here / "release").manifest).model_validate(told)
@@ -170,7 +178,7 @@ def test_only_honest_receipts_count(here: Path, capsys: pytest.CaptureFixture[st
     altered = json.loads(good.read_text())
     altered["content"]["score"] = 1.0
     (here / "altered.receipt").write_text(json.dumps(altered))
-    known = {"st-anna": fingerprint(public_bytes(own_key(here / "home/.config/medsilo/signing.pem")))}
+    known = {"st-anna": fingerprint(public_text(own_key(here / "home/.config/medsilo/signing.pem")))}
     found = merged(release, [good, *here.glob("*.receipt")], {**known, "st-berta": "0000-0000-0000-0000"})
     assert found.receipts == {"st-anna": told}
     assert len(found.refused) == len(forged) + 2  # of the honest one and its copy one counts
@@ -182,41 +190,97 @@ def test_only_honest_receipts_count(here: Path, capsys: pytest.CaptureFixture[st
     assert "altered.receipt" in capsys.readouterr().out and (here / "receipts.html").is_file()
 
 
-def test_no_altered_receipt_is_believed(here: Path) -> None:
-    """Many changes of bytes and values: each is refused with a reason."""
+def altered(kept: bytes, drawn: random.Random, number: int) -> bytes:
+    """Change one bit, cut, double or swap a part, or put an odd value at some place of the JSON."""
+    changed = bytearray(kept)
+    if number % 3 == 0 and kept.startswith(b"{"):
+        whole = json.loads(kept)
+        place: Any = whole.get("content", whole) if drawn.random() < 0.6 else whole
+        while isinstance(deeper := place[key := drawn.choice(list(place))], dict) and deeper and drawn.random() < 0.6:
+            place = deeper
+        odd = (None, -1, 1e400, float("nan"), "x" * 10**5, [], {}, True, "\u202e", 2**70, "../../x", 0.5, "2026-01")
+        place[key] = drawn.choice(odd)
+        return json.dumps(whole).encode()
+    start, length = drawn.randrange(len(kept)), drawn.randrange(1, 60)
+    if number % 3 == 1:
+        changed[start] ^= 1 << drawn.randrange(8)
+    elif number % 2:
+        del changed[start : start + length]
+    else:
+        changed[start:start] = changed[start : start + length]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("times", [400, pytest.param(5000, marks=pytest.mark.slow)])
+def test_no_altered_receipt_or_release_is_believed(here: Path, times: int) -> None:
+    """Each is refused with a reason in words: no other error comes."""
     release, good = Release.open(here / "release"), validated(here, "st-anna")
-    kept, drawn = good.read_bytes(), random.Random(0)
-    whole = json.loads(kept)
-    odd = (None, -1, 1e400, "x" * 10**5, [], {}, True, "\u202e", 2**70)
-    for number in range(1500):
-        changed = bytearray(kept)
-        changed[drawn.randrange(len(kept))] ^= 1 << drawn.randrange(8)
-        if number % 3 == 0:
-            place = drawn.choice(["content", "key", "signature"])
-            part = {**whole, place: drawn.choice(odd)}
-            if place == "content" and number % 2:
-                key = drawn.choice(list(whole["content"]))
-                part = {**whole, "content": {**whole["content"], key: drawn.choice(odd)}}
-            changed = bytearray(json.dumps(part).encode())
-        try:
-            same = json.loads(changed) == whole
-        except ValueError:
-            same = False
-        good.write_bytes(changed)
-        found = merged(release, [good])
-        assert same or (not found.receipts and found.refused), changed
+    honest, drawn = merged(release, [good]).receipts, random.Random(0)
+    files = sorted(path for path in (here / "release").rglob("*") if path.is_file())
+    counts = {"refused": 0, "the same": 0}
+    for number in range(times):
+        path = good if number % 2 else files[number // 2 % len(files)]
+        kept = path.read_bytes()
+        path.write_bytes(changed := altered(kept, drawn, number // 2))
+        if changed == kept or same_json(changed, kept):
+            counts["the same"] += 1
+        elif path == good:
+            found = merged(release, [good])
+            assert not found.receipts and found.refused, changed
+            counts["refused"] += 1
+        else:
+            with pytest.raises(MedsiloError):
+                Release.open(here / "release")
+            counts["refused"] += 1
+        path.write_bytes(kept)
+    assert counts["refused"] > 0.98 * times, counts
+    assert merged(release, [good]).receipts == honest and Release.open(here / "release").hash == release.hash
     good.write_text("[" * 100_000)
     assert not merged(release, [good]).receipts
 
 
-def test_a_later_release_says_what_changed(finished: tuple[Plan, Path], made: Path, tmp_path: Path) -> None:
+def same_json(one: bytes, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other)) and one.startswith(b"{")
+    except ValueError:
+        return False
+
+
+def test_a_later_release_says_what_changed_and_keeps_what_was_agreed_on(
+    finished: tuple[Plan, Path], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     later = tmp_path / "later"
     inprocess.run(make_plan("fedavg", *SMALL, "training.rounds=3"), folder=later)
-    key = own_key(made / "lead.pem")
-    old = Release.open(made / "release")
-    release = write_release([later], "", tmp_path / "release", key, old)
+    key, run = own_key(made / "lead.pem"), finished[1]
+    scores = {site: own.score for site, own in Release.open(made / "release").manifest.study.items()}
+
+    def released(name: str, conditions: str, of: Path, after: str = "") -> Release:
+        (tmp_path / "agreed.yaml").write_text(conditions)
+        words = ["release", str(of), "-o", name, "--key", str(made / "lead.pem")]
+        words += ["--after", after] if after else ["--conditions", "agreed.yaml"]
+        assert cli.main(words) == 0
+        return Release.open(tmp_path / name)
+
+    old = released("first", "may_change: [training.rounds]\nlower_by: 1.0\nleast_score: 0.0", run)
+    release = released("second", "", later, "first")
     told = (release.folder / "CHANGES.md").read_text()
-    assert "training.rounds" in told and release.manifest.after == old.hash
+    assert "`training.rounds`: 2 before, 3 now" in told and release.manifest.after == old.hash
+    assert told.count(": holds") == 3 and release.manifest.conditions == old.manifest.conditions
+    hidden = max(scores.values()) + 0.001
+    for number, (conditions, why) in enumerate(
+        (
+            ("may_change: [seed]", "only seed may change in the plan: training.rounds"),
+            (f"least_score: {hidden}", "at least: "),
+            ("promise: true", "the promise is kept at every hospital: "),
+        )
+    ):
+        released(f"strict-{number}", conditions, run)
+        with pytest.raises(MedsiloError, match=why):
+            write_release([later], "", tmp_path / "refused", key, Release.open(tmp_path / f"strict-{number}"))
+        assert not (tmp_path / "refused").exists()
     with pytest.raises(MedsiloError, match="key"):
         write_release([later], "", tmp_path / "other", own_key(tmp_path / "liar.pem"), old)
     assert not (tmp_path / "other").exists()
+    (tmp_path / "agreed.yaml").write_text("leest_score: 1")
+    assert cli.main(["release", str(run), "-o", "wrong", "--conditions", "agreed.yaml"]) == 1

@@ -46,7 +46,7 @@ class Layer(Feature):
     """
 
     name: str
-    kept: ClassVar[tuple[str, ...]] = ()  # files of a site's part of a run, or of the run, that go with its model
+    files: ClassVar[tuple[str, ...]] = ()  # of a site's part of a run, or of the run, that go with its model
 
     def charges(self, task: str, number: int) -> Sequence[Charge]:
         """Return what this layer makes an answer to a task, in a round, cost on a hospital's ledger."""
@@ -84,6 +84,10 @@ class Layer(Feature):
     def card(self, plan: Any, folders: Sequence[Path]) -> Sequence[str]:
         """Return sentences for the card of an exported model."""
         return ()
+
+    def kept(self, plan: Any, output: Tensor, target: Tensor, inputs: Tensor, folders: Sequence[Path]) -> Tensor | None:
+        """Return how far each case keeps what this layer promises of its prediction, 0 to 1; None without a promise."""
+        return None
 
     @classmethod
     def panel(cls, runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:

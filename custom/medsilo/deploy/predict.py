@@ -16,6 +16,7 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_json, write_text
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
+from medsilo.deploy.watch import SEEN, Seen, mean_of
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan
@@ -41,6 +42,7 @@ class Prediction:
     found: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
     marked: np.ndarray | None = None  # a second mask: what layers of the plan mark
+    seen: Seen = field(default_factory=dict)  # by what watches
 
 
 class PredictedImage(Protocol):
@@ -70,7 +72,8 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
         answers.append((names, confidence))
         return output
 
-    parts = use.inputs_of(scan).split(BATCH)
+    inputs = use.inputs_of(scan)
+    parts = inputs.split(BATCH)
     output = torch.cat([task.infer(answer, cases.to(device)).float().cpu() for cases in parts])
     if not output.isfinite().all():
         raise MedsiloError("the network's output is NaN or infinite; check the image's intensities")
@@ -87,7 +90,16 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
         if (marked := source.marked(output)) is not None:
             marks = use.labels_on(scan, marked).numpy().astype(np.uint8)
             found |= {f"promised_{name}": size for name, size in _sizes(marks, scan.spacing, called).items()}
-    return Prediction(labels, found, _far(source, scan), marks)
+    return Prediction(labels, found, _far(source, scan), marks, _seen(source, scan, inputs, output, found))
+
+
+def _seen(source: Source, scan: Scan, inputs: Tensor, output: Tensor, found: dict[str, Any]) -> Seen:
+    """Return what is watched of an image: the mean over its cases, and its own values before all preparation."""
+    if source.watch is None:
+        return {}
+    raw = {"raw intensity": float(scan.values.mean()), "raw deviation": float(scan.values.std())}
+    spacing = {f"spacing {axis}": float(own) for axis, own in zip("xyz", scan.spacing, strict=False)}
+    return {**mean_of(source.watch.measure(inputs, output, [found] * len(inputs))), **raw, **spacing}
 
 
 def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -136,7 +148,10 @@ def predict_all(asked: PredictionRequest, images: Sequence[PredictedImage]) -> i
             for warning in row["warnings"]:
                 say(f"    warning: {warning}")
     finally:
+        seen = [own for row in rows if (own := row.pop(SEEN, None))]
         write_tables(out, source.facts, rows)
+    if source.watch:
+        source.watch.keep(seen)
     if tiles:
         write_montage(out / MONTAGE, tiles, tuple(map(_shown, source.plan.task.goal.label_names[1:])))
     return sum(row["error"] is not None for row in rows)
@@ -158,7 +173,8 @@ def _case(
         return row | {"error": str(error), "detail": error.private or None}, None
     except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
-    return row | {"warnings": prediction.warnings} | prediction.found, picture
+    seen = {SEEN: prediction.seen} if prediction.seen else {}
+    return row | {"warnings": prediction.warnings} | prediction.found | seen, picture
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder, write_json, write_text
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
+from medsilo.deploy.watch import SEEN, Seen, mean_of
 from medsilo.runs import paths
 from medsilo.tasks.own.standardising import Scales
 from medsilo.tasks.sources import DataSource
@@ -61,9 +62,11 @@ def answered(source: Source, target: str, inputs: Tensor, device: torch.device) 
         if not output.isfinite().all():
             raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
         said = source.said(output.cpu(), cases)
+        seen = source.watch.measure(cases, output.cpu(), said) if source.watch else []
         for place, answer in enumerate(source.plan.task.goal.answers(output.cpu(), target)):
             chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
-            yield {"error": None, **answer, **said[place], **chosen}
+            watched = {SEEN: seen[place]} if seen else {}
+            yield {"error": None, **answer, **said[place], **chosen, **watched}
 
 
 def predict_rows(
@@ -84,9 +87,22 @@ def predict_rows(
         failed = failures(found)
         asked.say(f"{len(found)} cases" + (f", {failed} of them failed" if failed else ""))
         rows += found
+    if source.watch:
+        source.watch.keep(_by_patient(rows))
     write_json(out / "predictions.json", {"model": source.facts, "cases": rows})
     write_rows(out / "predictions.csv", rows, columns)
     return rows
+
+
+def _by_patient(rows: Sequence[Row]) -> list[Seen]:
+    """Take what was seen out of the rows, and return it for each patient, recording or row, in order."""
+    whose: dict[tuple[Any, Any, Any], list[Seen]] = {}
+    for place, row in enumerate(rows):
+        if seen := row.pop(SEEN, None):
+            patient, recording = row.get("patient"), row.get("recording")
+            alone = place if patient is None and recording is None else None
+            whose.setdefault((patient, recording if patient is None else None, alone), []).append(seen)
+    return [mean_of(cases) for cases in whose.values()]
 
 
 def failures(rows: Sequence[Row]) -> int:

@@ -11,7 +11,7 @@ from medsilo.core.text import is_safe_name
 from medsilo.deploy.source import Source, open_source, ready_for
 from medsilo.deploy.together import answering_together
 from medsilo.learning.loop import Compute
-from medsilo.registry import PREDICTORS
+from medsilo.registry import PREDICTORS, WATCHERS
 from medsilo.runs import paths
 from medsilo.tasks.sources import DataSource
 
@@ -73,7 +73,8 @@ def asked_to_predict(
             f"task {task} reads no image files or others that could be predicted; give a model of a task that does "
             "(docs/your-data.md), or of synthetic-prostate to try it"
         )
-    return PREDICTORS[name], request
+    watch = next((watch for own in WATCHERS if (watch := WATCHERS[own].watch(request))), None)
+    return PREDICTORS[name], replace(request, source=replace(source, watch=watch))
 
 
 def sender_to(predictor: Predictor, node: str) -> Send:

@@ -12,6 +12,7 @@ from medsilo.core.files import load_tensors
 from medsilo.core.text import is_safe_name
 from medsilo.deploy.origin import Spacing
 from medsilo.deploy.supermodel import MANIFEST, SuperModel
+from medsilo.deploy.watch import Watch
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
@@ -37,6 +38,7 @@ class Source:
     facts: dict[str, Any]  # for predictions.json: which model this is
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
     own: Path | None = None  # the hospital's part of that run, where it is on this machine; else the model's folder
+    watch: Watch | None = None  # what keeps numbers of the cases that it answers
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
         """Output, the expert of each case, and the selector's confidence where there is one."""
@@ -58,7 +60,7 @@ class Source:
 
     def carry(self, folder: Path) -> None:
         """Copy what layers of the plan keep with the model into its folder elsewhere."""
-        for name in (name for layer in self.plan.asking.values() for name in layer.kept):
+        for name in (name for layer in self.plan.asking.values() for name in layer.files):
             if found := next((place / name for place in self._folders if (place / name).is_file()), None):
                 shutil.copyfile(found, folder / name)
 
@@ -66,6 +68,12 @@ class Source:
         """Return outputs of a segmentation with what layers of the plan mark beside; None where none does."""
         marks = (layer.marks(self.plan, output, self._folders) for layer in self.plan.asking.values())
         return next((one for one in marks if one is not None), None)
+
+    def kept(self, output: Tensor, target: Tensor, inputs: Tensor) -> dict[str, Tensor]:
+        """Return how far each case keeps what layers of the plan promise of it, 0 to 1, by layer."""
+        asking, where = self.plan.asking.items(), self._folders
+        told = {name: layer.kept(self.plan, output, target, inputs, where) for name, layer in asking}
+        return {name: own for name, own in told.items() if own is not None}
 
     @property
     def _folders(self) -> list[Path]:

@@ -69,6 +69,17 @@ class Evaluation:
         """Yield the cases as this model is evaluated on them."""
         return self._in_order(part, self._order(part, model))
 
+    @torch.no_grad()
+    def seen(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, Tensor, list[int]]]:
+        """Yield inputs, outputs, targets, and places in the part, of its cases as this model is evaluated on them."""
+        order, first = self._order(part, model), 0
+        for inputs, targets in self._in_order(part, order):
+            with self.compute.cast():
+                output = self.task.infer(model.eval(), inputs)
+            cases = range(first, first + len(inputs)) if order is None else order[first : first + len(inputs)].tolist()
+            yield inputs, output.float(), targets, list(cases)
+            first += len(inputs)
+
     def _by_metric(self, cases: Dataset) -> Measure:
         """Return what measures cases by the task's metric alone."""
         return lambda output, target: {self.task.goal.metric: self.task.goal.case_scores(output, target)}

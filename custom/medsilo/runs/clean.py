@@ -76,10 +76,11 @@ def _candidates(folder: Path, unfinished: float) -> Iterator[Old]:
 def _why(here: Path, name: str, unfinished: float) -> str:
     if any(fnmatch(name, pattern) for pattern in HALF_WRITTEN):
         return "half-written"
-    if here.name == paths.CHECKPOINTS and name.endswith(".safetensors"):
-        if is_finished(here.parent):
+    run = here.parents[1] if fnmatch(here.name, paths.BEFORE) else here.parent
+    if (run / paths.CHECKPOINTS) in (here, here.parent) and name.endswith(".safetensors"):
+        if is_finished(run):
             return "checkpoint of a finished run"
-        return f"checkpoint of {LEFT}" if is_left(here.parent, unfinished) else ""
+        return f"checkpoint of {LEFT}" if is_left(run, unfinished) else ""
     if here.parent.name == paths.SITES and any(fnmatch(name, own) for own in OF_UNFINISHED):
         if _has_ended(here):
             return "a site's state in a finished run" if any(fnmatch(name, own) for own in OF_SITES) else ""

@@ -35,6 +35,7 @@ REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 EXPERT_FILES = "personal/*.safetensors"  # of a super model
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
+BEFORE = "before-a-hospital-came-*"  # a folder in the checkpoints
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING_FILES = "sealing-*.json"
 SEALED, SUMS = "sealed.safetensors", "sealed-sums.json"
@@ -75,6 +76,8 @@ RUN_TREE: Mapping[str, str] = {
     CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
+    f"{CHECKPOINTS}/{BEFORE}/": "the same after the round before a hospital's first, where it came later than others: "
+    "from there the study goes on without it (`medsilo leave`)",
     f"{GLOBAL}/{BEST}": "the model that all sites share, after the best round; absent where every site has its own",
     f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
     "the shared one ([methods.md](methods.md#methods-with-a-model-of-the-hospitals-own))",

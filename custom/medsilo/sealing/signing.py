@@ -141,7 +141,8 @@ def own_key(path: Path, of: str) -> PrivateKey:
         raise MedsiloError(
             f"the key of {of} cannot be read ({type(error).__name__}); put it back from a copy", private=str(path)
         ) from error
-    assert isinstance(key, PrivateKey)
+    if not isinstance(key, PrivateKey):
+        raise MedsiloError(f"the key of {of} is neither RSA, nor of an elliptic curve, nor Ed25519", private=str(path))
     return key
 
 

@@ -1,12 +1,14 @@
 """Models of finished runs on test data: of every site, where all were on one machine, or of a hospital elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset
 
 from medsilo.core.errors import MedsiloError
@@ -14,7 +16,7 @@ from medsilo.core.files import load_tensors, write_json
 from medsilo.core.tensors import Tensors
 from medsilo.deploy.source import Source, open_source, ready_for
 from medsilo.deploy.together import answering_together
-from medsilo.federation.disclosure import finite
+from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.exact import ExactScores, ExactTest
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
@@ -146,9 +148,23 @@ class Judged:
     measures: Measures
     patients: Sequence[str]
     told: Mapping[str, Any]
+    mean: Callable[[float], float | None]  # a further mean over all cases, from 0 to 1, as it may leave; it is counted
 
 
-def judged(sources: Sequence[Source], site: str, settings: SiteSettings, folder: Path, lead: str = "") -> list[Judged]:
+class CaseLook(Protocol):
+    """Sees the cases of a hospital as a model answers them. cases: their places among all."""
+
+    def __call__(self, source: Source, inputs: Tensor, output: Tensor, target: Tensor, cases: list[int]) -> None: ...
+
+
+def judged(
+    sources: Sequence[Source],
+    site: str,
+    settings: SiteSettings,
+    folder: Path,
+    lead: str = "",
+    looks: Sequence[CaseLook | None] = (),
+) -> list[Judged]:
     """Score models of one task on all cases of a hospital that need not have been part of their studies.
 
     folder: the hospital's; what it answers is counted there, or where its settings say, as in a study. lead: who asks.
@@ -156,7 +172,7 @@ def judged(sources: Sequence[Source], site: str, settings: SiteSettings, folder:
     compute = settings.compute()
     found: list[Judged] = []
     data: SiteData | None = None
-    for source in sources:
+    for source, look in zip_longest(sources, looks):
         ready = ready_for(source, settings.data, compute)
         participation = ready.plan.participation.model_copy(update={"unseen": (site,)})
         plan = ready.plan.model_copy(update={"participation": participation, "privacy": None})
@@ -170,9 +186,21 @@ def judged(sources: Sequence[Source], site: str, settings: SiteSettings, folder:
             model = ready.network.to(compute.device)
             scores = ExactScores(*judge.evaluation.evaluate(data.test, lambda: None, model, plan.task.goal.measuring))
             judge.evaluation.draw_found(model, model, scores.measures, place.folder)
+            if look:
+                for seen in judge.evaluation.seen(data.test, model):
+                    look(ready, *seen)
         told = judge.disclosure.told(ExactTest(0, scores, None, None))
-        found.append(Judged(scores.measures, patients_of(data.test), told))
+        tells = partial(_mean, judge.disclosure, told["test"] is not None)
+        found.append(Judged(scores.measures, patients_of(data.test), told, tells))
     return found
+
+
+def _mean(disclosure: Disclosure, may_leave: bool, value: float) -> float | None:
+    """Return a mean over the test cases as it is told; None where none may leave."""
+    if not may_leave:
+        return None
+    disclosure.protection.note(test=1)
+    return disclosure.settings.rounded(disclosure.resolution["test"].mean(value, 0, 1))
 
 
 def _all_tested(data: SiteData) -> SiteData:

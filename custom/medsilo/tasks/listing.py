@@ -118,7 +118,7 @@ def _whole(listing: Listing, source: DataSource, links: Sequence[str]) -> Listin
     listing.entries.sort(key=lambda entry: entry.name)
     listing.add("left out", LINKS, links)
     refuse_links(listing, source.folder)
-    check_patients(listing)
+    check_patients(listing, source)
     return listing
 
 
@@ -364,8 +364,15 @@ def refuse_links(listing: Listing, root: Path) -> None:
     listing.drop(what, [entry for entry in listing.entries if leads_out(entry)])
 
 
-def check_patients(listing: Listing) -> None:
-    """Note patients whom the table puts into two parts."""
+def without_who_left(listing: Listing, source: DataSource) -> None:
+    """Leave out the patients that the settings name, and say nothing of them: as if they had never been there."""
+    gone = source.without()
+    listing.entries = [entry for entry in listing.entries if entry.patient not in gone]
+
+
+def check_patients(listing: Listing, source: DataSource) -> None:
+    """Leave out who left, and note patients whom the table puts into two parts."""
+    without_who_left(listing, source)
     fixed = {part: [entry.patient for entry in listing.entries if entry.part == part] for part in PARTS}
     what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
     listing.add("stops", what, sorted(in_two_parts(fixed)))

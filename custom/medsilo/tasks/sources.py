@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from medsilo.core.errors import DataError
+from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.tasks.splits import Shares
 
@@ -19,6 +20,7 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+LONGEST_LIST = 1 << 20  # bytes of a file with patients
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Code = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,16}:[A-Za-z0-9._-]{1,16}:[^\\\x00-\x1f]{1,64}$")]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
@@ -79,6 +81,7 @@ class DataSource(Section):
     shares: OwnShares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)
     folds: int | None = Field(None, ge=3, le=100)  # plans may let patients take turns in so many parts, and no others
+    leave_out: Path | None = None  # a file with a patient on each line, as the data call them: nobody learns that it is
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
     cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
@@ -92,6 +95,16 @@ class DataSource(Section):
     _each_alone: bool = PrivateAttr(False)
     _finished: Path | None = PrivateAttr(None)
     _compute: "Compute | None" = PrivateAttr(None)
+
+    def without(self) -> frozenset[str]:
+        """Return the patients who are left out."""
+        if self.leave_out is None:
+            return frozenset()
+        try:
+            lines = read_bounded(self.leave_out, LONGEST_LIST).decode("utf-8-sig").splitlines()
+        except (OSError, ValueError) as error:
+            raise DataError(f"data.leave_out can't be read ({type(error).__name__}); correct it", str(error)) from error
+        return frozenset(line.strip() for line in lines if line.strip())
 
     def remembered_by(self, memory: Memory) -> Self:
         """Return the same data, whose patients keep the parts that they had in earlier studies."""

@@ -16,7 +16,17 @@ from medsilo.core.errors import DataError
 from medsilo.models.linear import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.goal import Goal
-from medsilo.tasks.listing import OLD_LETTERS, OTHER_NAMES, TABLE, WINDOWS, Entry, Listing, check_parts, check_patients
+from medsilo.tasks.listing import (
+    OLD_LETTERS,
+    OTHER_NAMES,
+    TABLE,
+    WINDOWS,
+    Entry,
+    Listing,
+    check_parts,
+    check_patients,
+    without_who_left,
+)
 from medsilo.tasks.own.by_kind import ByKind, goal_of
 from medsilo.tasks.own.columns import (
     LARGEST,
@@ -202,10 +212,11 @@ class PatientTable(ByKind):
             )
         found = self.rows(self.file(source, self._folder(site, source)), source)
         listing = found.listing
+        without_who_left(listing, source)
         if self.partition is not None:
             listing.entries = dealt(self.partition, site, sites, listing.entries, found.classes)
         check_parts(listing)
-        check_patients(listing)
+        check_patients(listing, source)
         parts = divided(listing, source, self.shares, self.split)
         cases = {part: found.cases(parts[part], self.kind) for part in PARTS}
         return self._survey_of(listing, cases, source), cases

@@ -1,0 +1,219 @@
+"""Changes at one of eight hospitals, and how soon the control charts of a released model see them.
+
+    python -m benchmarks.monitor [--runs N] [--write]
+
+Prints docs/results/monitor.md, which --write writes. About ten minutes on a free core.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from medsilo.deploy.source import Source
+from medsilo.federation import inprocess
+from medsilo.plan import Plan, parse_plan
+from medsilo.sealing import signing
+from medsilo_release.control_charts import A_YEAR, Alarm, Charts
+from medsilo_release.patient_sums import BLOCK, FAR, OUTCOME, Measuring
+from medsilo_release.release_folder import Release, write_release
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "results" / "monitor.md"
+SITES = [f"hospital-{number}" for number in range(1, 9)]
+BEFORE, WITHIN, SHARE = 100, 100, 0.3  # patients before the change and after it; of the second class
+REFERENCE = 200  # patients of the validation
+WANTED = 0.9
+SIZES = ("small", "medium", "large")
+CHANGES = {
+    "scanner": ("contrast times 0.95, 0.85 or 0.7", (0.95, 0.85, 0.7)),
+    "prevalence": (f"the second class {SHARE:.0%} before; 0.4, 0.5 or 0.7 after", (0.4, 0.5, 0.7)),
+    "label noise": ("0.1, 0.2 or 0.4 of the labels are the other one", (0.1, 0.2, 0.4)),
+    "artefact": ("a black square of 3, 8 or 16 pixels on every third image", (3, 8, 16)),
+}
+
+
+Measured = tuple[np.ndarray, list[str]]  # [patients, names], and these
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Numbers of a hospital's patients, [patients, names], as they are and by what has changed."""
+
+    names: list[str]
+    usual: np.ndarray
+    changed: dict[tuple[str, str], np.ndarray]
+
+
+def released(folder: Path, rounds: int, patients: int) -> Release:
+    """Train a model over eight hospitals of different looks, and release it."""
+    study: dict[str, object] = {
+        "algorithm": {"name": "fedavg"},
+        "task": {"name": "synthetic-histology", "patients": patients},
+        "training": {"rounds": rounds},
+        "participation": {"sites": SITES},
+        "layers": [{"name": "promise"}],
+    }
+    plan = parse_plan(study)
+    inprocess.run(plan, folder=folder / "study")
+    key = signing.own_key(folder / "key.pem", "releases")
+    return write_release([folder / "study"], "", folder / "release", key)
+
+
+def pool_of(release: Release, site: str, patients: int, changing: int) -> Pool:
+    """Draw patients that nobody trained with, and measure them as they are and changed."""
+    measuring = Measuring(source := release.source())
+    usual, names = _measured(measuring, source, *_with(SHARE, *_drawn(source.plan, site, patients, 1)))
+    both, right = _drawn(source.plan, site, changing, 2)
+    changed: dict[tuple[str, str], np.ndarray] = {}
+    for kind, (_, sizes) in CHANGES.items():
+        for name, size in zip(SIZES, sizes, strict=True):
+            images, labels = _with(size if kind == "prevalence" else SHARE, both, right)
+            if kind == "scanner":
+                images = 0.5 + (images - 0.5) * size
+            if kind == "label noise":
+                wrong = torch.from_numpy(np.random.default_rng(3).random(len(labels)) < size)
+                labels = torch.where(wrong, 1 - labels, labels)
+            if kind == "artefact":
+                images[::3, :, 4 : 4 + int(size), 4 : 4 + int(size)] = 0
+            changed[kind, name] = _measured(measuring, source, images, labels)[0]
+    return Pool(names, usual, changed)
+
+
+def _drawn(plan: Plan, site: str, patients: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two images of each patient, one after the other: of the first class and of the second."""
+    task = plan.task.model_copy(update={"patients": patients, "patches": 2})
+    data = task.load(site, SITES, 1000 + seed, None)
+    parts = (data.train, data.validation, data.test)
+    images, labels = (torch.cat([getattr(part, which) for part in parts]) for which in ("inputs", "targets"))
+    assert labels[::2].sum() == 0 and labels[1::2].all()
+    return images, labels
+
+
+def _with(share: float, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return one image of each patient; a share of them is of the second class."""
+    wanted = np.random.default_rng(4).random(len(images) // 2) < share
+    places = torch.from_numpy(2 * np.arange(len(wanted)) + wanted)
+    return images[places], labels[places]
+
+
+@torch.inference_mode()
+def _measured(measuring: Measuring, source: Source, images: torch.Tensor, labels: torch.Tensor) -> Measured:
+    rows = []
+    for some, right in zip(images.split(200), labels.split(200), strict=True):
+        output = source.network(some)
+        seen = measuring.measure(some, output, source.said(output, some))
+        hits = source.plan.task.goal.case_scores(output, right).tolist()
+        rows += [{**own, OUTCOME: hit} for own, hit in zip(seen, hits, strict=True)]
+    return np.array([list(row.values()) for row in rows]), list(rows[0])
+
+
+# ---------------------------------------------------------------------------------------------------- runs
+@dataclass
+class Found:
+    """The first alarm after a change, of each run; None where there was none."""
+
+    alarms: list[Alarm | None]
+
+    @property
+    def share(self) -> float:
+        """The share of runs with an alarm."""
+        return sum(alarm is not None for alarm in self.alarms) / len(self.alarms)
+
+
+def run(pools: list[Pool], runs: int) -> tuple[dict[tuple[str, str], Found], dict[tuple[str, str], Found], list[int]]:
+    """Return what was found with outcomes and without, and the alarms of a year without a change, of each run."""
+    known: dict[tuple[str, str], Found] = {}
+    blind: dict[tuple[str, str], Found] = {}
+    years = []
+    for number in range(runs):
+        pool, draw = pools[number % len(pools)], np.random.default_rng(number)
+        order = draw.permutation(len(pool.usual))
+        reference, rest = pool.usual[order[:REFERENCE]], pool.usual[order[REFERENCE:]]
+        means, apart = reference.mean(0), reference.std(0)
+        used = apart > 1e-6
+        names = [name for name, own in zip(pool.names, used, strict=True) if own]
+
+        def blocks(patients: np.ndarray) -> np.ndarray:
+            apart_ = ((patients - means) / np.where(used, apart, 1))[:, used].clip(-FAR, FAR)  # noqa: B023
+            return apart_[: len(apart_) // BLOCK * BLOCK].reshape(-1, BLOCK, apart_.shape[1]).mean(1)
+
+        charts = Charts.against(((reference - means) / np.where(used, apart, 1))[:, used].clip(-FAR, FAR), names)
+        years.append(len(charts.run(blocks(rest[draw.integers(len(rest), size=A_YEAR)]))[1]))
+        first = rest[draw.permutation(len(rest))[:BEFORE]]
+        for case, later in {("none", "–"): rest, **pool.changed}.items():
+            after = later[draw.permutation(len(later))[:WITHIN]]
+            stream = blocks(np.concatenate([first, after]))
+            for found, shown in ((known, names), (blind, [name for name in names if name != OUTCOME])):
+                alarms = charts.of(shown).run(stream[:, [names.index(name) for name in shown]])[1]
+                late = [alarm for alarm in alarms if alarm.block >= BEFORE // BLOCK]
+                found.setdefault(case, Found([])).alarms.append(late[0] if late else None)
+    return known, blind, years
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+def document(runs: int, quick: bool = False) -> str:
+    """Return the page."""
+    with TemporaryDirectory() as place:
+        release = released(Path(place), *((1, 8) if quick else (12, 64)))
+        pools = [pool_of(release, site, *((240, 150) if quick else (2400, 300))) for site in SITES]
+    known, blind, years = run(pools, runs)
+    right = np.mean([pool.usual[:, pool.names.index(OUTCOME)].mean() for pool in pools])
+    missed = [case for case, found in known.items() if case[0] != "none" and found.share < WANTED]
+    many = [f"{kind}, {size}" for kind, size in missed]
+    sure = 1.96 * np.std(years) / len(years) ** 0.5
+    return f"""# Changes at a hospital, and when they are seen
+
+Written by `python -m benchmarks.monitor --runs {runs} --write`. What is watched and how is in [after.md](../after.md).
+
+One of eight hospitals changes (SYNTHETIC histology, two classes; each hospital has a look of its own; the model of
+FedAvg is right in {right:.0%} of cases). The charts rest on {REFERENCE} patients of its validation and are set for one
+false alarm in a year of {A_YEAR:,} patients. {BEFORE} patients come before the change. Found: an alarm within the next
+{WITHIN}. {runs} runs each, with other patients. Outcomes are known at once, or never ("without outcomes").
+
+Without a change there were **{np.mean(years):.2f} ± {sure:.2f} alarms a year** (95 % interval over runs), and none in
+{np.mean(np.array(years) == 0):.0%} of the years.
+
+| change | size | found | without outcomes | patients until the alarm (median) | first seen by |
+| --- | --- | --- | --- | --- | --- |
+{chr(10).join(_rows(known, blind))}
+
+{chr(10).join(f"- {kind}: {what}" for kind, (what, _) in CHANGES.items())}
+
+Wanted: found in {WANTED:.0%} of runs. Missed: {"; ".join(many) or "none"}.
+
+Label noise changes nothing that is seen without outcomes: alarms there are by chance, as without a change.
+"""
+
+
+def _rows(known: dict[tuple[str, str], Found], blind: dict[tuple[str, str], Found]) -> Iterator[str]:
+    for (kind, size), found in known.items():
+        told = [alarm for alarm in found.alarms if alarm]
+        names = [alarm.name for alarm in told]
+        first = max(sorted(set(names)), key=names.count) if names else "–"
+        late = [BLOCK * (alarm.block + 1) - BEFORE for alarm in told]
+        middle = f"{np.median(late):.0f}" if late else "–"
+        yield f"| {kind} | {size} | {found.share:.1%} | {blind[kind, size].share:.1%} | {middle} | {first} |"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.monitor", description="Changes at a hospital.")
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--write", action="store_true", help="write docs/results/monitor.md")
+    parser.add_argument("--quick", action="store_true", help="eight runs of a model that has hardly learned")
+    chosen = parser.parse_args(arguments)
+    text = document(8 if chosen.quick else chosen.runs, chosen.quick)
+    if chosen.write:
+        DOCUMENT.write_text(text, "utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""A study as if one of its hospitals, or some of a hospital's patients, had never joined.
+
+It goes on from the last round before that hospital came. Where that is not kept, it is the whole study again. What is
+the same in both are plan and seeds, so the models are those, bit for bit, of a study that never knew it.
+"""
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_facts, load_tensors, save_tensors, write_bytes
+from medsilo.federation import inprocess
+from medsilo.flare import simulator
+from medsilo.flare.jobs import write_job
+from medsilo.plan import Plan, load_plan
+from medsilo.runs import paths
+from medsilo.runs.reading import read_rounds
+from medsilo.runs.schema import Round
+from medsilo.site.settings import SiteSettings
+from medsilo.study.cross import finished_run
+
+MODELS = "*.safetensors"
+MOST = 10_000  # files of models
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A finished study, and what it takes to have it without a hospital, or without patients of it."""
+
+    study: Path
+    hospital: str
+    patients: bool
+    before: Plan
+    plan: Plan
+    rounds: list[Round]
+    first: int  # round in which the hospital's numbers were used
+
+    @classmethod
+    def of(cls, study: Path, hospital: str, patients: bool) -> Self:
+        """Return the departure; raises MedsiloError where nothing of the hospital is in the models."""
+        summary, before = finished_run(study), load_plan(study / paths.PLAN)
+        rounds = read_rounds(study)
+        first = next((line.round for line in rounds if hospital in line.answered), None)
+        if first is None:
+            raise MedsiloError(f"{hospital} answered no round of this study, so that nothing of it is in its models")
+        others = [site for site in summary.agreed.sites if site != hospital]
+        if not others:
+            raise MedsiloError(f"{hospital} is the only hospital of this study; remove its models instead")
+        least = before.participation.minimum
+        fewer = [f"participation.minimum={min(least, len(others))}"] if least else []
+        if fewer and least and before.participation.when_missing == "continue" and least >= len(others):
+            fewer = [f"participation.minimum={max(1, len(others) - 1)}"]
+        changes = [f"participation.sites=[{','.join(others)}]", *fewer]
+        plan = before if patients else before.with_changes(changes)
+        return cls(study, hospital, patients, before, plan, rounds, first)
+
+    @property
+    def kept(self) -> Path | None:
+        """The study's state before the hospital came; None where it is not kept, or sites have states of their own."""
+        folder = self.study / paths.CHECKPOINTS / paths.BEFORE.replace("*", str(self.first - 1))
+        last = [max(own.glob(paths.STATE_FILES), key=_round_of, default=None) for own in self._folders()]
+        alone = all(path and not load_tensors(path)[0] and load_facts(path)["best"] is None for path in last)
+        return folder if folder.is_dir() and alone else None
+
+    def _folders(self) -> list[Path]:
+        return [paths.site_folder(self.study, site) for site in self.plan.participation.sites]
+
+    @property
+    def begun_after(self) -> int:
+        """The round from which the new study goes on."""
+        return self.first - 1 if self.kept else 0
+
+    @property
+    def price(self) -> str:
+        """The price in words: rounds, and measured seconds."""
+        again = self.before.rounds - self.begun_after
+        measured = [line.seconds for line in self.rounds[self.begun_after :] if line.seconds is not None]
+        seconds = statistics.fmean(measured) * again if measured else 0.0
+        whole = "the whole study" if not self.begun_after else f"the study from round {self.first} on"
+        return f"{whole} again: {again} rounds, {seconds:.0f} seconds as they were measured"
+
+    # ------------------------------------------------------------------ the study again
+    def run(self, out: Path, settings: SiteSettings) -> None:
+        """Run the study without who left, as it was run before; from a kept state in this process."""
+        sites = getattr(settings, "sites", {})  # of those on this machine that have settings of their own
+        left = {site: own for site, own in sites.items() if site in self.plan.participation.everyone}
+        settings = settings.model_copy(update={"sites": left}) if sites else settings
+        if kept := self.kept:
+            self._prepare(out, kept)
+            inprocess.run(self.plan, folder=out, resume=True, settings=settings)
+        elif (self.study / paths.JOB).is_dir():
+            simulator.run(self.plan, out, settings)
+        else:
+            inprocess.run(self.plan, folder=out, settings=settings)
+
+    @staticmethod
+    def models_in(folder: Path) -> list[Path]:
+        """Return the files of models, and of states that hold one, below a folder."""
+        return sorted(path for path in folder.rglob(MODELS) if path.is_file() and not path.is_symlink())[:MOST]
+
+    def write_job(self, place: Path, name: str) -> None:
+        """Write the study without who left as a job of a consortium."""
+        write_job(place, self.plan, study=name)
+
+    def _prepare(self, out: Path, kept: Path) -> None:
+        """Write what a study goes on from after the last round before the hospital came."""
+        done = self.first - 1
+        write_bytes(out / paths.PLAN, self.plan.to_yaml().encode())
+        write_bytes(out / paths.PROVENANCE, (self.study / paths.PROVENANCE).read_bytes())
+        names = list(self.plan.participation.sites)
+        for path in sorted(kept.glob(MODELS)):
+            tensors, facts = load_tensors(path)
+            facts |= {"plan": self.plan.hash, "sites": names}
+            facts["settled"] = {site: own for site, own in facts["settled"].items() if site in names}
+            save_tensors(out / paths.CHECKPOINTS / path.name, tensors, facts)
+        lines = [self._without(line).model_dump_json(exclude_unset=True) for line in self.rounds[:done]]
+        write_bytes(out / paths.ROUNDS, "".join(f"{line}\n" for line in lines).encode())
+        for old in self._folders():
+            new = paths.site_folder(out, old.name)
+            state = max(old.glob(paths.STATE_FILES), key=_round_of)
+            write_bytes(new / paths.STATE_FILES.replace("*", str(done)), state.read_bytes())
+            if (old / paths.METRICS).exists():
+                write_bytes(new / paths.METRICS, (old / paths.METRICS).read_bytes())
+
+    def _without(self, line: Round) -> Round:
+        gone = self.hospital if not self.patients else ""
+        fewer: dict[str, Any] = {
+            "asked": [site for site in line.asked if site != gone],
+            "refused": {site: why for site, why in line.refused.items() if site != gone},
+            "lost": {site: why for site, why in line.lost.items() if site != gone},
+        }
+        return line.model_copy(update=fewer)
+
+
+def _round_of(state: Path) -> int:
+    return int(state.stem.removeprefix("state-"))

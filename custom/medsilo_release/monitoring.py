@@ -1,0 +1,241 @@
+"""A model at work, as its hospital sees it: charts, alarms, months, and a receipt for each month that is over."""
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medsilo.extend import (
+    Asker,
+    Book,
+    MedsiloError,
+    Resolution,
+    SiteSettings,
+    cell,
+    charts,
+    data_set,
+    fill,
+    package_facts,
+    read_bounded,
+    save,
+    shown,
+    signed,
+    signing,
+)
+from medsilo_release.control_charts import A_YEAR, Alarm, Charts
+from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder
+from medsilo_release.receipts import Receipt
+from medsilo_release.release_folder import PackageFacts, Release
+
+HERE = Path(__file__).parent
+KNOWN = 30  # days after which the patients of a year are measured
+FEWEST, MOST = 200, 20_000  # patients of a year that charts are made for
+LIMITS = (
+    "Without labels nobody sees that the same inputs have come to mean something else (another definition of the "
+    "disease, other readers, wrong labels): give outcomes as they become known (--outcomes).",
+    "Inputs may change and the model still be right; scores may stay alike and the model be wrong.",
+    "An alarm says that cases differ from those of the validation, and not why. One in a year is expected by chance.",
+    "Charts take patients for independent: a patient who comes again and again gives alarms early.",
+    "A change that is smaller than the size of a chart's slack is never found.",
+)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Charts of a release at this hospital."""
+
+    release: Release
+    folder: WatchFolder
+    kept: KeptSums
+    charts: Charts
+    shares: np.ndarray  # of the limit, [sums, names]
+    alarms: Sequence[Alarm]
+    outcomes: np.ndarray  # likewise, of outcomes
+    wrong: Sequence[Alarm]  # that outcomes gave
+
+    @classmethod
+    def read(cls, release: Release) -> "Watched":
+        """Return the charts of what is kept; raises MedsiloError where nothing is."""
+        folder = WatchFolder(release.hash)
+        if not folder.there:
+            raise MedsiloError("this hospital does not watch that release; begin with 'medsilo validate --watch'")
+        kept, reference = folder.kept(), folder.reference()
+        charts = Charts.against(reference.values, reference.names, _a_year(kept))
+        seen = charts.of([name for name in reference.names if name != OUTCOME])
+        shares, alarms = seen.run(_means(kept.cases.whole, len(seen.names)))
+        known = kept.outcomes.whole
+        outcomes, wrong = charts.of([OUTCOME]).run(_means(known, 1)) if known else (np.zeros((0, 1)), [])
+        return cls(release, folder, kept, seen, shares, alarms, outcomes, wrong)
+
+    @property
+    def months(self) -> list[str]:
+        """The months of which something is kept, the first first."""
+        return sorted({block.month for block in (*self.kept.cases.whole, *self.kept.outcomes.whole)})
+
+
+def _a_year(kept: KeptSums) -> int:
+    days = (datetime.now(UTC).date() - date.fromisoformat(kept.began)).days
+    sums = len(kept.cases.whole)
+    return A_YEAR if min(days, sums) < KNOWN else int(np.clip(BLOCK * sums / days * 365, FEWEST, MOST))
+
+
+def _means(blocks: Sequence[Sums], width: int) -> np.ndarray:
+    return np.array([block.sums for block in blocks]).reshape(-1, width) / BLOCK
+
+
+# ---------------------------------------------------------------------------------------------------- outcomes
+def take_outcomes(release: Release, path: Path) -> int:
+    """Keep the scores of cases whose outcome is known; returns how many. Each table counts once."""
+    folder = WatchFolder(release.hash)
+    try:
+        content = read_bounded(path, LARGEST)
+        rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"))))
+        scores = list(_scores(rows))
+    except (OSError, ValueError, csv.Error) as error:
+        raise MedsiloError(
+            f"--outcomes can't be read ({type(error).__name__}); give predictions.csv, with a column "
+            "'outcome' (the right class) or 'score' (0 to 1)",
+            str(path),
+        ) from error
+    digest = hashlib.sha256(content).hexdigest()
+    if not folder.there or digest in folder.kept().tables:
+        why = "that table counts already" if folder.there else "this hospital does not watch that release"
+        raise MedsiloError(f"--outcomes: {why}; give another one", str(path))
+    if OUTCOME not in folder.reference().names:
+        raise MedsiloError("--outcomes: all cases of the validation have one score; there is nothing to compare with")
+    folder.add([], scores, digest)
+    return len(scores)
+
+
+def _scores(rows: Sequence[Mapping[str, str]]) -> Iterator[float]:
+    """Yield the score of each case that has one: as the table says, or whether the class that was found is right."""
+    for row in rows:
+        if score := (row.get("score") or "").strip():
+            if not 0 <= float(score) <= 1:
+                raise ValueError("a score is not between 0 and 1")
+            yield float(score)
+        elif right := (row.get("outcome") or "").strip():
+            yield float(right in (row.get("class"), row.get("label")))
+
+
+# ---------------------------------------------------------------------------------------------------- by month
+def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signing.PrivateKey) -> Path:
+    """Write what the hospital tells of a month that is over, in its own steps, once; return where it lies."""
+    reference, folder = watched.folder.reference(), watched.folder.folder
+    path = folder / f"{reference.hospital}-{watched.release.hash[:12]}-{month}.receipt"
+    if path.exists():
+        return path  # what was told stays as it was told
+    if settings.privacy:
+        raise MedsiloError("this hospital answers only with noise (privacy in its medsilo.yaml), which a month has not")
+    own, known = (
+        [block for block in stream.whole if block.month == month]
+        for stream in (watched.kept.cases, watched.kept.outcomes)
+    )
+    synthetic = reference.synthetic
+    step, unit, least = settings.patients_in_step(synthetic), settings.count_unit(synthetic), settings.least(synthetic)
+    own, known = (blocks if BLOCK * len(blocks) >= least else [] for blocks in (own, known))
+    if settings.protects(synthetic):
+        data = data_set(settings.data.folder if settings.data else None, reference.task)
+        asker = Asker(f"release {watched.release.hash[:12]}", data, f"month {month}")
+        book = Book((settings.records or folder) / reference.hospital)
+        book.note(asker, {"test": bool(known) + bool(own)}, settings.limits)
+
+    def told(blocks: Sequence[Sums], value: float, low: float, high: float) -> float:
+        return round(Resolution(1 / (BLOCK * len(blocks)), step, unit).mean(value, low, high), 3)
+
+    names, score = watched.charts.names, 0.0
+    if known:
+        at = reference.names.index(OUTCOME)
+        score = float(_means(known, 1).mean() * reference.deviations[at] + reference.means[at])
+    drifts = _means(own, len(names)).mean(0).tolist() if own else []
+    receipt = Receipt(
+        release=watched.release.hash,
+        hospital=reference.hospital,
+        made=f"{datetime.now(UTC):%Y-%m-%d}",
+        package=PackageFacts(**package_facts()),
+        metric=watched.release.manifest.metric,
+        score=told(known, score, 0, 1) if known else None,
+        cases=Resolution(0, step, unit).count(BLOCK * len(own)) if own else None,
+        month=month,
+        drifts={name: told(own, value, -FAR, FAR) for name, value in zip(names, drifts, strict=False)},
+        alarms=tuple(dict.fromkeys(alarm.name for alarm in _of_month(watched, month))) if own else (),
+    )
+    signed.write_signed(path, receipt, key)
+    return path
+
+
+def _of_month(watched: Watched, month: str) -> Iterator[Alarm]:
+    pairs = ((watched.kept.cases.whole, watched.alarms), (watched.kept.outcomes.whole, watched.wrong))
+    return (alarm for blocks, alarms in pairs for alarm in alarms if blocks[alarm.block].month == month)
+
+
+def write_monitor(watched: Watched, page: Path) -> Path:
+    """Write the hospital's page, for its own eyes."""
+    reference, alarms = watched.folder.reference(), [*watched.alarms, *watched.wrong]
+    patients, known = BLOCK * len(watched.kept.cases.whole), BLOCK * len(watched.kept.outcomes.whole)
+    headline = f"No alarm over {patients} patients, and {known} whose outcome is known."
+    if alarms:
+        last = alarms[-1]
+        headline = (
+            f"{len(alarms)} alarms over {patients} patients; the last: {last.name} by {last.drift:+.2f} deviations."
+        )
+    lines = [charts.Series("highest of all charts", watched.shares.max(1).tolist() if len(watched.shares) else [])]
+    lines += [charts.Series("outcomes", watched.outcomes[:, 0].tolist(), 1)] if known else []
+    longest = max(len(lines[0].values), len(lines[-1].values))
+    lines += [charts.Series("limit: one false alarm a year", [1.0] * longest, -1)]
+    top = max(1.5, *(value or 0 for line in lines for value in line.values)) if longest else 1.5
+    chart = charts.line_chart(
+        lines, key="control", title="Control charts", x_label=f"{BLOCK} patients each", y_label="share of the limit",
+        y_ticks=[0, 0.5, 1, round(top, 1)], last_x=max(1, longest - 1), width=720, unit="sums",
+    )  # fmt: skip
+    filled = fill(
+        "monitor.html",
+        f"A released model at work at {reference.hospital}",
+        HERE,
+        context=f"Release {watched.release.hash[:12]} of {watched.release.manifest.made}",
+        answer={"headline": headline, "remarks": ()},
+        notices=[],
+        checks=[],
+        limits=LIMITS,
+        chart=chart if longest else None,
+        lines=[line.name for line in lines],
+        alarms=[(alarm.name, f"{alarm.drift:+.2f}", BLOCK * (alarm.block + 1)) for alarm in alarms],
+        rows=list(_rows(watched)),
+        months=watched.months,
+        beside=list(_beside(watched)),
+        cases=len(reference.cases),
+    )
+    return save(filled, page)
+
+
+def _rows(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each number: its mean in the validation, and its drift in each month."""
+    reference, names = watched.folder.reference(), watched.charts.names
+    for place, name in enumerate(names):
+        at = list(reference.names).index(name)
+        drifts = []
+        for month in watched.months:
+            own = _means([block for block in watched.kept.cases.whole if block.month == month], len(names))
+            drifts.append(cell(None, f"{own[:, place].mean():+.2f}") if len(own) else cell(None))
+        now = watched.shares[-1, place] if len(watched.shares) else 0.0
+        yield name, [cell(None, f"{reference.means[at]:.4g}"), cell(None, f"{100 * now:.0f} %"), *drifts]
+
+
+def _beside(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield what the validation does not know, spacing and values as they are stored, by month, in its own units."""
+    for name in sorted({name for block in watched.kept.cases.whole for name in block.beside}):
+        cells = []
+        for month in watched.months:
+            own = [
+                block.beside[name] / BLOCK
+                for block in watched.kept.cases.whole
+                if block.month == month and name in block.beside
+            ]
+            cells.append(cell(None, f"{np.mean(own):.4g}" if own else shown(None)))
+        yield name, cells

@@ -1,0 +1,306 @@
+"""Watching a released model at a hospital: numbers of cases without names, and the cases that they are compared with.
+
+Nothing is kept of a case alone: what is written of predictions are sums over five patients, in standard deviations from
+the cases of the validation.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor, nn
+
+from medsilo.extend import (
+    MedsiloError,
+    PredictionRequest,
+    Section,
+    Source,
+    checked,
+    read_bounded,
+    signed,
+    watch,
+    write_json,
+)
+from medsilo_release.release_folder import MANIFEST, Hash, ReleaseManifest, Word
+
+HOME = Path("~/.local/state/medsilo/watch")  # a folder for each release
+REFERENCE, SUMS = "reference.json", "sums.json"
+BLOCK = 5  # patients of a sum
+MOST_BLOCKS, MOST_REFERENCE, LARGEST = 2000, 2000, 32 << 20
+LEAST = 30  # patients of a reference
+FAR = 5.0  # standard deviations, from where on it is all one
+COLUMNS, CHANNELS, CLASSES, FEATURES = 16, 4, 8, 4  # the most of each that are measured
+OUTCOME = "outcome"  # the score of a case, once it is known what was right
+ANSWERS = ("share of", "entropy", "output", "labels in", "width of", "promised")  # begin their names
+Number = Annotated[float, Field(ge=-1e9, le=1e9)]
+Names = Annotated[tuple[Word, ...], Field(max_length=64)]
+Month = Annotated[str, Field(pattern=r"^\d{4}-\d\d$")]
+
+
+class Reference(Section):
+    """reference.json: the validation's cases, in standard deviations from their mean, in no order."""
+
+    release: Hash
+    hospital: Word
+    task: Word
+    synthetic: bool
+    names: Names
+    means: tuple[Number, ...]
+    deviations: tuple[Number, ...]
+    cases: Annotated[tuple[tuple[Number, ...], ...], Field(max_length=MOST_REFERENCE)] = ()
+
+    @property
+    def values(self) -> np.ndarray:
+        """The cases, [cases, names]."""
+        return np.array(self.cases)
+
+    def apart(self, name: str, value: float) -> float:
+        """Return how far a value lies from the mean; so far that nothing is further, where it is no number."""
+        at = self.names.index(name)
+        apart = (value - self.means[at]) / self.deviations[at]
+        return apart if name == OUTCOME else float(np.clip(np.nan_to_num(apart, nan=FAR), -FAR, FAR))
+
+
+class Sums(Section):
+    """Sums over some patients. beside: of what the reference has not, in its own units."""
+
+    month: Month
+    patients: Annotated[int, Field(ge=0, le=BLOCK)] = 0
+    sums: tuple[Number, ...] = ()
+    beside: dict[Word, Number] = {}
+
+
+class Stream(Section):
+    """Sums over five patients each, the oldest first, and over those who do not make up five yet."""
+
+    whole: Annotated[tuple[Sums, ...], Field(max_length=MOST_BLOCKS)] = ()
+    rest: Sums | None = None
+
+    def plus(self, month: str, case: Sequence[float], beside: Mapping[str, float]) -> "Stream":
+        """Return this and one patient more."""
+        old = self.rest or Sums(month=month, sums=(0.0,) * len(case))
+        sums = tuple(round(before + new, 4) for before, new in zip(old.sums, case, strict=True))
+        others = {name: round(old.beside.get(name, 0.0) + value, 4) for name, value in beside.items()}
+        rest = Sums(month=month, patients=old.patients + 1, sums=sums, beside=others)
+        if rest.patients < BLOCK:
+            return Stream(whole=self.whole, rest=rest)
+        return Stream(whole=(*self.whole, rest)[-MOST_BLOCKS:])
+
+
+class KeptSums(Section):
+    """sums.json: what is kept of predictions, and of outcomes that came in later."""
+
+    began: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    cases: Stream = Stream()
+    outcomes: Stream = Stream()
+    tables: Annotated[tuple[Hash, ...], Field(max_length=MOST_BLOCKS)] = ()  # outcomes that were given already
+
+
+class WatchFolder:
+    """The folder in which a hospital keeps sums of a release's predictions."""
+
+    def __init__(self, release: str) -> None:
+        self.folder = HOME.expanduser() / release[:12]
+
+    @property
+    def there(self) -> bool:
+        """Return whether the hospital watches this release."""
+        return (self.folder / REFERENCE).is_file()
+
+    def reference(self) -> Reference:
+        """Return the cases of the validation."""
+        return _read(self.folder / REFERENCE, Reference)
+
+    def kept(self) -> KeptSums:
+        """Return what is kept so far."""
+        path = self.folder / SUMS
+        return _read(path, KeptSums) if path.exists() else KeptSums(began=f"{datetime.now(UTC):%Y-%m-%d}")
+
+    def begin(self, reference: Reference) -> None:
+        """Keep a reference; what was kept against another one goes."""
+        write_json(self.folder / REFERENCE, reference.model_dump(mode="json"))
+        (self.folder / SUMS).unlink(missing_ok=True)
+
+    def add(
+        self, cases: Sequence[watch.Seen], outcomes: Sequence[float] = (), table: str = "", month: str = ""
+    ) -> None:
+        """Keep what was seen of patients, and the scores of some whose outcome is known now."""
+        from filelock import FileLock
+
+        month, reference = month or this_month(), self.reference()
+        names = [name for name in reference.names if name != OUTCOME]
+        with FileLock(self.folder / "lock", timeout=60):
+            kept = self.kept()
+            seen, known = kept.cases, kept.outcomes
+            for case in cases:
+                apart = [reference.apart(name, case.get(name, np.nan)) for name in names]
+                seen = seen.plus(month, apart, {name: own for name, own in case.items() if name not in reference.names})
+            for score in outcomes:
+                known = known.plus(month, [reference.apart(OUTCOME, score)], {})
+            tables = (*kept.tables, table)[-MOST_BLOCKS:] if table else kept.tables
+            made = KeptSums(began=kept.began, cases=seen, outcomes=known, tables=tables)
+            write_json(self.folder / SUMS, made.model_dump(mode="json"))
+
+
+def this_month() -> str:
+    """Return the month as it is written."""
+    return f"{datetime.now(UTC):%Y-%m}"
+
+
+def _read(path: Path, kind: type[Any]) -> Any:
+    try:
+        return checked(kind, json.loads(read_bounded(path, LARGEST)), path.name)
+    except (OSError, ValueError, ValidationError, RecursionError) as error:
+        raise MedsiloError(
+            f"what is kept of this release can't be read ({path.name}); begin again with 'medsilo validate --watch'",
+            str(path),
+        ) from error
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+LAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Measuring:
+    """Measures cases as a model answers them: inputs, its last features, its scores, and sizes of what is promised."""
+
+    def __init__(self, source: Source, folder: WatchFolder | None = None) -> None:
+        self.task, self.folder, self.features = source.plan.task, folder, list[Tensor]()
+        last = [own for own in source.network.modules() if isinstance(own, LAST)]
+        if last and source.facts.get("kind") == "model":  # of several models nobody says which one answers
+            last[-1].register_forward_pre_hook(lambda _, given: self.features.append(_over_places(given[0]).cpu()))
+
+    def measure(self, inputs: Tensor, output: Tensor, said: Sequence[Mapping[str, Any]]) -> list[watch.Seen]:
+        """Return the numbers of each case."""
+        numbers = self._of_inputs(inputs.float()) | self._of_output(output.double()) | self._of_features(len(inputs))
+        told = zip(*(own.cpu().double().tolist() for own in numbers.values()), strict=True)
+        return [{**dict(zip(numbers, row, strict=True)), **_sizes(own)} for row, own in zip(told, said, strict=True)]
+
+    def keep(self, cases: Sequence[watch.Seen]) -> None:
+        """Keep what was measured of patients."""
+        assert self.folder
+        self.folder.add(cases)
+
+    def _of_inputs(self, inputs: Tensor) -> dict[str, Tensor]:
+        if inputs.dim() == 2:
+            names = getattr(self.task, "input_names", None) or [f"input {n}" for n in range(inputs.shape[1])]
+            return {str(name)[:80]: inputs[:, n] for n, name in enumerate(names[:COLUMNS])}
+        found = {}
+        for n in range(min(inputs.shape[1], CHANNELS)):
+            own = inputs[:, n].flatten(1)
+            found[f"intensity of channel {n}"] = own.mean(1)
+            found[f"contrast of channel {n}"] = own.std(1)
+            found[f"grain of channel {n}"] = inputs[:, n].diff(dim=-1).abs().flatten(1).mean(1)
+        return found
+
+    def _of_output(self, output: Tensor) -> dict[str, Tensor]:
+        goal: Any = self.task.goal
+        if goal.classifies or (goal.outputs > 1 and not goal.overlaps):
+            shares = (goal.scores(output) if goal.classifies else output).softmax(1)
+            sure = -(shares * shares.clamp(min=1e-12).log()).sum(1)
+            names, first = goal.label_names, 1 if shares.shape[1] == 2 or not goal.classifies else 0
+            told = {f"share of {names[n]}": shares[:, n] for n in range(first, min(shares.shape[1], CLASSES))}
+            told["entropy"] = sure
+            return {name: own.flatten(1).mean(1) if own.dim() > 1 else own for name, own in told.items()}
+        return {f"output {n}": own for n, own in enumerate(_over_places(output)[:, :CLASSES].T)}
+
+    def _of_features(self, cases: int) -> dict[str, Tensor]:
+        """Return the last layer's inputs, mixed into few numbers by signs that are always the same."""
+        held, self.features = self.features, []
+        whole = torch.cat(held) if held else torch.zeros(0, 1)
+        if not cases or len(whole) % cases or not len(whole):
+            return {}
+        whole = whole.reshape(cases, -1, whole.shape[1]).mean(1) if len(whole) != cases else whole
+        signs = torch.randint(0, 2, (whole.shape[1], FEATURES), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
+        mixed = whole @ signs / whole.shape[1] ** 0.5
+        return {f"feature {n}": mixed[:, n] for n in range(FEATURES)}
+
+
+def _over_places(values: Tensor) -> Tensor:
+    return values.float().flatten(2).mean(2) if values.dim() > 2 else values.float()
+
+
+def group_of(name: str) -> str:
+    """Return to which group of charts a number belongs: what goes in, what the model says, or outcomes."""
+    if name == OUTCOME:
+        return OUTCOME
+    return "answers" if name.startswith(ANSWERS) else "inputs"
+
+
+def _sizes(said: Mapping[str, Any]) -> watch.Seen:
+    """Return the size of what is promised of a case."""
+    if (labels := said.get("promised_set")) is not None:
+        return {"labels in the promised set": float(str(labels).count("|") + 1)}
+    if "promised_low" in said:
+        return {"width of the promised interval": float(said["promised_high"]) - float(said["promised_low"])}
+    return {"promised time": float(said["promised_until"])} if "promised_until" in said else {}
+
+
+class Validated:
+    """Collects what is seen of the cases of a validation, and how far they keep what is promised."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, watch.Seen] = {}
+        self.promised: dict[int, float] = {}
+        self._measuring: Measuring | None = None
+
+    def __call__(self, source: Source, inputs: Tensor, output: Tensor, target: Tensor, cases: list[int]) -> None:
+        self.promised |= {
+            case: float(own)
+            for told in source.kept(output, target, inputs).values()
+            for case, own in zip(cases, told.tolist(), strict=True)
+        }
+        if self._measuring is None:
+            self._measuring = Measuring(source)
+            with torch.inference_mode():  # the features of this first batch went by before anybody looked
+                source.plan.task.infer(source.network, inputs)
+        said = source.said(output.cpu(), inputs.cpu())
+        self.seen |= dict(zip(cases, self._measuring.measure(inputs, output, said), strict=True))
+
+    @property
+    def kept(self) -> float | None:
+        """Return the mean over cases of how far promises were kept; None where nothing was promised."""
+        told = [own for own in self.promised.values() if np.isfinite(own)]
+        return float(np.mean(told)) if told else None
+
+    def reference(self, release: str, manifest: ReleaseManifest, hospital: str, scores: Any, people: Any) -> Reference:
+        """Return what later predictions are compared with. scores, people: of each case."""
+        whose: dict[str, list[watch.Seen]] = {}
+        for case in sorted(self.seen):
+            whose.setdefault(people[case], []).append({**self.seen[case], OUTCOME: float(scores[case])})
+        if len(whose) < LEAST:
+            raise MedsiloError(f"--watch: {len(whose)} patients; {LEAST} at least are needed to notice changes against")
+        rows = [watch.mean_of(cases) for cases in whose.values()]
+        rows = [rows[place] for place in np.random.default_rng(len(rows)).permutation(len(rows))[:MOST_REFERENCE]]
+        values = np.array([[row.get(name, np.nan) for name in rows[0]] for row in rows])
+        means, apart = values.mean(0), values.std(0)
+        used = [n for n in range(len(apart)) if apart[n] > 1e-6 * (1 + abs(means[n]))]  # not where one is no number
+        reference = Reference(
+            release=release,
+            hospital=hospital,
+            task=manifest.task,
+            synthetic=self._measuring is not None and self._measuring.task.synthetic,
+            names=tuple(list(rows[0])[n] for n in used),
+            means=tuple(means[used].tolist()),
+            deviations=tuple(apart[used].tolist()),
+        )
+        cases = (tuple(round(reference.apart(name, row[name]), 4) for name in reference.names) for row in rows)
+        return reference.model_copy(update={"cases": tuple(cases)})
+
+
+def watching(asked: PredictionRequest) -> watch.Watch | None:
+    """Return what keeps numbers of a released model's predictions, where this hospital watches it."""
+    for folder in (asked.own, asked.source.run or asked.own):
+        if (folder.parent / MANIFEST).is_file():
+            manifest, _ = signed.read_signed(folder.parent / MANIFEST, ReleaseManifest)
+            kept = WatchFolder(signed.digest_of(manifest))
+            return Measuring(asked.source, kept) if kept.there else None
+    return None
+
+
+WATCHER = watch.Watcher(watching)

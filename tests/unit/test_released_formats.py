@@ -1,0 +1,99 @@
+"""NIfTI, DICOM, series and tables: a model of each is validated without a kit, and the same patients do not drift."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from medsilo import cli
+from medsilo.federation import inprocess
+from medsilo.plan import parse_plan
+from medsilo.sealing.signed import read_signed
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import make_settings
+from medsilo_release.patient_sums import BLOCK, OUTCOME, WatchFolder
+from medsilo_release.receipts import Receipt
+from medsilo_release.release_folder import Release
+from tests.dicoms import write_segmentation, write_series
+from tests.hospital import affine_of, ball, write_balls
+from tests.unit import test_series
+from tests.unit.test_monitor import table
+
+PATIENTS = 30
+TINY = {"name": "unet", "dimensions": 3, "features": [4, 8], "norm": "instance"}
+VOLUMES = {"labels": ["ball"], "size": [16, 16, 8], "target_spacing": [2, 2, 3]}
+
+
+def nifti(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
+    write_balls(folder, [f"p{number:02}" for number in range(PATIENTS)])
+    data = {"folder": str(folder), "images": "images/*.nii.gz", "labels": "labels/*.nii.gz"}
+    return {"task": {"name": "nifti-folder", **VOLUMES}, "network": TINY}, data, [folder / "images"]
+
+
+def dicom(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
+    pytest.importorskip("highdicom")
+    for number in range(PATIENTS):
+        image, mask = ball((12, 24, 20), (1.5, 1.5, 2.5), number)
+        values = (100 * image).round().astype(int)
+        files = write_series(folder / f"p{number}" / "ct", values, affine_of((1.5, 1.5, 2.5)), f"p{number}")
+        write_segmentation(folder / f"p{number}" / "seg.dcm", files, mask, {1: "ball"})
+    return {"task": {"name": "dicom-folder", **VOLUMES}, "network": TINY}, {"folder": str(folder)}, [folder]
+
+
+def series(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
+    for person in range(PATIENTS):
+        for doing in ("REST", "WALK"):
+            lines = [row for row in test_series.rows(person, 12.0) if row[3] == doing]
+            apart = [[round(place / test_series.RATE, 3), *row[1:3]] for place, row in enumerate(lines)]
+            test_series.write(folder / doing / f"person{person}_1.csv", apart, test_series.HEAD[:3])
+    plan = test_series.plan_of(standardise="none")
+    study = {"task": plan.task.model_dump(mode="json"), "network": plan.network.model_dump(mode="json")}
+    named = {"recordings": "**/*.csv", "inside": {"time": "t"}, "patient": "person[0-9]+"}
+    return study, test_series.described(folder, **named), [folder]
+
+
+def lines(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
+    table(folder, PATIENTS, 3)
+    task = {"name": "table", "columns": ["age", "marker"], "standardise": "none"}
+    return {"task": task}, {"folder": str(folder), "table": "cases.csv"}, [folder / "cases.csv"]
+
+
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (nifti, dicom)]
+
+
+@pytest.mark.parametrize("kind", [*SLOW, series, lines])
+def test_a_hospital_without_a_kit_validates_and_watches(
+    kind: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    study, data, files = kind(tmp_path / "patients")
+    training = {"rounds": 1, "batch_size": 8}
+    plan = parse_plan(
+        {"algorithm": {"name": "fedavg"}, "training": training, "participation": {"sites": ["a"]}, **study}
+    )
+    settings = make_settings({**ALL_MINE, "data": data, "device": "cpu"}, "a test")
+    inprocess.run(plan, folder=tmp_path / "study", settings=settings)
+    assert cli.main(["release", "study", "-o", "release"]) == 0
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local/medsilo.yaml").write_text(yaml.safe_dump({"data": data, "device": "cpu", "pictures": True}))
+    words = ["validate", "release", "--as", "new", "--settings", "local", "-o", "validation", "--watch"]
+    assert cli.main(words) == 0
+    [receipt] = (tmp_path / "validation").glob("*.receipt")
+    told, _ = read_signed(receipt, Receipt)
+    assert told.cases and told.score is not None and (kind is series or abs(told.cases - PATIENTS) <= 5)
+    page = (tmp_path / "validation/validation.html").read_text()
+    assert ("<img" in page) == (kind in (nifti, dicom))
+    given = [str(path) for path in files]
+    assert (
+        cli.main(["predict", "release/model-1", *given, "-o", "found", "--settings", "local", "--device", "cpu"]) == 0
+    )
+    folder = WatchFolder(Release.open(tmp_path / "release").hash)
+    names, blocks = [name for name in folder.reference().names if name != OUTCOME], folder.kept().cases.whole
+    assert len(blocks) == PATIENTS // BLOCK and len(names) >= 4
+    drifts = np.array([block.sums for block in blocks]).sum(0) / PATIENTS
+    apart = {name: round(float(own), 3) for name, own in zip(names, drifts, strict=True) if abs(own) > 0.02}
+    assert not apart, f"the same patients drift: {apart}"
