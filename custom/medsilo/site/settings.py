@@ -90,6 +90,10 @@ class SiteSettings(Section):
         2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
     )
     limits: Limits = Limits()  # of what a plan may ask for
+    models: tuple[Path, ...] = Field(
+        (),
+        description="folders with files that networks begin with (`network.from`); which one is meant its hash decides",
+    )
     privacy: Demands | None = Field(
         None,
         description="what this hospital demands of every study, and of all together: differential privacy, counted in "
