@@ -20,10 +20,10 @@ class Frozen(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # what is worked out with it is a plain tensor
 
-    def __deepcopy__(self, memo: Any) -> "Frozen":  # type: ignore[override]
+    def __deepcopy__(self, memo: Any) -> Any:
         return self
 
-    def to(self, *wanted: Any, **how: Any) -> Tensor:  # type: ignore[override]
+    def to(self, *wanted: Any, **how: Any) -> Any:
         """Return the one copy of that device and type."""
         found = super().to(*wanted, **how)
         if found is self:

@@ -48,6 +48,7 @@ class Adapter(nn.Sequential):
             up = kind(numbers.rank, conv.out_channels, 1, bias=False)
         nn.init.zeros_(cast(Tensor, up.weight))
         super().__init__(down, up)
+        self.to(cast(Tensor, layer.weight).dtype)
         self.numbers, self.scale = numbers, numbers.alpha / numbers.rank
 
     def change(self) -> Tensor:
