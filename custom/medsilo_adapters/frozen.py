@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medsilo.extend import MedsiloError
 
@@ -55,7 +57,8 @@ def freeze(
         return done[id(tensor)]
 
     for prefix, layer in network.named_modules():
-        if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        tracks = isinstance(layer, _InstanceNorm) and layer.track_running_stats
+        if tracks or isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
             raise MedsiloError(f"network.train: a layer of kind {type(layer).__name__} can't be frozen; set all")
         whole = {name: f"{prefix}.{name}" if prefix else name for name in (*layer._parameters, *layer._buffers)}
         held = {name: own for name, own in layer._parameters.items() if own is not None and id(own) not in learns}
@@ -67,12 +70,13 @@ def freeze(
                 if buffer is not None and name not in held:
                     layer._buffers[name] = frozen(whole[name], buffer)
                     layer._non_persistent_buffers_set.add(name)
-            if getattr(layer, "running_mean", None) is not None:
-                layer.register_forward_pre_hook(_keep_statistics)
+            if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
+                layer.track_running_stats = False  # else it would look for its counter in every state dict
+                layer.register_forward_pre_hook(_use_statistics)
 
 
-def _keep_statistics(layer: nn.Module, inputs: Any) -> None:
-    """Let a frozen norm use its running statistics, and change none, in training, too."""
+def _use_statistics(layer: nn.Module, inputs: Any) -> None:
+    """Let a frozen batch norm use its running statistics in training, too."""
     layer.training = False
 
 
