@@ -47,7 +47,8 @@ def plan_of(row: str, seed: int, backbone: Path, quick: bool) -> Plan:
     how = {**ROWS.get(row, {"train": "all", "method": "masked-images"})}
     method = how.pop("method", "fedavg")
     if how.pop(START, False):
-        how[START] = {"file": backbone.name, "sha256": shelf.hash_of_file(backbone)}
+        own = {"sha256": shelf.hash_of_file(backbone), "bytes": backbone.stat().st_size}
+        how[START] = {"file": backbone.name, **own}
         shelf.look_in(backbone.parent)
     task = {"name": "synthetic-prostate", "size": 32} if quick else {"name": "nuclei", "size": 64}
     return parse_plan(

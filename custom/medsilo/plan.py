@@ -305,11 +305,11 @@ def _with_files(values: Any, folder: Path) -> Any:
     return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
 
 
-def _begun_with(folder: Path, name: str) -> dict[str, str]:
+def _begun_with(folder: Path, name: str) -> dict[str, Any]:
     if not is_safe_name(name):
         raise PlanError(f"network.from: {name!r} has odd characters; name a file in the plan's own folder")
     try:
-        return {"file": name, "sha256": shelf.hash_of_file(folder / name)}
+        return {"file": name, "sha256": shelf.hash_of_file(folder / name), "bytes": (folder / name).stat().st_size}
     except OSError as error:
         raise PlanError(f"network.from: {name}: {why_unread(error, 'a file beside the plan')}") from error
 

@@ -31,6 +31,7 @@ class Checkpoint(Section):
 
     file: str = Field("", max_length=200, description="its name, by which people know it")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its bytes, which decides")
+    bytes: int = Field(ge=1, le=1 << 40, description="how many it has")
     least: float = Field(
         0.5, gt=0, le=1, description="the share of the network's numbers that must be found in it, by name and shape"
     )
@@ -48,8 +49,8 @@ _Begun: Any = create_model(
             Checkpoint | None,
             Field(
                 None,
-                description="the file that it begins with: the name of one beside the plan, which becomes `file` and "
-                "`sha256`. `null`: the plan's seed alone decides",
+                description="the file that it begins with: the name of one beside the plan, which becomes `file`, "
+                "`sha256` and `bytes`. `null`: the plan's seed alone decides",
             ),
         )
     },
@@ -79,8 +80,8 @@ class Tuned(_Begun):
         return found
 
     @property
-    def files(self) -> tuple[str, ...]:
-        return (self.start.sha256,) if self.start else ()
+    def files(self) -> dict[str, int]:
+        return {self.start.sha256: self.start.bytes} if self.start else {}
 
     @property
     def plain(self) -> Network:

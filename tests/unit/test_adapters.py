@@ -42,13 +42,14 @@ def tuned_plan(method: str = "fedavg", of: Mapping[str, Any] = VIT, **more: Any)
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A checkpoint of the ViT, drawn from another seed, on this process's shelf."""
     folder = tmp_path_factory.mktemp("backbone")
     drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"]
     save_tensors(folder / "vit.safetensors", drawn.state_dict())
     shelf.look_in(folder)
-    return {"file": "vit.safetensors", "sha256": shelf.hash_of_file(folder / "vit.safetensors")}
+    file = folder / "vit.safetensors"
+    return {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
 
 
 # ---------------------------------------------------------------------------------------------------- adapters
@@ -125,7 +126,7 @@ def test_outputs_and_gradients_are_those_of_the_formula() -> None:
             assert torch.allclose(own.weight.grad, reference.grad, rtol=0, atol=1e-9), name
 
 
-def test_what_does_not_fit_is_one_line(backbone: dict[str, str], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_one_line(backbone: dict[str, Any], tmp_path: Path) -> None:
     for wrong, told in (
         ({"train": "haed"}, "network.train: 'haed' names no parameter"),
         ({"adapters": {"of": ["*.kqv"]}}, "network.adapters.of: '*.kqv' is no linear layer"),
@@ -141,7 +142,7 @@ def test_what_does_not_fit_is_one_line(backbone: dict[str, str], tmp_path: Path)
 
 
 # ---------------------------------------------------------------------------------------------------- what is frozen
-def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, str]) -> None:
+def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -> None:
     """However many networks a method holds, at however many sites of a process."""
     plan = tuned_plan("fedsm", network={"from": backbone})
     networks = [*plan.build_networks().values(), *plan.build_networks().values()]
@@ -182,7 +183,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 @over_all("method", METHODS)
-def test_every_method_works_over_what_trains(method: str, backbone: dict[str, str], tmp_path: Path) -> None:
+def test_every_method_works_over_what_trains(method: str, backbone: dict[str, Any], tmp_path: Path) -> None:
     train = ["adapters", "head", "norms"]
     here = {"from": backbone} if method != "adafed" else {"of": {"name": "small-cnn"}}  # which measures batch norms
     plan = tuned_plan(method, network={**here, "train": train}, algorithm=METHODS[method])
@@ -199,7 +200,7 @@ def test_every_method_works_over_what_trains(method: str, backbone: dict[str, st
         assert any(not torch.equal(values[name], own) for name, own in first.state_dict().items() if "adapter" in name)
 
 
-def test_a_round_has_the_bytes_of_what_trains(backbone: dict[str, str], tmp_path: Path) -> None:
+def test_a_round_has_the_bytes_of_what_trains(backbone: dict[str, Any], tmp_path: Path) -> None:
     plan = tuned_plan(network={"from": backbone})
     result = inprocess.run(plan, folder=tmp_path / "run")
     trained = sum(own.nbytes for own in plan.build_networks()["model"].parameters())
@@ -208,7 +209,7 @@ def test_a_round_has_the_bytes_of_what_trains(backbone: dict[str, str], tmp_path
     assert states and all("qkv.weight" not in name for own in states for name in own)
 
 
-def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, str], tmp_path: Path) -> None:
+def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
     promise = {"epsilon": 3.0, "delta": 0.001}
     plan = tuned_plan(network={"from": backbone}, privacy=promise)
     model = plan.build_networks()["model"].train()  # it has no dropout; Opacus looks at training alone
@@ -230,7 +231,7 @@ def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, str], tm
     assert all(not torch.equal(noisy[name], own) for name, own in plan.build_networks()["model"].state_dict().items())
 
 
-def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, str], tmp_path: Path) -> None:
+def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
     open_, sealed = (
         inprocess.run(tuned_plan(network={"from": backbone}, transport=how), folder=tmp_path / str(number))
         for number, how in enumerate(({}, {"sealing": "pairwise"}))

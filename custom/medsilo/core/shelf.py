@@ -5,15 +5,17 @@ Folders are noted for a whole process: a file is what its hash says, wherever it
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from medsilo.core.errors import MedsiloError
-from medsilo.core.files import make_folder
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import make_folder, write_bytes
 
 FOLDER = "models"  # of files that a run needs, in its own folder
+HASH = re.compile(r"[0-9a-f]{64}")
 MOST_FILES = 1000  # of a folder that are looked at
 
 _folders: dict[Path, None] = {}  # in the order in which they were noted
@@ -56,6 +58,22 @@ def _candidates(names: set[str]) -> Iterator[Path]:
         if folder.is_dir():
             every = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in names)
             yield from every[:MOST_FILES]
+
+
+def keep(sha256: str, content: bytes | bytearray | memoryview, folder: Path, most: int) -> None:
+    """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all."""
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise Refused("the file that came is not the one of the plan; its hash is another")
+    size = memoryview(content).nbytes
+    if size > most:
+        raise Refused(f"the plan's network begins with a file of {size} bytes, and {most} may be kept (models_disk)")
+    older = [path for path in folder.glob("*") if HASH.fullmatch(path.name)] if folder.is_dir() else []
+    sizes = {path: path.stat().st_size for path in sorted(older, key=lambda path: path.stat().st_mtime_ns)}
+    for path in sizes:
+        if sum(own for other, own in sizes.items() if other.exists()) + size > most:
+            path.unlink()
+    write_bytes(folder / sha256, content)
+    look_in(folder)
 
 
 def keep_beside(sha256: str, folder: Path) -> None:

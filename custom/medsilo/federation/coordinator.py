@@ -60,7 +60,7 @@ class Coordinator:
         self.layers_told: dict[str, Mapping[str, Any]] = {}  # by layers of the plan, to each site before the test
         self.postprocessing: dict[str, Any] = {}  # that the sites' validation cases have chosen
         settings = settings or SiteSettings(device="cpu")
-        shelf.look_in(*settings.models)
+        shelf.look_in(*settings.models, record.folder / shelf.FOLDER)
         sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
         acceptance = Acceptance(plan, self.study, sites, sorted({*sites, *plan.participation.unseen}))
         mixers: dict[str, Mixer] = {}

@@ -56,7 +56,7 @@ class Participant:
 
     def __init__(self, place: Place, data: SiteData | None = None, envelope: Envelope | None = None) -> None:
         """data: instead of those of the settings; envelope: what tensors travel in, by default none."""
-        shelf.look_in(*place.settings.models)
+        shelf.look_in(*place.models)
         plan, folder, protection = place.plan, place.folder, Protection(place)
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         compute = place.settings.compute()

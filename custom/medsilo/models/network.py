@@ -46,9 +46,9 @@ class Network(Feature):
         return None
 
     @property
-    def files(self) -> Sequence[str]:
-        """Return the hashes of files that a party must have to build it with its values."""
-        return ()
+    def files(self) -> Mapping[str, int]:
+        """Return the files that a party must have to build it with its values: SHA-256 and bytes of each."""
+        return {}
 
     @property
     def plain(self) -> "Network":

@@ -55,6 +55,7 @@ PICTURES = "pictures"
 
 # What a hospital keeps beside its studies; no study can have a name that begins with this character.
 HOSPITAL = "_hospital"
+MODELS = "_models"  # of files that were sent to a hospital for its studies, beside these
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
 VERDICT = "verdict.json"
