@@ -88,7 +88,7 @@ class Match:
         for what in ("missing", "surplus", "other_shape"):
             names = getattr(self, what)
             shown = f" ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})" if names else ""
-            parts.append(f"{len(names)} {what.replace('_', ' of ')}{shown}")
+            parts.append(f"{len(names)} {what.replace('_', ' ')}{shown}")
         return ", ".join(parts)
 
 

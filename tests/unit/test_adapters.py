@@ -1,23 +1,35 @@
 """Networks of which a part trains: frozen once, adapters that merge, checkpoints, and every method over what trains."""
 
 import copy
+import hashlib
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from monai.networks import nets
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from medsilo.cli import main
 from medsilo.core import shelf
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.group import views
+from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
+from medsilo.federation.seams import Missing, Place
+from medsilo.federation.supplying import FileSupply, SuppliedSite
 from medsilo.learning.layers import head_layers
 from medsilo.learning.private import ClippedSum, gradients_of_cases, losses_of_cases
-from medsilo.plan import Plan, parse_plan
+from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.runs.messages import Parcel
+from medsilo.tasks.synthetic.histology import SyntheticHistology
+from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
 from medsilo_adapters.low_rank import ADAPTED, AdaptedLayer, Adapters, adapt, adapters_of, merged_weight
 from tests.conftest import over_all
@@ -240,3 +252,214 @@ def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: 
         assert torch.allclose(own, sealed.models["a"].state_dict()[name], atol=1e-3), name
     # 64 bits for each number of 32
     assert sealed.summary.sites["a"].bytes_up < 2.5 * open_.summary.sites["a"].bytes_up  # type: ignore[operator]
+
+
+# ---------------------------------------------------------------------------------------------------- checkpoints
+def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    state = network.state_dict()
+    under = {f"module.encoder.{name}": own for name, own in state.items()}
+    plans = {"plans": {"configurations": ["2d"]}, "spacing": (1.0, 1.0)}
+    save_tensors(tmp_path / "a.safetensors", state)
+    torch.save(state, tmp_path / "plain.pt")
+    torch.save({"state_dict": under, "epoch": 3}, tmp_path / "wrapped.pt")
+    torch.save(  # as nnU-Net and nnssl write them, numbers of numpy included
+        {
+            "network_weights": state,
+            "init_args": plans,
+            "_best_ema": np.float64(0.5),
+            "logging": {"ema": [np.float32(1)]},
+        },
+        tmp_path / "checkpoint_final.pth",
+    )
+    with zipfile.ZipFile(tmp_path / "bundle.zip", "w") as bundle:
+        bundle.write(tmp_path / "plain.pt", "spleen/models/model.pt")
+        bundle.writestr("spleen/configs/inference.json", "{}")
+    for path in sorted(tmp_path.iterdir()):
+        found = match(state, read_checkpoint(path))
+        assert not (found.missing or found.surplus or found.other_shape) and found.share == 1, path
+        assert all(torch.equal(found.found[name], own) for name, own in state.items()), path
+
+    other = {**under, "module.encoder.2.weight": torch.ones(5, 4), "module.decoder.weight": torch.ones(1)}
+    del other["module.encoder.1.bias"]
+    found = match(state, other)
+    assert found.missing == ("1.bias",) and found.other_shape == ("2.weight",)
+    assert found.surplus == ("module.decoder.weight",) and "1 other shape (2.weight)" in str(found)
+
+    class Harm:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"state_dict": state, "more": Harm()}, tmp_path / "code.pt")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "text.safetensors").write_text("no tensors at all")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "plain.pt").read_bytes()[:700])
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:90])
+    for name in ("code.pt", "empty.pt", "text.safetensors", "cut.pt", "cut.safetensors"):
+        with pytest.raises(MedsiloError, match="holds no tensors that can be read without running code") as told:
+            read_checkpoint(tmp_path / name)
+        assert str(tmp_path) not in str(told.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
+    drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"].state_dict()
+    save_tensors(tmp_path / "body.safetensors", {name: own for name, own in drawn.items() if "head" not in name})
+    shelf.look_in(tmp_path)
+    file = tmp_path / "body.safetensors"
+    start = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
+    with pytest.raises(MedsiloError, match=r"the file lacks classification_head.weight, .* add to network.train"):
+        tuned_plan(network={"from": start, "train": "adapters"}).build_networks()
+    model = tuned_plan(network={"from": start}).build_networks()["model"]
+    assert torch.equal(dict(values_of(model))["blocks.1.norm1.weight"], drawn["blocks.1.norm1.weight"])
+
+
+# ---------------------------------------------------------------------------------------------------- after a study
+def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
+    """From a plan with a file beside it to MONAI's own network, though the file is gone from where it was."""
+    unet = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}
+    task = {"name": "synthetic-prostate", "size": 32}
+    sections = {"task": task, "participation": {"sites": SITES[:2]}}
+    drawn = parse_plan({"algorithm": {"name": "local"}, **sections, "network": unet}).build_networks()["model"]
+    (tmp_path / "plans").mkdir()
+    save_tensors(tmp_path / "plans" / "unet.safetensors", drawn.state_dict())
+    plan = tmp_path / "plans" / "plan.yaml"
+    plan.write_text(
+        "algorithm: {name: fedavg}\ntask: {name: synthetic-prostate, size: 32}\nparticipation: {sites: [a, b]}\n"
+        "network: {name: tuned, from: unet.safetensors, of: {name: basic-unet, features: [4, 4, 8, 8, 8]}}\n"
+        "training: {rounds: 1, batch_size: 16, learning_rate: 0.05}\ntracking: {select: last}\n",
+        "utf-8",
+    )
+    read = load_plan(plan)
+    result = inprocess.run(read, folder=tmp_path / "run")
+    for path in (tmp_path / "plans").iterdir():
+        path.unlink()
+    trained = result.models["a"].eval()
+    source = open_source(tmp_path / "run")
+    assert source.network.state_dict().keys() == drawn.state_dict().keys()
+    inputs = torch.randn(2, 1, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(source.network(inputs), trained(inputs), rtol=0, atol=1e-6)
+        assert (source.network(inputs) - drawn.eval()(inputs)).abs().max() > 1e-4
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
+    weights = tmp_path / "bundle" / "models" / "model.safetensors"
+    assert load_file(weights).keys() == drawn.state_dict().keys()  # medsilo is not needed to open it
+
+
+# ---------------------------------------------------------------------------------------------------- two methods
+def test_both_adapters_act_and_one_travels(backbone: dict[str, Any], tmp_path: Path) -> None:
+    plan = tuned_plan("own-adapter", network={"from": backbone})
+    first = plan.build_networks()["model"]
+    layer = first.get_submodule("blocks.0.mlp.linear1")
+    shared, own = adapters_of(layer)  # type: ignore[arg-type]
+    inputs, before = torch.randn(3, 32), None
+    for adapter in (shared, own):
+        before = layer(inputs)
+        nn.init.normal_(adapter[1].weight)
+        assert not torch.equal(layer(inputs), before)
+    [group] = plan.course.phases[0].groups
+    travels = views([group], plan.build_networks())["model"]
+    assert travels and not [name for name in travels if "own_adapter" in name]
+    run = inprocess.run(plan, folder=tmp_path / "run")
+    one, other = (run.models[site].state_dict() for site in SITES[:2])
+    for name in one:
+        alike = torch.equal(one[name], other[name])
+        assert alike == (name in travels), name
+    with torch.no_grad():
+        merged = open_source(tmp_path / "run", "a").network
+        images = torch.randn(2, 3, 32, 32)
+        best = plan.build_networks()["model"].eval()
+        best.load_state_dict(load_tensors(tmp_path / "run" / "sites" / "a" / "best.safetensors")[0])
+        assert torch.allclose(merged(images), best(images), rtol=0, atol=1e-5)
+
+
+def test_a_backbone_comes_of_images_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tuned_plan("masked-images", network={"train": "all"}, tracking={"select": "last"})
+    result = inprocess.run(plan, folder=tmp_path / "run")
+    losses = [line.sites["a"].train_loss for line in result.history]
+    assert losses[-1] < losses[0]
+    file = tmp_path / "run" / "global" / "last.safetensors"
+    shelf.look_in(file.parent)
+    start = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
+    tuned = tuned_plan(network={"from": start}).build_networks()["model"]
+    assert torch.equal(dict(values_of(tuned))["blocks.1.norm1.weight"], load_tensors(file)[0]["blocks.1.norm1.weight"])
+
+    load = SyntheticHistology.load
+
+    def turned(self: Any, *given: Any) -> Any:
+        data = load(self, *given)
+        data.train.targets.sub_(1).abs_()  # every label of training is another
+        return data
+
+    monkeypatch.setattr(SyntheticHistology, "load", turned)
+    again = inprocess.run(plan, folder=tmp_path / "again")
+    for name, own in result.models["a"].state_dict().items():
+        assert torch.equal(own, again.models["a"].state_dict()[name]), name
+
+
+# ---------------------------------------------------------------------------------------------------- sent once
+def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"weights" * 1000
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "any name").write_bytes(content)
+    name = shelf.hash_of_file(tmp_path / "server" / "any name")
+    plan = SimpleNamespace(network=SimpleNamespace(files={name: len(content)}))
+    folders: dict[str, dict[Path, None]] = {"server": {tmp_path / "server": None}, "a": {}}
+
+    def at(who: str) -> None:
+        monkeypatch.setattr(shelf, "_folders", folders[who])
+
+    class Line:
+        """The site behind a line that counts bytes."""
+
+        def __init__(self) -> None:
+            at("a")
+            settings = SimpleNamespace(models=(), models_disk=1.0)
+            place = Place(plan, "a", ["a"], settings, tmp_path / "hospital" / "study" / "sites" / "a")  # type: ignore[arg-type]
+            self.site, self.bytes = SuppliedSite(place, lambda: Inner()), 0
+            at("server")
+
+        def ask(self, sites: Any, outgoing: Any, receive: Any, timeout: float) -> dict[str, Missing]:
+            order = outgoing("a")
+            self.bytes += order.size()
+            at("a")
+            try:
+                receive("a", self.site.answer(order, lambda: None))
+            except MedsiloError as error:
+                return {"a": Missing.refused(error)}
+            finally:
+                at("server")
+            return {}
+
+    class Inner:
+        def answer(self, parcel: Parcel, stop: Any) -> Parcel:
+            return Parcel({}, {"groups": sorted(parcel.groups)})
+
+    def asked(line: Line) -> list[Parcel]:
+        answers: list[Parcel] = []
+        supply = FileSupply(line, [name])  # type: ignore[arg-type]
+        assert supply.ask(["a"], lambda site: Parcel(), lambda site, reply: answers.append(reply), 1.0) == {}
+        return answers
+
+    line = Line()
+    assert [own.facts for own in asked(line)] == [{"groups": []}] and line.bytes == len(content)
+    kept = tmp_path / "hospital" / "_models" / name
+    assert kept.read_bytes() == content and kept.stat().st_mode & 0o077 == 0
+    asked(line)
+    again = Line()  # the next study, in another process
+    asked(again)
+    assert line.bytes == len(content) and again.bytes == 0
+    kept.write_bytes(b"damaged")
+    asked(again)
+    assert again.bytes == len(content) and kept.read_bytes() == content
+
+    with pytest.raises(Refused, match="its hash is another"):
+        shelf.keep(name, b"other", kept.parent, 1 << 20)
+    with pytest.raises(Refused, match="models_disk"):
+        shelf.keep(name, content, kept.parent, 100)
+    later = b"other weights" * 400
+    shelf.keep(hashlib.sha256(later).hexdigest(), later, kept.parent, 8000)  # room for one of the two
+    assert [path.read_bytes() for path in kept.parent.iterdir()] == [later]
+    line.site.inner = None
+    with pytest.raises(Refused, match="does not name"):
+        line.site.answer(Parcel({"files": {"0" * 64: torch.zeros(3, dtype=torch.uint8)}}), lambda: None)
