@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import make_folder, write_bytes
 
 FOLDER = "models"  # of files that a run needs, in its own folder
 HASH = re.compile(r"[0-9a-f]{64}")
@@ -62,6 +61,8 @@ def _candidates(names: set[str]) -> Iterator[Path]:
 
 def keep(sha256: str, content: bytes | bytearray | memoryview, folder: Path, most: int) -> None:
     """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all."""
+    from medsilo.core.files import write_bytes  # which takes time to import, and who reads names does without
+
     if hashlib.sha256(content).hexdigest() != sha256:
         raise Refused("the file that came is not the one of the plan; its hash is another")
     size = memoryview(content).nbytes
@@ -78,6 +79,8 @@ def keep(sha256: str, content: bytes | bytearray | memoryview, folder: Path, mos
 
 def keep_beside(sha256: str, folder: Path) -> None:
     """Have a file in a folder too, under its hash: as a second name of the same bytes where the disk allows it."""
+    from medsilo.core.files import make_folder
+
     place = folder / sha256
     if place.is_file() and hash_of_file(place) == sha256:
         return
