@@ -42,7 +42,7 @@ from medsilo.mixing import rules
 from medsilo.models.network import Network
 from medsilo.plan import Plan, Tracking
 from medsilo.privacy.agreed import Demands
-from medsilo.registry import METHODS, NETWORKS, TASKS
+from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
@@ -52,7 +52,6 @@ from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
 PAGES = (
-    "adapters.md",
     "plan.md",
     "methods.md",
     "run-tree.md",
@@ -315,7 +314,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "method-sections": lambda: methods.sections(keys_of_methods()),
     "plan-task": lambda: one_of(TASKS, "task", "task"),
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
-    "masked-images": lambda: section(METHODS["masked-images"], "algorithm"),
     "plan-training": lambda: section(Training, "training"),
     "plan-participation": lambda: section(Participation, "participation"),
     "plan-mixing": lambda: section(Mixing, "mixing"),

@@ -18,11 +18,14 @@ from medsilo.extend import MedsiloError
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")  # keys that tensors lie under
 IN_BUNDLES = ("models/model.safetensors", "models/model.pt")
 MOST_PREFIXES = 32
-UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError)
+UNREADABLE: tuple[type[Exception], ...] = (  # the last where torch finds more than tensors and numbers
+    *(OSError, RuntimeError, ValueError, KeyError, EOFError, AttributeError, TypeError),
+    *(zipfile.BadZipFile, safetensors.SafetensorError, torch.serialization.pickle.UnpicklingError),
+)
 SHOWN = 3
 # What nnU-Net writes beside its weights: numbers of numpy, which hold no code
-NUMBERS = [
-    *(np.dtype, np._core.multiarray.scalar, np._core.multiarray._reconstruct, np.ndarray),
+NUMBERS: list[Any] = [
+    *(np.dtype, np.float64(0).__reduce__()[0]),
     *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "int32", "bool")),
 ]
 
@@ -31,17 +34,12 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file: safetensors, a MONAI bundle, of nnU-Net, nnssl or a plain state dict."""
     try:
         return _tensors_in(path)
-    except (*UNREADABLE, *_pickle_errors()) as error:
+    except UNREADABLE as error:
         raise MedsiloError(
             "network.from: the file holds no tensors that can be read without running code; give safetensors, or a "
             "state dict that torch.save wrote",
             private=f"{path}: {error}",
         ) from error
-
-
-def _pickle_errors() -> tuple[type[Exception], ...]:
-    """Return what torch raises where a file has more than tensors and numbers."""
-    return (torch.serialization.pickle.UnpicklingError, AttributeError, TypeError)
 
 
 def _tensors_in(path: Path) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ Key = tuple[str, ...]
 class Frozen(Tensor):
     """A tensor that stays as it is: copies of a network share it, also those on another device."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # what is worked out with it is a plain tensor
+    __torch_function__: Any = torch._C._disabled_torch_function_impl  # what is worked out with it is a plain tensor
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self

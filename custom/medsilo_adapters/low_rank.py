@@ -61,7 +61,7 @@ class AdaptedLayer(nn.Module):
     """A layer with adapters. It is still of the layer's own kind, under its own name."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = super().forward(inputs)  # type: ignore[misc]
+        found: Tensor = super().forward(inputs)
         for adapter in adapters_of(self):
             found = found + adapter.scale * adapter(inputs)
         return found

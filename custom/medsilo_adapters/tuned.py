@@ -41,20 +41,17 @@ def _several(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-_Begun: Any = create_model(
-    "_Begun",
-    __base__=Network,
-    **{  # `from` is no name that Python lets a class write
-        "from": (
-            Checkpoint | None,
-            Field(
-                None,
-                description="the file that it begins with: the name of one beside the plan, which becomes `file`, "
-                "`sha256` and `bytes`. `null`: the plan's seed alone decides",
-            ),
-        )
-    },
-)
+_FROM: Any = {  # `from` is no name that Python lets a class write
+    "from": (
+        Checkpoint | None,
+        Field(
+            None,
+            description="the file that it begins with: the name of one beside the plan, which becomes `file`, "
+            "`sha256` and `bytes`. `null`: the plan's seed alone decides",
+        ),
+    )
+}
+_Begun: Any = create_model("_Begun", __base__=Network, **_FROM)
 
 
 class Tuned(_Begun):

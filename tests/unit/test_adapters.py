@@ -35,7 +35,7 @@ from medsilo_adapters.low_rank import ADAPTED, AdaptedLayer, Adapters, adapt, ad
 from tests.conftest import over_all
 
 SITES = ["a", "b", "c"]
-TASK = {"name": "synthetic-histology", "patients": 16, "patches": 4, "size": 32}
+TASK = {"name": "synthetic-histology", "patients": 12, "patches": 4, "size": 32}
 VIT = {"name": "vit", "size": 32, "patch": 8, "width": 32, "depth": 2}
 
 

@@ -73,7 +73,7 @@ def keep(sha256: str, content: bytes | bytearray | memoryview, folder: Path, mos
     for path in sizes:
         if sum(own for other, own in sizes.items() if other.exists()) + size > most:
             path.unlink()
-    write_bytes(folder / sha256, content)
+    write_bytes(folder / sha256, bytes(content))
     look_in(folder)
 
 

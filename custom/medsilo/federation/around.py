@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from medsilo.core import shelf
 from medsilo.federation.account import Accounting, LedgerWatch, PrivacyAccount
 from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Questioner, Retry
@@ -68,6 +69,7 @@ class TrainingSite:
 
 def training_site(place: Place, kind: Callable[..., Participant] = Participant) -> TrainingSite:
     """Return a site with the layers that see what is exact."""
+    shelf.look_in(*place.models)
     account = PrivacyAccount.of(place)  # before data are read
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):

@@ -6,7 +6,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import Part, ServerEnd
@@ -60,7 +59,6 @@ class Coordinator:
         self.layers_told: dict[str, Mapping[str, Any]] = {}  # by layers of the plan, to each site before the test
         self.postprocessing: dict[str, Any] = {}  # that the sites' validation cases have chosen
         settings = settings or SiteSettings(device="cpu")
-        shelf.look_in(*settings.models, record.folder / shelf.FOLDER)
         sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
         acceptance = Acceptance(plan, self.study, sites, sorted({*sites, *plan.participation.unseen}))
         mixers: dict[str, Mixer] = {}
@@ -123,8 +121,6 @@ class Coordinator:
         reason: str | None = STOPPED
         try:
             self._check_sites()
-            for file in self.plan.network.files:
-                shelf.keep_beside(file, self.record.folder / shelf.FOLDER)
             if not resume:
                 self.state.open(1)
                 self.state.save()

@@ -12,7 +12,6 @@ from dataclasses import asdict
 import torch
 from torch import Tensor, nn
 
-from medsilo.core import shelf
 from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
@@ -56,7 +55,6 @@ class Participant:
 
     def __init__(self, place: Place, data: SiteData | None = None, envelope: Envelope | None = None) -> None:
         """data: instead of those of the settings; envelope: what tensors travel in, by default none."""
-        shelf.look_in(*place.models)
         plan, folder, protection = place.plan, place.folder, Protection(place)
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         compute = place.settings.compute()
