@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from docs.markdown import table
 from medsilo.registry import METHODS
 
+OURS = {name: METHODS[name] for name in METHODS.builtin}  # those of plug-ins are on pages of their own
+
 MODEL, OWN, SHARED = "model", "own model", "shared model"
 STATISTICS = "model, running statistics"
 SELECTED = "global model, personal model, selector"
@@ -161,7 +163,7 @@ FACTS = {
 def overview() -> str:
     """Return all methods in one table: a line each, with when it is worth a try."""
     rows = [
-        (f"[{method.title}](#{name})", method.paper, FACTS[name][3], FACTS[name][1]) for name, method in METHODS.items()
+        (f"[{method.title}](#{name})", method.paper, FACTS[name][3], FACTS[name][1]) for name, method in OURS.items()
     ]
     return table(("method", "paper", "worth a try", "bytes"), rows)
 
@@ -169,14 +171,14 @@ def overview() -> str:
 def sections(keys: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
     """Return a section for each method, with its own keys; keys of an earlier method are named with that."""
     first: dict[tuple[str, str, str], str] = {}
-    for name in METHODS:
+    for name in OURS:
         for row in keys[name]:
             first.setdefault(row, name)
-    return "\n" + "\n".join(_section(name, keys[name], first) for name in METHODS) + "\n"
+    return "\n" + "\n".join(_section(name, keys[name], first) for name in OURS) + "\n"
 
 
 def _section(name: str, keys: Sequence[tuple[str, str, str]], first: Mapping[tuple[str, str, str], str]) -> str:
-    method, (leaves, sent, work, when) = METHODS[name], FACTS[name]
+    method, (leaves, sent, work, when) = OURS[name], FACTS[name]
     module = sys.modules[method.__module__]
     paper = " ".join((module.__doc__ or "").partition("\n\n")[0].split())
     file = method.__module__.replace(".", "/")

@@ -39,9 +39,10 @@ from medsilo.flare import patches
 from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
+from medsilo.models.network import Network
 from medsilo.plan import Plan, Tracking
 from medsilo.privacy.agreed import Demands
-from medsilo.registry import METHODS, NETWORKS, TASKS
+from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
@@ -84,7 +85,7 @@ ROBUST = {
     rule.model_fields["name"].default: rule
     for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.GeometricMedian, rules.MultiKrum)
 }
-NNUNETS = (NnUNetPlans, Architecture)  # what nnU-Net writes, and its own documentation describes
+ELSEWHERE = (NnUNetPlans, Architecture, Network)  # sections that other places describe
 REST = ("seed", "protocol", "packages")  # the plan's keys that are no sections
 MOST_NAMES = 6  # of methods, tasks or networks in one cell, before those that lack a key are named instead
 
@@ -184,7 +185,7 @@ def keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str
             yield f"{key}.{tag}", f"(null) {values}" if field.default is None else values, described(model, name)
             continue
         yield key, values_of(field), described(model, name)
-        if len(inner) == 1 and inner[0] not in NNUNETS:
+        if len(inner) == 1 and inner[0] not in ELSEWHERE:
             yield from keys_of(inner[0], key)
 
 
@@ -215,7 +216,7 @@ def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str, most: 
 
 def keys_of_methods() -> dict[str, list[tuple[str, str, str]]]:
     """Return each method's keys that few others have; those of many are in the table of plan.md."""
-    found = {name: list(keys_of(method, "algorithm")) for name, method in METHODS.items()}
+    found = {name: list(keys_of(method, "algorithm")) for name, method in methods.OURS.items()}
     many = Counter(row[0::2] for rows in found.values() for row in rows)
     return {name: [row for row in rows if many[row[0::2]] <= MOST_NAMES] for name, rows in found.items()}
 
@@ -308,7 +309,7 @@ def help_of(command: str) -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "plan-algorithm": lambda: one_of(METHODS, "algorithm", "method", most=MOST_NAMES),
+    "plan-algorithm": lambda: one_of(methods.OURS, "algorithm", "method", most=MOST_NAMES),
     "methods": methods.overview,
     "method-sections": lambda: methods.sections(keys_of_methods()),
     "plan-task": lambda: one_of(TASKS, "task", "task"),

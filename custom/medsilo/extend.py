@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.cli.given_settings import folder_of_settings, settings_of
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
+    from medsilo.core import shelf
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import (
@@ -85,10 +86,11 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Outgoing, Receive
     from medsilo.flare.jobs import find_job, plan_of, stated
+    from medsilo.learning import layers
     from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
-    from medsilo.models.network import NORM, Dimensions
+    from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for

@@ -3,16 +3,16 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 from torch import nn
 
+from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, load_tensors, load_yaml, why_unread
 from medsilo.core.package import package_facts
@@ -33,7 +33,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Summed
 from medsilo.models.network import Network, parameters_of
-from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
+from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages
 from medsilo.tasks.task import Task
 
 BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
@@ -83,24 +83,6 @@ class OutsidePackage(Section):
     hash: str  # SHA-256 over its files
 
 
-def _made_by(registry: Registry) -> BeforeValidator:
-    """The section whose class its `name` decides."""
-
-    def make(values: Any) -> Any:
-        if isinstance(values, Section):
-            return values
-        if not isinstance(values, Mapping) or "name" not in values:
-            raise PydanticCustomError("name_missing", "it has no name")
-        name = registry.spelled(values["name"])
-        if name is None or name not in registry:
-            told = {"name": values["name"], "remedy": registry.remedy(values["name"])}
-            raise PydanticCustomError("name_not_known", "{name} is not known", told)
-        text = json.dumps({**values, "name": name}, default=str)  # as JSON, strictly, as the plan around it is read
-        return registry[name].model_validate_json(text, strict=True)
-
-    return BeforeValidator(make)
-
-
 class Plan(Section):
     """A study: method, task, network, training, participation, seed.
 
@@ -111,9 +93,9 @@ class Plan(Section):
     (3, 'activity-cnn')
     """
 
-    algorithm: Annotated[SerializeAsAny[Algorithm], _made_by(METHODS)]
-    task: Annotated[SerializeAsAny[Task], _made_by(TASKS)]
-    network: Annotated[SerializeAsAny[Network], _made_by(NETWORKS)] = Field(None)  # type: ignore[assignment]  # by default the task's own
+    algorithm: Annotated[SerializeAsAny[Algorithm], BeforeValidator(METHODS.read)]
+    task: Annotated[SerializeAsAny[Task], BeforeValidator(TASKS.read)]
+    network: Annotated[SerializeAsAny[Network], BeforeValidator(NETWORKS.read)] = Field(None)  # type: ignore[assignment]  # by default the task's own
     training: Training = Training()
     participation: Participation
     mixing: Mixing = Mixing()
@@ -124,7 +106,7 @@ class Plan(Section):
         description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
         "privacy against everybody outside it. `null`: nothing",
     )
-    layers: tuple[Annotated[SerializeAsAny[Layer], _made_by(LAYERS)], ...] = Field(
+    layers: tuple[Annotated[SerializeAsAny[Layer], BeforeValidator(LAYERS.read)], ...] = Field(
         (),
         max_length=8,
         description="layers of other packages around sites and server, from outside to inside "
@@ -309,12 +291,27 @@ def load_plan(
 
 
 def _with_files(values: Any, folder: Path) -> Any:
-    """Return a plan's values with the content of the files that its task names in place of their names."""
-    task = values.get("task") if isinstance(values, dict) else None
+    """Return a plan's values with the content of the files that its task names, and the hash of the one that its
+    network begins with, in place of their names."""
+    shelf.look_in(folder, folder / shelf.FOLDER)
+    if not isinstance(values, dict):
+        return values
+    task, network = values.get("task"), values.get("network")
+    if isinstance(network, dict) and isinstance(name := network.get("from"), str):
+        values = {**values, "network": {**network, "from": _begun_with(folder, name)}}
     if not isinstance(task, dict):
         return values
     named = {key: task[key] for key in FROM_FILES if isinstance(task.get(key), str) and not HASH.fullmatch(task[key])}
     return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
+
+
+def _begun_with(folder: Path, name: str) -> dict[str, Any]:
+    if not is_safe_name(name):
+        raise PlanError(f"network.from: {name!r} has odd characters; name a file in the plan's own folder")
+    try:
+        return {"file": name, "sha256": shelf.hash_of_file(folder / name), "bytes": (folder / name).stat().st_size}
+    except OSError as error:
+        raise PlanError(f"network.from: {name}: {why_unread(error, 'a file beside the plan')}") from error
 
 
 def _content_of(folder: Path, key: str, name: str) -> Any:
@@ -344,11 +341,15 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     for change in changes:
         _apply(values, change)
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
-    own = values.get("layers")
-    layers = {
+    own, network = values.get("layers"), values.get("network")
+    inner = {
         f"layers.{place}": LAYERS.named_in(layer) for place, layer in enumerate(own if isinstance(own, list) else [])
     }
-    check_packages(names | layers, values.get("packages"), allowed)  # before anything of them is imported
+    key = "network"
+    while isinstance(network, dict) and "of" in network:  # a network around another
+        key, network = f"{key}.of", network["of"]
+        inner[key] = NETWORKS.named_in(network)
+    check_packages(names | inner, values.get("packages"), allowed)  # before anything of them is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
@@ -379,6 +380,7 @@ def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Out
         )
     names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
     names |= {f"layers.{place}": layer.name for place, layer in enumerate(plan.layers)}
+    names |= {"network.of": plan.network.plain.name}
     return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 

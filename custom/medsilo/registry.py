@@ -5,6 +5,7 @@ their entry points: a package's metadata say which names it brings, so nothing o
 plug-ins come with medsilo, and are attached like all others.
 """
 
+import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
@@ -145,6 +146,23 @@ class Registry(PluginTable):
         if not isinstance(name, str) or name in self:
             return name if isinstance(name, str) else None
         return next((known for known in self if known.lower() == name.lower()), None)
+
+    def read(self, values: Any) -> Any:
+        """Return the section whose class its `name` decides; for pydantic, whose errors it raises."""
+        from pydantic_core import PydanticCustomError
+
+        from medsilo.core.section import Section
+
+        if isinstance(values, Section):
+            return values
+        if not isinstance(values, Mapping) or "name" not in values:
+            raise PydanticCustomError("name_missing", "it has no name")
+        name = self.spelled(values["name"])
+        if name is None or name not in self:
+            told = {"name": values["name"], "remedy": self.remedy(values["name"])}
+            raise PydanticCustomError("name_not_known", "{name} is not known", told)
+        text = json.dumps({**values, "name": name}, default=str)  # as JSON, strictly, as the plan around it is read
+        return self[name].model_validate_json(text, strict=True)
 
     def named_in(self, section: Any) -> str:
         """Return the name in a plan's raw section, as this table spells it; nothing where there is none."""
@@ -292,14 +310,14 @@ TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network"
 def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
     """Return version and hash of every outside package that brings one of a plan's names. Nothing of it is imported.
 
-    names: by the plan's section, of layers with their place (`layers.0`).
+    names: by the plan's key, of layers with their place (`layers.0`).
     given: what the plan itself says of its packages. Raises a PlanError for a package
     that is not allowed, that is not installed, or that is another one here than where the plan was made.
     """
     said = {canonical(name): facts for name, facts in given.items()} if isinstance(given, dict) else {}
     found = {}
     for key, name in names.items():
-        table = TABLES.get(key, LAYERS)
+        table = TABLES.get(key.partition(".")[0], LAYERS)
         if package := table.package_of(name):
             check_allowed(package, allowed)
             found[package] = table.facts_of(name, package)

@@ -43,7 +43,7 @@ def plain_network(source: Source) -> DeeplySupervised:
     """Return a model's network, which must be one of nnU-Net's with nothing added to it."""
     task, network = source.plan.task, source.network
     with torch.device("meta"):
-        plain = source.plan.network.build(task.channels, task.goal.outputs).state_dict()
+        plain = source.plan.network.plain.build(task.channels, task.goal.outputs).state_dict()
     if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
         raise MedsiloError(
             f"{source.plan.algorithm.name} with network {source.plan.network.name} leaves more than a network of "

@@ -42,7 +42,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 
 
-ABLE = [name for name in METHODS if METHODS[name].declares_account()]
+ABLE = [name for name in METHODS.builtin if METHODS[name].declares_account()]
 
 
 def promised(method: str = "fedavg", *changes: str) -> Plan:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT.parent
 # The plug-ins that come with medsilo.
 PLUGINS = (
+    "medsilo_adapters",
     "medsilo_dicom",
     "medsilo_new",
     "medsilo_nnunet",

@@ -21,7 +21,7 @@ from medsilo.deploy.as_onnx import INPUT, OUTPUT, write_onnx
 from medsilo.deploy.card import INTENDED_USE, card
 from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.predict import BATCH
-from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
+from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.tasks.use import IN_MONAI, InMonai
 
@@ -76,8 +76,8 @@ def _without_medsilo(source: Source) -> dict[str, Any] | None:
     """Return the network's definition, where it is one of MONAI's with nothing added to it."""
     shape = source.plan.task.channels, source.plan.task.goal.outputs
     with torch.device("meta"):
-        plain = source.plan.network.build(*shape).state_dict()
-    return source.plan.network.monai(*shape) if plain.keys() == source.network.state_dict().keys() else None
+        plain = source.plan.network.plain.build(*shape).state_dict()
+    return source.plan.network.plain.monai(*shape) if plain.keys() == source.network.state_dict().keys() else None
 
 
 def _write_weights(source: Source, models: Path, alone: bool) -> None:
@@ -86,7 +86,7 @@ def _write_weights(source: Source, models: Path, alone: bool) -> None:
     elif alone:
         save_tensors(models / WEIGHTS, source.network.state_dict())
     else:  # as open_source finds it
-        save_tensors(models / GLOBAL_MODEL, source.network.state_dict(), {"plan_hash": source.plan.hash})
+        save_tensors(models / GLOBAL_MODEL, source.network.state_dict(), {"plan_hash": source.plan.hash, PLAIN: True})
         write_text(models / "plan.yaml", source.plan.to_yaml())
 
 

@@ -10,7 +10,7 @@ from medsilo.deploy.as_onnx import FILE as ONNX
 from medsilo.deploy.as_onnx import OUTPUT, write_onnx
 from medsilo.deploy.card import card
 from medsilo.deploy.exporter import Exporter
-from medsilo.deploy.source import GLOBAL_MODEL, Source
+from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.runs import paths
 from medsilo.tasks.own.patient_table import PatientTable
@@ -47,7 +47,9 @@ def folder_exporter(reading: Callable[[Any], Reading]) -> Exporter:
         if isinstance(network, SuperModel):
             network.save(out / "models")
         else:
-            save_tensors(out / "models" / GLOBAL_MODEL, network.state_dict(), {"plan_hash": source.plan.hash})
+            save_tensors(
+                out / "models" / GLOBAL_MODEL, network.state_dict(), {"plan_hash": source.plan.hash, PLAIN: True}
+            )
             write_text(out / "models" / paths.PLAN, source.plan.to_yaml())
         inputs = {"inputs": list(task.input_names), "standardise": task.standardise, **told.facts}
         write_json(out / "configs" / "inputs.json", inputs)

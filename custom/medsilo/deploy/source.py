@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.core.text import is_safe_name
@@ -18,6 +19,7 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.tasks.sources import DataSource
 
+PLAIN = "plain"  # among the facts of a file: its tensors are those of a network whose training is over
 SINGLE = "model"  # the expert's name where there is only one
 GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # of a run whose hospitals share one model
 
@@ -98,16 +100,25 @@ def open_source(folder: Path, site: str = "") -> Source:
     tensors, facts = load_tensors(folder / name)
     if facts.get("plan_hash") != plan.hash:
         raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
-    network = plan.algorithm.whole(plan.build_networks())
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise MedsiloError(f"{name} does not fit the plan's network", private=str(error)) from error
+    network = _filled_network(plan, tensors, name, bool(facts.get(PLAIN)))
     told = {"kind": "model", "file": name, "plan_hash": plan.hash}
     if choice := facts.get("postprocessing"):
         plan = plan.model_copy(update={"task": plan.task.with_postprocessing(choice)})
         told["postprocessing"] = choice
     return Source(network.eval(), plan, plan.task.spacing, told, folder, (folder / name).parent)
+
+
+def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:
+    """Return the plan's network as it is when training is over. plain: its tensors are those of such a one."""
+    made = plan.model_copy(update={"network": plan.network.plain}) if plain else plan
+    networks = made.build_networks()
+    try:
+        plan.algorithm.whole(networks).load_state_dict(tensors)
+    except RuntimeError as error:
+        raise MedsiloError(f"{name} does not fit the plan's network", private=str(error)) from error
+    if not plain:
+        networks["model"] = plan.network.finished(networks["model"], plan.task.channels, plan.task.goal.outputs)
+    return plan.algorithm.whole(networks)
 
 
 def copy_model(folder: Path, source: Source, out: Path) -> None:
@@ -119,6 +130,8 @@ def copy_model(folder: Path, source: Source, out: Path) -> None:
         out.mkdir(parents=True)
         shutil.copyfile(folder / paths.PLAN, out / paths.PLAN)
         shutil.copyfile(folder / source.facts["file"], out / paths.BEST)
+    for file in source.plan.network.files:
+        shelf.keep_beside(file, out / shelf.FOLDER)
     source.carry(out)
 
 

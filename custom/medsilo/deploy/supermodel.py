@@ -9,6 +9,7 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
+from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors, write_json, write_text
 from medsilo.core.package import package_facts
@@ -93,6 +94,8 @@ class SuperModel(Experts):
         networks |= {_personal_file(site): self.expert(site) for site in self.agreed}
         for name, network in networks.items():
             save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
+        for file in origin.plan.network.files:
+            shelf.keep_beside(file, folder / shelf.FOLDER)
         write_text(folder / PLAN, origin.plan.to_yaml())
         write_text(folder / CARD, card(self, origin))
         manifest = Manifest(

@@ -24,8 +24,10 @@ the server's aggregation (aggregation.py). Secure aggregation is both; it stands
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from medsilo.core import shelf
 from medsilo.federation.account import Accounting, LedgerWatch, PrivacyAccount
 from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Questioner, Retry
@@ -41,6 +43,7 @@ from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.seams import Channel, Place, Site
 from medsilo.federation.server_state import ServerState
+from medsilo.federation.supplying import FileSupply, SuppliedSite
 from medsilo.federation.turns import Tell, TurnKeeper
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
@@ -66,6 +69,7 @@ class TrainingSite:
 
 def training_site(place: Place, kind: Callable[..., Participant] = Participant) -> TrainingSite:
     """Return a site with the layers that see what is exact."""
+    shelf.look_in(*place.models)
     account = PrivacyAccount.of(place)  # before data are read
     whole = TrainingSite(kind(place, envelope=envelope_of(place)))
     for layer in reversed(place.plan.layers):
@@ -95,7 +99,8 @@ def answering(
 
     names: whether answers may name tensors that are as they came.
     """
-    permission.inner = (IsolatedParticipant if place.settings.isolation else training_site)(place, kind)
+    make = partial(IsolatedParticipant if place.settings.isolation else training_site, place, kind)
+    permission.inner = SuppliedSite(place, make) if place.plan.network.files else make()
     return ReceivedTensors(permission, place.folder, names) if place.settings.keep_received else permission
 
 
@@ -110,6 +115,8 @@ def asking(
     inner: Channel = turns
     for layer in reversed(plan.layers):
         inner = layer.server(inner, plan)
+    if plan.network.files:
+        inner = FileSupply(inner, list(plan.network.files))
     inner = KnownTensors(inner, plan.transport.sealed, lost)
     if plan.privacy:
         inner = LedgerWatch(inner, heads)

@@ -1,7 +1,7 @@
 """Bound how large a message of a study may be: known from the plan before anything arrives."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,7 +32,8 @@ def answer_bounds(plan: Plan) -> Bounds:
 
 def request_bounds(plan: Plan) -> Bounds:
     """Return the bounds of what the server may send to a site."""
-    return _bounds(plan, lambda phase: phase.given)
+    own = _bounds(plan, lambda phase: phase.given)
+    return replace(own, size=own.size + sum(plan.network.files.values()))
 
 
 def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:

@@ -30,7 +30,7 @@ from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.federation.seams import Channel, Missing, Outgoing, Receive, Site
 from medsilo.learning.loop import Stop
-from medsilo.runs.messages import MOST_MARKS, Marks, Message, Name, Parcel, check_values, held
+from medsilo.runs.messages import FILES, MOST_MARKS, Marks, Message, Name, Parcel, check_values, held
 from medsilo.runs.paths import RECEIVED
 
 SMALLEST = 4096  # bytes of a tensor; a smaller one is sent as fast as its mark
@@ -216,7 +216,8 @@ class ReceivedTensors:
             own = groups.setdefault(group, {})
             own |= {name: self._kept(mark) for name, mark in named.items() if name not in own}
         if groups and facts.get("task") in ORDERS:
-            self._take(_worth_keeping(groups), marks)
+            kept = {group: own for group, own in groups.items() if group != FILES}
+            self._take(_worth_keeping(kept), marks)
         return Parcel(groups, facts, order.samples, order.metrics)
 
     def _take(self, order: Mapping[str, Mapping[str, tuple[str, Tensor]]], marks: Marked) -> None:

@@ -14,6 +14,7 @@ from medsilo.federation.sealed.identity import KitFiles
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
+from medsilo.runs.paths import MODELS
 from medsilo.site.settings import SiteSettings
 
 Outgoing = Callable[[str], Parcel]
@@ -76,6 +77,11 @@ class Place:
     def trainers(self) -> list[str]:
         """The sites that train in this study, in sorted order."""
         return sorted(set(self.sites) - set(self.plan.participation.unseen))
+
+    @property
+    def models(self) -> list[Path]:
+        """The folders with files that networks begin with; the last has those that were sent."""
+        return [*self.settings.models, self.folder.parents[2] / MODELS]
 
     def told(self) -> dict[str, Any]:
         """Return the place as another process of the site is told of it."""

@@ -12,6 +12,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import InfoCollector
 
+from medsilo.core import shelf
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.lifeline import end_with
 from medsilo.core.memory import reuse_blocks
@@ -141,6 +142,7 @@ class MedsiloController(Controller):
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")
         settings, resume = settings_of_site(fl_ctx), self.resume
+        shelf.look_in(*settings.models)
         output = output_folder(fl_ctx, settings)
         record = Record(output / study)
         original = cloned_from(fl_ctx)

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
+from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
 from medsilo.core.lifeline import end_with
@@ -91,6 +92,8 @@ def run(
     if not record.make_way() or any((record.folder / name).exists() for name in (paths.JOB, paths.CHECKPOINTS)):
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
+    for file in plan.network.files:
+        shelf.keep_beside(file, record.folder / shelf.FOLDER)
     try:
         return _simulate(record, plan, settings, threads, on_round, say)
     except BaseException:

@@ -76,6 +76,11 @@ def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
+def is_frozen(layer: _BatchNorm) -> bool:
+    """Return whether a batch norm has running statistics that never change: no state dict has them."""
+    return layer.running_mean is not None and not layer.state_dict()
+
+
 def head_layers(module: nn.Module) -> list[nn.Module]:
     """The head, or nothing when the network has none."""
     registered = [layer for _, layer in module.named_modules(remove_duplicate=False)]

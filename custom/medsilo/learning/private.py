@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
+from medsilo.learning.layers import is_frozen
 from medsilo.learning.loop import Case, Compute, Lesson, LossFunction
 from medsilo.learning.steps import Step, plain_step
 from medsilo.privacy.noise import NoiseSource
@@ -140,7 +141,9 @@ class GradientBounds(nn.Module):
 def mixes_cases(module: nn.Module) -> str | None:
     """Return the kind of layer through which cases of a batch reach each other, or leave traces; None without one."""
     for layer in module.modules():
-        if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
+        if (isinstance(layer, _BatchNorm) and not is_frozen(layer)) or (
+            isinstance(layer, _InstanceNorm) and layer.track_running_stats
+        ):
             return type(layer).__name__
     return None
 

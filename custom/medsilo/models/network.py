@@ -45,6 +45,20 @@ class Network(Feature):
         """The same module in a MONAI bundle's words, its class under "_target_"; None where MONAI has none."""
         return None
 
+    @property
+    def files(self) -> Mapping[str, int]:
+        """Return the files that a party must have to build it with its values: SHA-256 and bytes of each."""
+        return {}
+
+    @property
+    def plain(self) -> "Network":
+        """Return the network that is left when training is over: another where this one stands around it."""
+        return self
+
+    def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
+        """Return what `build` made, as `plain` would have made it, with the same outputs."""
+        return module
+
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         """It has no more parameters than a site can hold, and reads the task's cases."""
         if (parameters := parameters_of(networks)) > MOST_PARAMETERS:

@@ -33,6 +33,7 @@ Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MOST_HEADS = 8  # of a hospital's ledgers that a server keeps
+FILES = "files"  # the group in which a file travels that a network begins with
 MOST_MARKS = 2000  # tensors that a message may name in their place; the others travel
 MARK = 16 + 64  # letters: a tensor's first bytes, and the SHA-256 of its form and its bytes
 Mark = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{MARK}}}$")]

@@ -6,6 +6,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from medsilo.core.shelf import FOLDER
+
 # ---------------------------------------------------------------------------------------------------- a run's folder
 PLAN = "plan.yaml"
 PROVENANCE = "provenance.json"
@@ -56,6 +58,7 @@ PICTURES = "pictures"
 
 # What a hospital keeps beside its studies; no study can have a name that begins with this character.
 HOSPITAL = "_hospital"
+MODELS = "_models"  # of files that were sent to a hospital for its studies, beside these
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
 VERDICT = "verdict.json"
@@ -84,6 +87,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the selector as "
     "safetensors, `plan.yaml`, `card.md`, and `supermodel.json` with the threshold and every file's SHA-256. Each site "
     "has one of its own, too",
+    f"{FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     f"{FIGURES}/{AMPLITUDE}": "the amplitude that all sites share (HarmoFL)",
     f"{SITES}/<site>/{PLAN}": "the resolved plan again, so that the hospital can use its model by itself",
     f"{SITES}/<site>/{METRICS}": "the site's numbers, one line per round",

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import (
     load_tensors,
@@ -75,11 +76,14 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        shelf.look_in(folder / shelf.FOLDER)
 
     def begin(self, plan: Plan) -> None:
         """Write what is known before the first round. A run never writes over another that had begun to train."""
         if not self.make_way():
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
+        for file in plan.network.files:
+            shelf.keep_beside(file, self.folder / shelf.FOLDER)
         write_text(self.folder / paths.PLAN, plan.to_yaml())
         provenance = Provenance(
             package=Package(**package_facts()),

@@ -90,6 +90,15 @@ class SiteSettings(Section):
         2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
     )
     limits: Limits = Limits()  # of what a plan may ask for
+    models: tuple[Path, ...] = Field(
+        (),
+        description="folders with files that networks begin with (`network.from`); which one is meant its hash decides",
+    )
+    models_disk: float = Field(
+        20,
+        ge=0,
+        description="GiB that such files may take here which a server has sent; the oldest go first",
+    )
     privacy: Demands | None = Field(
         None,
         description="what this hospital demands of every study, and of all together: differential privacy, counted in "

@@ -89,7 +89,7 @@ class StudyMoment:
 
 def studies(output: Path, site: str) -> list[StudyMoment]:
     """Return the studies of this site, the last one first."""
-    names = (path.name for path in output.glob("*") if path.name != paths.HOSPITAL)
+    names = (path.name for path in output.glob("*") if path.name not in (paths.HOSPITAL, paths.MODELS))
     found = (StudyMoment.read(output, name, site) for name in names)
     return sorted((one for one in found if one), key=lambda one: (-one.last, one.name))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from medsilo.core import shelf
 from medsilo.core.tensors import Tensors
 from medsilo.federation.crew import join_team, limit_memory
 from medsilo.federation.process.frames import receive, send
@@ -27,6 +28,7 @@ class MemberTrainer(Trainer):
     """The site as a member of its crew has it."""
 
     def __init__(self, place: Place, rank: int) -> None:
+        shelf.look_in(*place.models)
         protection = Protection(place)
         source = protection.source(writes=False)  # the first process has read the data before
         data = place.plan.task.site_data(place.site, sorted(place.sites), place.plan.seed, source)

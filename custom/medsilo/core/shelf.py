@@ -1,0 +1,93 @@
+"""Large files that several studies need, such as pre-trained weights. Their SHA-256 says which one is meant.
+
+Folders are noted for a whole process: a file is what its hash says, wherever it lies.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from medsilo.core.errors import MedsiloError, Refused
+
+FOLDER = "models"  # of files that a run needs, in its own folder
+HASH = re.compile(r"[0-9a-f]{64}")
+MOST_FILES = 1000  # of a folder that are looked at
+
+_folders: dict[Path, None] = {}  # in the order in which they were noted
+_hashes: dict[tuple[str, int, int], str] = {}  # of files, by path, size and time of change
+
+
+def look_in(*folders: Path) -> None:
+    """Note folders in which this process looks for files."""
+    _folders.update(dict.fromkeys(folder.absolute() for folder in folders))
+
+
+def hash_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, which are read again only when it has changed."""
+    state = path.stat()
+    key = str(path.absolute()), state.st_size, state.st_mtime_ns
+    if key not in _hashes:
+        with path.open("rb") as file:
+            _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _hashes[key]
+
+
+def find(sha256: str, name: str = "") -> Path:
+    """Return the file with this hash. name: the one that it most likely has."""
+    for path in _candidates({sha256, name}):
+        with suppress(OSError):
+            if hash_of_file(path) == sha256:
+                return path
+    shown = f"{name} " if name else ""
+    raise MedsiloError(
+        f"the file {shown}(SHA-256 {sha256[:12]}...) is not here; put it into a folder and name that under 'models' in "
+        "this party's medsilo.yaml"
+    )
+
+
+def _candidates(names: set[str]) -> Iterator[Path]:
+    """Yield files, those of these names before all others."""
+    for folder in _folders:
+        yield from (folder / name for name in sorted(names) if name and (folder / name).is_file())
+    for folder in _folders:
+        if folder.is_dir():
+            every = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in names)
+            yield from every[:MOST_FILES]
+
+
+def keep(sha256: str, content: bytes | bytearray | memoryview, folder: Path, most: int) -> None:
+    """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all."""
+    from medsilo.core.files import write_bytes  # which takes time to import, and who reads names does without
+
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise Refused("the file that came is not the one of the plan; its hash is another")
+    size = memoryview(content).nbytes
+    if size > most:
+        raise Refused(f"the plan's network begins with a file of {size} bytes, and {most} may be kept (models_disk)")
+    older = [path for path in folder.glob("*") if HASH.fullmatch(path.name)] if folder.is_dir() else []
+    sizes = {path: path.stat().st_size for path in sorted(older, key=lambda path: path.stat().st_mtime_ns)}
+    for path in sizes:
+        if sum(own for other, own in sizes.items() if other.exists()) + size > most:
+            path.unlink()
+    write_bytes(folder / sha256, bytes(content))
+    look_in(folder)
+
+
+def keep_beside(sha256: str, folder: Path) -> None:
+    """Have a file in a folder too, under its hash: as a second name of the same bytes where the disk allows it."""
+    from medsilo.core.files import make_folder
+
+    place = folder / sha256
+    if place.is_file() and hash_of_file(place) == sha256:
+        return
+    found = find(sha256)
+    make_folder(folder)
+    place.unlink(missing_ok=True)
+    try:
+        os.link(found, place)
+    except OSError:
+        shutil.copyfile(found, place)

@@ -1,0 +1,77 @@
+"""Files that a plan's network begins with: a site that lacks one says so, is sent it once, and keeps it.
+
+A file travels as one tensor of bytes, in pieces like all tensors. Its hash stands in the plan, so nobody is believed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from medsilo.core import shelf
+from medsilo.core.errors import Lacks, MedsiloError, Refused
+from medsilo.core.spill import bytes_of
+from medsilo.core.tensors import Tensors
+from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
+from medsilo.learning.loop import Stop
+from medsilo.runs.messages import FILES, Parcel
+
+
+class SuppliedSite:
+    """A site that has its network's files before anything else of it is made."""
+
+    def __init__(self, place: Place, make: Callable[[], Site]) -> None:
+        """make: makes the site behind this one, which reads the files."""
+        self.place, self.make = place, make
+        self.inner: Site | None = None
+        shelf.look_in(*place.models)
+
+    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        groups = dict(parcel.groups)
+        self._take(groups.pop(FILES, {}))
+        for file in self.place.plan.network.files:
+            try:
+                shelf.find(file)
+            except MedsiloError as error:
+                raise Lacks(str(error)) from error
+        self.inner = self.inner or self.make()
+        return self.inner.answer(replace(parcel, groups=groups), stop)
+
+    def _take(self, came: Tensors) -> None:
+        wanted, most = self.place.plan.network.files, self.place.settings.models_disk
+        for name, content in came.items():
+            if name not in wanted or content.dtype is not torch.uint8:
+                raise Refused("the server sends a file that the plan does not name")
+            shelf.keep(name, bytes_of(content.contiguous()), self.place.models[-1], int(most * (1 << 30)))
+
+
+class FileSupply:
+    """A channel that sends a site what it lacks: each site once, as the server had it."""
+
+    def __init__(self, inner: Channel, files: Sequence[str]) -> None:
+        self.inner, self.files = inner, files
+        self.sent: set[str] = set()
+
+    def pause(self, seconds: float) -> None:
+        self.inner.pause(seconds)
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        missing = self.inner.ask(sites, outgoing, receive, timeout)
+        lacking = sorted(site for site, gone in missing.items() if gone.lacks and site not in self.sent)
+        if not lacking:
+            return missing
+        self.sent |= set(lacking)
+        files = {file: _content(file) for file in self.files}
+
+        def going(site: str) -> Parcel:
+            order = outgoing(site)
+            return replace(order, groups={**order.groups, FILES: files})
+
+        again = self.inner.ask(lacking, going, receive, timeout)
+        return {**{site: gone for site, gone in missing.items() if site not in lacking}, **again}
+
+
+def _content(file: str) -> torch.Tensor:
+    """Return a file's bytes, which stay on the disk until they are sent."""
+    path = shelf.find(file)
+    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)

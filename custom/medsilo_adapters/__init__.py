@@ -1,0 +1,1 @@
+"""Networks that begin with a checkpoint and of which a part trains: what is frozen is no part of what travels."""

@@ -1,0 +1,126 @@
+"""Reading checkpoints of others: tensors by name, never code. They are matched with a network by name and shape."""
+
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from medsilo.extend import MedsiloError
+
+INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")  # keys that tensors lie under
+IN_BUNDLES = ("models/model.safetensors", "models/model.pt")
+MOST_PREFIXES = 32
+UNREADABLE: tuple[type[Exception], ...] = (  # the last where torch finds more than tensors and numbers
+    *(OSError, RuntimeError, ValueError, KeyError, EOFError, AttributeError, TypeError),
+    *(zipfile.BadZipFile, safetensors.SafetensorError, torch.serialization.pickle.UnpicklingError),
+)
+SHOWN = 3
+# What nnU-Net writes beside its weights: numbers of numpy, which hold no code
+NUMBERS: list[Any] = [
+    *(np.dtype, np.float64(0).__reduce__()[0]),
+    *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "int32", "bool")),
+]
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file: safetensors, a MONAI bundle, of nnU-Net, nnssl or a plain state dict."""
+    try:
+        return _tensors_in(path)
+    except UNREADABLE as error:
+        raise MedsiloError(
+            "network.from: the file holds no tensors that can be read without running code; give safetensors, or a "
+            "state dict that torch.save wrote",
+            private=f"{path}: {error}",
+        ) from error
+
+
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                every = archive.namelist()
+                inside = [name for ending in IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")]
+                if inside:
+                    content = archive.read(inside[0])
+                    return _of(BytesIO(content), inside[0].endswith(".safetensors"))
+        file.seek(8)
+        begins = file.read(1)
+        file.seek(0)
+        return _of(file, begins == b"{")
+
+
+def _of(file: BinaryIO | BytesIO, is_safe: bool) -> dict[str, Tensor]:
+    if is_safe:
+        return safetensors.torch.load(file.read())
+    with torch.serialization.safe_globals(NUMBERS):
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+    for _ in range(2):
+        inner = next((found[key] for key in INSIDE if isinstance(found.get(key), Mapping)), None)
+        found = inner if inner is not None else found
+    tensors = {name: own for name, own in found.items() if isinstance(name, str) and isinstance(own, Tensor)}
+    if not tensors:
+        raise ValueError("no tensors")
+    return tensors
+
+
+@dataclass(frozen=True)
+class Match:
+    """The tensors of a file that a network has, by the network's names, and what did not fit."""
+
+    found: Mapping[str, Tensor]
+    missing: tuple[str, ...]
+    surplus: tuple[str, ...]  # by the file's names
+    other_shape: tuple[str, ...]
+    share: float  # of the network's numbers that were found
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.found)} tensors found ({self.share:.0%} of the network's numbers)"]
+        for what in ("missing", "surplus", "other_shape"):
+            names = getattr(self, what)
+            shown = f" ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})" if names else ""
+            parts.append(f"{len(names)} {what.replace('_', ' ')}{shown}")
+        return ", ".join(parts)
+
+
+def match(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Match:
+    """Match a file's tensors with a network's. One prefix of the file's names may have to go, and one to come."""
+    best: dict[str, str] = {}  # the network's names → the file's
+    for gone in _prefixes(given):
+        for added in _prefixes(own):
+            names = {added + name[len(gone) :]: name for name in given if name.startswith(gone)}
+            here = {mine: names[mine] for mine in own if mine in names}
+            if _numbers(own, _fitting(own, given, here)) > _numbers(own, _fitting(own, given, best)) or not best:
+                best = here
+    fitting = _fitting(own, given, best)
+    return Match(
+        {mine: given[best[mine]] for mine in fitting},
+        tuple(name for name in own if name not in best),
+        tuple(name for name in given if name not in best.values()),
+        tuple(name for name in best if name not in fitting),
+        _numbers(own, fitting) / max(1, _numbers(own, own)),
+    )
+
+
+def _fitting(own: Mapping[str, Tensor], given: Mapping[str, Tensor], names: Mapping[str, str]) -> list[str]:
+    return [mine for mine, theirs in names.items() if own[mine].shape == given[theirs].shape]
+
+
+def _numbers(tensors: Mapping[str, Tensor], names: Iterable[str]) -> int:
+    return sum(tensors[name].numel() for name in names)
+
+
+def _prefixes(names: Iterable[str]) -> list[str]:
+    """Return nothing, and the first one, two and three parts of dotted names."""
+    found = {"": None}
+    for name in names:
+        parts = name.split(".")
+        found |= {".".join(parts[:count]) + ".": None for count in (1, 2, 3) if count < len(parts)}
+    return sorted(found, key=lambda prefix: (prefix.count("."), prefix))[:MOST_PREFIXES]

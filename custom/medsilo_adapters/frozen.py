@@ -1,0 +1,86 @@
+"""Frozen tensors: buffers that no state dict has and no gradient reaches, once in memory for all networks.
+
+Methods, optimizers, sealing, accounts of privacy, states on the disk and leak reports work on state dicts and
+parameters. What is in neither is no part of a study's course, so none of them has to know of it.
+"""
+
+from collections.abc import Collection, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from medsilo.extend import MedsiloError
+
+Key = tuple[str, ...]
+
+
+class Frozen(Tensor):
+    """A tensor that stays as it is: copies of a network share it, also those on another device."""
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl  # what is worked out with it is a plain tensor
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def to(self, *wanted: Any, **how: Any) -> Any:
+        """Return the one copy of that device and type."""
+        found = super().to(*wanted, **how)
+        if found is self:
+            return self
+        there: dict[Any, Frozen] = self.__dict__.setdefault("there", {})
+        return there.setdefault((found.device, found.dtype), found.as_subclass(Frozen))
+
+
+def freeze(
+    network: nn.Module,
+    trained: Collection[str],
+    known: MutableMapping[Key, Frozen],
+    key: Key = (),
+) -> None:
+    """Freeze all parameters but these, and the buffers of layers that have none of them.
+
+    known: frozen tensors of networks that were made before, by what decides over them (`key`) and name; new ones are
+    added.
+    """
+    learns = {id(own) for name, own in network.named_parameters(remove_duplicate=False) if name in trained}
+    done: dict[int, Frozen] = {}
+
+    def frozen(name: str, tensor: Tensor) -> Frozen:
+        if id(tensor) not in done:
+            made = known.get((*key, name))
+            if made is None:
+                made = known[*key, name] = tensor.detach().as_subclass(Frozen)
+            done[id(tensor)] = made
+        return done[id(tensor)]
+
+    for prefix, layer in network.named_modules():
+        tracks = isinstance(layer, _InstanceNorm) and layer.track_running_stats
+        if tracks or isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+            raise MedsiloError(f"network.train: a layer of kind {type(layer).__name__} can't be frozen; set all")
+        whole = {name: f"{prefix}.{name}" if prefix else name for name in (*layer._parameters, *layer._buffers)}
+        held = {name: own for name, own in layer._parameters.items() if own is not None and id(own) not in learns}
+        for name, own in held.items():
+            del layer._parameters[name]
+            layer.register_buffer(name, frozen(whole[name], own), persistent=False)
+        if not any(own is not None for own in layer._parameters.values()):
+            for name, buffer in layer._buffers.items():
+                if buffer is not None and name not in held:
+                    layer._buffers[name] = frozen(whole[name], buffer)
+                    layer._non_persistent_buffers_set.add(name)
+            if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
+                layer.track_running_stats = False  # else it would look for its counter in every state dict
+                layer.register_forward_pre_hook(_use_statistics)
+
+
+def _use_statistics(layer: nn.Module, inputs: Any) -> None:
+    """Let a frozen batch norm use its running statistics in training, too."""
+    layer.training = False
+
+
+def values_of(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield all that a network computes with, frozen or not, under its names."""
+    yield from network.named_parameters(remove_duplicate=False)
+    yield from network.named_buffers(remove_duplicate=False)

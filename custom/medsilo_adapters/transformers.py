@@ -1,0 +1,67 @@
+"""MONAI's transformers: a ViT that classifies, and SwinUNETR that segments."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from medsilo.extend import Dimensions, Network
+
+
+class ViT(Network):
+    """A vision transformer with a class token, untrained: [B, channels, (D,) H, W] to [B, classes]."""
+
+    name: Literal["vit"] = "vit"
+    dimensions: Dimensions = 2
+    size: int = Field(64, ge=8, le=1024, description="length of the images' sides")
+    patch: int = Field(8, ge=2, le=64, description="length of a patch's sides; divides `size`")
+    width: int = Field(96, ge=8, le=4096, description="features of a token; a multiple of `heads`")
+    depth: int = Field(4, ge=1, le=48, description="blocks")
+    heads: int = Field(4, ge=1, le=64, description="heads of each block's attention")
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        from monai.networks.nets import ViT as MonaiViT  # here, because importing MONAI takes seconds
+
+        class Scores(MonaiViT):
+            """MONAI's network without the outputs of its blocks."""
+
+            def forward(self, x: Tensor) -> Tensor:
+                found: Tensor = super().forward(x)[0]
+                return found
+
+        axes = self.dimensions
+        return Scores(
+            in_channels=channels,
+            img_size=(self.size,) * axes,
+            patch_size=(self.patch,) * axes,
+            hidden_size=self.width,
+            mlp_dim=4 * self.width,
+            num_layers=self.depth,
+            num_heads=self.heads,
+            proj_type="conv",
+            classification=True,
+            num_classes=classes,
+            post_activation="",
+            qkv_bias=True,
+            spatial_dims=axes,
+        )
+
+
+class SwinUnetr(Network):
+    """Windows that shift, and convolutions up: [B, channels, (D,) H, W] to [B, classes, (D,) H, W], sides of 32 n."""
+
+    name: Literal["swin-unetr"] = "swin-unetr"
+    dimensions: Dimensions = 3
+    features: int = Field(24, ge=12, le=192, multiple_of=12, description="features of the finest level")
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        from monai.networks.nets import SwinUNETR
+
+        return SwinUNETR(**self._arguments(channels, classes))
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"_target_": "monai.networks.nets.SwinUNETR", **self._arguments(channels, classes)}
+
+    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
+        own = {"in_channels": channels, "out_channels": classes, "feature_size": self.features}
+        return {**own, "spatial_dims": self.dimensions}

@@ -1,0 +1,158 @@
+"""A network of which a part trains, from a checkpoint or from initial weights, with adapters where they are wanted."""
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+from weakref import WeakValueDictionary
+
+import torch
+from pydantic import BeforeValidator, Field, SerializeAsAny, create_model
+from torch import Tensor, nn
+
+from medsilo.extend import MOST_PARAMETERS, TABLES, MedsiloError, Network, Section, layers, shelf
+from medsilo_adapters.checkpoint import Match, match, read_checkpoint
+from medsilo_adapters.frozen import Frozen, freeze, values_of
+from medsilo_adapters.low_rank import Adapters, adapt, merged_weight
+
+WORDS: Mapping[str, Callable[[nn.Module], Iterable[str]]] = {
+    "all": lambda network: ["*"],
+    "head": layers.head_names,
+    "norms": layers.norm_names,
+    "bias": lambda network: ["bias", "*.bias"],
+}
+ADAPTERS = "adapters"
+
+# Frozen tensors of this process's networks, by all that decides over them
+_KNOWN: MutableMapping[tuple[str, ...], Frozen] = WeakValueDictionary()
+
+
+class Checkpoint(Section):
+    """The file that a network begins with."""
+
+    file: str = Field("", max_length=200, description="its name, by which people know it")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its bytes, which decides")
+    bytes: int = Field(ge=1, le=1 << 40, description="how many it has")
+    least: float = Field(
+        0.5, gt=0, le=1, description="the share of the network's numbers that must be found in it, by name and shape"
+    )
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+_FROM: Any = {  # `from` is no name that Python lets a class write
+    "from": (
+        Checkpoint | None,
+        Field(
+            None,
+            description="the file that it begins with: the name of one beside the plan, which becomes `file`, "
+            "`sha256` and `bytes`. `null`: the plan's seed alone decides",
+        ),
+    )
+}
+_Begun: Any = create_model("_Begun", __base__=Network, **_FROM)
+
+
+class Tuned(_Begun):
+    """Another network, of which a part trains: that alone is kept from round to round, mixed, noised and sent."""
+
+    name: Literal["tuned"] = "tuned"
+    of: Annotated[SerializeAsAny[Network], BeforeValidator(TABLES["network"].read)] = Field(
+        description="the network: its name, and its numbers"
+    )
+    train: Annotated[tuple[str, ...], BeforeValidator(_several)] = Field(
+        (ADAPTERS, "head"),
+        min_length=1,
+        max_length=100,
+        description="what trains: `all`, `head` (the last layer), `norms`, `bias`, `adapters`, or patterns of "
+        "parameters' names; one or several",
+    )
+    adapters: Adapters = Field(Adapters(), description="low-rank adapters, where they train")
+
+    @property
+    def start(self) -> Checkpoint | None:
+        """The file that it begins with."""
+        found: Checkpoint | None = getattr(self, "from")
+        return found
+
+    @property
+    def files(self) -> dict[str, int]:
+        return {self.start.sha256: self.start.bytes} if self.start else {}
+
+    @property
+    def plain(self) -> Network:
+        return self.of.plain
+
+    def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
+        """The whole network is one that a site can hold, and it suits the plan."""
+        if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > MOST_PARAMETERS:
+            yield f"network.of: has {numbers} numbers, frozen or not; {MOST_PARAMETERS} may be"
+        yield from self.of.conflicts(plan, networks)
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        network = self.of.build(channels, classes)
+        found: dict[str, Tensor] = {}
+        if self.start and not is_without_values(network):
+            found = dict(self._matched(network).found)
+            network.load_state_dict(found, strict=False)
+        trained = self._trained(network)
+        if len(trained) == sum(1 for _ in network.named_parameters(remove_duplicate=False)):
+            return network
+        if found:
+            self._check_frozen(network, found, trained)
+        if ADAPTERS in self.train:
+            trained |= set(adapt(network, self.adapters, layers.head_layers(network)))
+        same = bool(self.start and found)  # as any network of this process that begins with the file
+        key = (self.start.sha256, self.of.model_dump_json()) if self.start else ()
+        freeze(network, trained, _KNOWN if same else {}, key)
+        return network
+
+    def report(self, channels: int, classes: int) -> Match:
+        """Return how the file and the network fit."""
+        return self._matched(self.of.build(channels, classes))
+
+    def _matched(self, network: nn.Module) -> Match:
+        assert self.start
+        found = match(network.state_dict(), read_checkpoint(shelf.find(self.start.sha256, self.start.file)))
+        if found.share < self.start.least:
+            raise MedsiloError(f"network.from: the file is not of this network: {found}; give another, or lower least")
+        return found
+
+    def _trained(self, network: nn.Module) -> set[str]:
+        every = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+        trained: set[str] = set()
+        for word in self.train:
+            if word == ADAPTERS:
+                continue
+            patterns = list(WORDS[word](network)) if word in WORDS else [word]
+            own = {name for name in every if any(fnmatchcase(name, pattern) for pattern in patterns)}
+            if not own:
+                raise MedsiloError(
+                    f"network.train: {word!r} names no parameter of this network; use {', '.join(WORDS)}, {ADAPTERS} "
+                    f"or patterns, such as {every[0]}"
+                )
+            trained |= own
+        return trained
+
+    def _check_frozen(self, network: nn.Module, found: Mapping[str, Tensor], trained: set[str]) -> None:
+        lacks = [name for name, _ in network.named_parameters() if name not in found and name not in trained]
+        if lacks:
+            shown = f"{', '.join(lacks[:3])}{', ...' if len(lacks) > 3 else ''}"
+            raise MedsiloError(f"network.from: the file lacks {shown}, which would stay as drawn; add to network.train")
+
+    def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
+        """Return the plain network with all values, adapters merged."""
+        with torch.random.fork_rng(devices=[]):
+            plain = self.of.build(channels, classes)
+        values = dict(values_of(module))
+        for prefix, layer in module.named_modules():
+            if (weight := merged_weight(layer)) is not None:
+                values[f"{prefix}.weight"] = weight
+        plain.load_state_dict({name: values[name] for name in plain.state_dict()})
+        return self.of.finished(plain, channels, classes)
+
+
+def is_without_values(network: nn.Module) -> bool:
+    """Return whether a network has shapes only."""
+    return next(network.parameters()).is_meta

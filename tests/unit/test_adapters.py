@@ -1,0 +1,465 @@
+"""Networks of which a part trains: frozen once, adapters that merge, checkpoints, and every method over what trains."""
+
+import copy
+import hashlib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.networks import nets
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from medsilo.cli import main
+from medsilo.core import shelf
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import load_tensors, save_tensors
+from medsilo.course.group import views
+from medsilo.deploy.source import open_source
+from medsilo.federation import inprocess
+from medsilo.federation.seams import Missing, Place
+from medsilo.federation.supplying import FileSupply, SuppliedSite
+from medsilo.learning.layers import head_layers
+from medsilo.learning.private import ClippedSum, gradients_of_cases, losses_of_cases
+from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.runs.messages import Parcel
+from medsilo.tasks.synthetic.histology import SyntheticHistology
+from medsilo_adapters.checkpoint import match, read_checkpoint
+from medsilo_adapters.frozen import freeze, values_of
+from medsilo_adapters.low_rank import ADAPTED, AdaptedLayer, Adapters, adapt, adapters_of, merged_weight
+from tests.conftest import over_all
+
+SITES = ["a", "b", "c"]
+TASK = {"name": "synthetic-histology", "patients": 12, "patches": 4, "size": 32}
+VIT = {"name": "vit", "size": 32, "patch": 8, "width": 32, "depth": 2}
+
+
+def tuned_plan(method: str = "fedavg", of: Mapping[str, Any] = VIT, **more: Any) -> Plan:
+    network = {"name": "tuned", "of": of, "adapters": {"rank": 2}} | more.pop("network", {})
+    return parse_plan(
+        {
+            "algorithm": {"name": method} | more.pop("algorithm", {}),
+            "task": TASK,
+            "network": network,
+            "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.9},
+            "participation": {"sites": SITES},
+            **more,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A checkpoint of the ViT, drawn from another seed, on this process's shelf."""
+    folder = tmp_path_factory.mktemp("backbone")
+    drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"]
+    save_tensors(folder / "vit.safetensors", drawn.state_dict())
+    shelf.look_in(folder)
+    file = folder / "vit.safetensors"
+    return {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
+
+
+# ---------------------------------------------------------------------------------------------------- adapters
+def monai_networks() -> dict[str, tuple[nn.Module, Tensor]]:
+    torch.manual_seed(0)
+    flat, volume = torch.randn(2, 1, 64, 64), torch.randn(2, 1, 32, 32, 32)
+    return {
+        "SwinUNETR": (nets.SwinUNETR(1, 2, feature_size=12, spatial_dims=2), flat),
+        "UNETR": (
+            nets.UNETR(1, 2, (64, 64), feature_size=4, hidden_size=24, mlp_dim=32, num_heads=4, spatial_dims=2),
+            flat,
+        ),
+        "SegResNet": (nets.SegResNet(3, 8, 1, 2, blocks_down=(1, 1), blocks_up=(1,)), volume),
+        "DenseNet": (nets.DenseNet(2, 1, 2, init_features=8, growth_rate=4, block_config=(2, 2)), flat),
+        "Conv1d": (
+            nn.Sequential(
+                nn.Conv1d(1, 6, 5, stride=2, padding=2, padding_mode="circular"),
+                nn.Conv1d(6, 6, 3, dilation=2, groups=3),
+                nn.Conv1d(6, 4, 3, padding="same"),
+                nn.Flatten(),
+                nn.Linear(4 * 28, 2),
+            ),
+            torch.randn(2, 1, 64),
+        ),
+    }
+
+
+def test_adapted_networks_begin_as_they_were_and_merge_into_one_layer_each() -> None:
+    for name, (network, inputs) in monai_networks().items():
+        network.eval()
+        kinds = [layer for layer in network.modules() if type(layer) in ADAPTED and getattr(layer, "groups", 1) == 1]
+        with torch.no_grad():
+            before = network(inputs)
+            plain = copy.deepcopy(network).double()
+            came = adapt(network, Adapters(rank=3, alpha=5.0), head_layers(network))
+            assert len(came) == 2 * (len(kinds) - 1), name  # all but the head
+            assert torch.equal(network(inputs), before), name  # bit for bit
+            for own in (own for layer in network.modules() for own in adapters_of(layer)):
+                nn.init.normal_(own[1].weight, std=0.02)
+            network.double()
+            after = network(inputs.double())
+            for path, layer in network.named_modules():
+                if (weight := merged_weight(layer)) is not None:
+                    plain.get_submodule(path).weight.copy_(weight)
+            assert (after - before).abs().max() > 1e-3, name
+            assert torch.allclose(plain(inputs.double()), after, rtol=1e-9, atol=1e-9), name
+
+
+def test_outputs_and_gradients_are_those_of_the_formula() -> None:
+    """Against W + (α / r) B A put in the place of every weight, in float64: what `peft` computes."""
+    torch.manual_seed(1)
+    network = tuned_plan(network={"train": "all"}).build_networks()["model"].double().eval()
+    inputs, labels = torch.randn(3, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 1, 1])
+    plain = copy.deepcopy(network)
+    adapt(network, Adapters(rank=2, alpha=6.0, of=("blocks.*",)), head_layers(network))
+    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, AdaptedLayer)}
+    assert {name.rpartition(".")[2] for name in layers} == {"qkv", "out_proj", "linear1", "linear2"}
+    assert len(layers) == 8  # of two blocks, attention's fused projection as one
+    factors: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, layer in layers.items():
+        down, up = (own.weight for own in adapters_of(layer)[0])
+        nn.init.normal_(up)
+        factors[name] = down.detach().clone().requires_grad_(), up.detach().clone().requires_grad_()
+    changed = {
+        f"{name}.weight": plain.get_submodule(name).weight.detach() + 3.0 * b @ a for name, (a, b) in factors.items()
+    }
+    expected = torch.func.functional_call(plain, changed, (inputs,))
+    output = network(inputs)
+    assert torch.allclose(output, expected, rtol=0, atol=1e-9)
+    nn.functional.cross_entropy(output, labels).backward()
+    nn.functional.cross_entropy(expected, labels).backward()
+    for name, layer in layers.items():
+        for own, reference in zip(adapters_of(layer)[0], factors[name], strict=True):
+            assert torch.allclose(own.weight.grad, reference.grad, rtol=0, atol=1e-9), name
+
+
+def test_what_does_not_fit_is_one_line(backbone: dict[str, Any], tmp_path: Path) -> None:
+    for wrong, told in (
+        ({"train": "haed"}, "network.train: 'haed' names no parameter"),
+        ({"adapters": {"of": ["*.kqv"]}}, "network.adapters.of: '*.kqv' is no linear layer"),
+        ({"train": ["all"], "of": {"name": "vitt"}}, "network.of.name: 'vitt' is not known; did you mean 'vit'?"),
+        ({"of": {"name": "densenet121"}, "train": "head", "from": backbone}, "the file is not of this network: 1 tens"),
+        ({"train": "norms", "from": {**backbone, "sha256": "0" * 64}}, "(SHA-256 000000000000...) is not here"),
+    ):
+        with pytest.raises(MedsiloError) as found:
+            tuned_plan(network=wrong).build_networks()
+        assert told in str(found.value) and "\n" not in str(found.value)
+    with pytest.raises(MedsiloError, match="own-adapter needs a network with adapters"):
+        tuned_plan("own-adapter", network={"train": "all"})
+
+
+# ---------------------------------------------------------------------------------------------------- what is frozen
+def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -> None:
+    """However many networks a method holds, at however many sites of a process."""
+    plan = tuned_plan("fedsm", network={"from": backbone})
+    networks = [*plan.build_networks().values(), *plan.build_networks().values()]
+    frozen = [own for net in networks for name, own in values_of(net) if name.endswith("blocks.0.attn.qkv.weight")]
+    assert len(frozen) == 2 * (2 + 3)  # personal, global and three experts, twice
+    assert len({own.data_ptr() for own in frozen}) == 1
+    selector, model = networks[3], networks[0]
+    assert all(own.requires_grad for own in model.parameters()) and list(selector.parameters())
+    numbers = sum(own.numel() for own in model.state_dict().values())
+    assert numbers == sum(own.numel() for own in model.parameters()) < 0.2 * sum(o.numel() for _, o in values_of(model))
+    moved = model.to("meta"), copy.deepcopy(networks[1]).to("meta")  # another device gets one copy, too
+    one, other = (net.get_submodule("blocks.0.attn.qkv").weight for net in moved)
+    assert one.is_meta and one is other
+
+
+def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
+    network = nets.DenseNet(2, 1, 2, init_features=8, growth_rate=4, block_config=(2,)).train()
+    trained = {name for name, _ in network.named_parameters() if "class_layers" in name}
+    before = {name: own.clone() for name, own in values_of(network) if "running" in name}
+    freeze(network, trained, {})
+    for _ in range(2):
+        network.train()(torch.randn(4, 1, 32, 32))
+    assert before and all(torch.equal(own, before[name]) for name, own in values_of(network) if name in before)
+    assert network.state_dict().keys() == trained
+    network.load_state_dict(dict(network.state_dict()))  # as it comes from a file, without torch's notes of versions
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedsm": {},
+    "harmofl": {},
+    "adafed": {"pretraining": {"epochs": 1}},
+    "fedbn": {"keeps": "norms"},
+    "ditto": {},
+    "scaffold": {},
+    "fedprox": {},
+}
+
+
+@over_all("method", METHODS)
+def test_every_method_works_over_what_trains(method: str, backbone: dict[str, Any], tmp_path: Path) -> None:
+    train = ["adapters", "head", "norms"]
+    here = {"from": backbone} if method != "adafed" else {"of": {"name": "small-cnn"}}  # which measures batch norms
+    plan = tuned_plan(method, network={**here, "train": train}, algorithm=METHODS[method])
+    first = plan.build_networks()["model"]
+    frozen = {name: own.clone() for name, own in values_of(first) if name not in first.state_dict()}
+    groups = [own for phase in plan.course.phases for own in views(phase.groups, plan.build_networks()).values()]
+    assert frozen and groups and not {name for own in groups for name in own} & frozen.keys()
+    run = inprocess.run(plan, folder=tmp_path / method)
+    for site in SITES:
+        last = run.models[site]
+        last = last.model if method == "harmofl" else last  # behind its input layer
+        values = dict(values_of(last))
+        assert all(torch.equal(values[name], own) for name, own in frozen.items())
+        assert any(not torch.equal(values[name], own) for name, own in first.state_dict().items() if "adapter" in name)
+
+
+def test_a_round_has_the_bytes_of_what_trains(backbone: dict[str, Any], tmp_path: Path) -> None:
+    plan = tuned_plan(network={"from": backbone})
+    result = inprocess.run(plan, folder=tmp_path / "run")
+    trained = sum(own.nbytes for own in plan.build_networks()["model"].parameters())
+    assert {site: own.bytes_up for site, own in result.summary.sites.items()} == dict.fromkeys(SITES, 2 * trained)
+    states = [load_tensors(path)[0] for path in (tmp_path / "run").rglob("state-*.safetensors")]
+    assert states and all("qkv.weight" not in name for own in states for name in own)
+
+
+def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
+    promise = {"epsilon": 3.0, "delta": 0.001}
+    plan = tuned_plan(network={"from": backbone}, privacy=promise)
+    model = plan.build_networks()["model"].train()  # it has no dropout; Opacus looks at training alone
+    for own in (own for layer in model.modules() for own in adapters_of(layer)):
+        nn.init.normal_(own[1].weight, std=0.05)
+    inputs, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 1, 0])
+    weights = list(model.parameters())
+    with gradients_of_cases(model) as gradients:
+        losses = losses_of_cases(model(inputs), labels, nn.functional.cross_entropy)
+        found = gradients(losses.sum(), inputs, weights)
+    for case in range(4):
+        alone = nn.functional.cross_entropy(model(inputs[case : case + 1]), labels[case : case + 1])
+        for own, exact in zip(found, torch.autograd.grad(alone, weights), strict=True):
+            assert torch.allclose(own[case], exact, rtol=1e-4, atol=1e-6)
+    clipped = ClippedSum(weights, 1.0)
+    clipped.add(found, torch.arange(4))
+    assert sum(own.numel() for own in clipped.total) == plan.parameters == sum(own.numel() for own in weights)
+    noisy = inprocess.run(plan, folder=tmp_path / "run").models["a"].state_dict()
+    assert all(not torch.equal(noisy[name], own) for name, own in plan.build_networks()["model"].state_dict().items())
+
+
+def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
+    open_, sealed = (
+        inprocess.run(tuned_plan(network={"from": backbone}, transport=how), folder=tmp_path / str(number))
+        for number, how in enumerate(({}, {"sealing": "pairwise"}))
+    )
+    for name, own in open_.models["a"].state_dict().items():
+        assert torch.allclose(own, sealed.models["a"].state_dict()[name], atol=1e-3), name
+    # 64 bits for each number of 32
+    assert sealed.summary.sites["a"].bytes_up < 2.5 * open_.summary.sites["a"].bytes_up  # type: ignore[operator]
+
+
+# ---------------------------------------------------------------------------------------------------- checkpoints
+def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    state = network.state_dict()
+    under = {f"module.encoder.{name}": own for name, own in state.items()}
+    plans = {"plans": {"configurations": ["2d"]}, "spacing": (1.0, 1.0)}
+    save_tensors(tmp_path / "a.safetensors", state)
+    torch.save(state, tmp_path / "plain.pt")
+    torch.save({"state_dict": under, "epoch": 3}, tmp_path / "wrapped.pt")
+    torch.save(  # as nnU-Net and nnssl write them, numbers of numpy included
+        {
+            "network_weights": state,
+            "init_args": plans,
+            "_best_ema": np.float64(0.5),
+            "logging": {"ema": [np.float32(1)]},
+        },
+        tmp_path / "checkpoint_final.pth",
+    )
+    with zipfile.ZipFile(tmp_path / "bundle.zip", "w") as bundle:
+        bundle.write(tmp_path / "plain.pt", "spleen/models/model.pt")
+        bundle.writestr("spleen/configs/inference.json", "{}")
+    for path in sorted(tmp_path.iterdir()):
+        found = match(state, read_checkpoint(path))
+        assert not (found.missing or found.surplus or found.other_shape) and found.share == 1, path
+        assert all(torch.equal(found.found[name], own) for name, own in state.items()), path
+
+    other = {**under, "module.encoder.2.weight": torch.ones(5, 4), "module.decoder.weight": torch.ones(1)}
+    del other["module.encoder.1.bias"]
+    found = match(state, other)
+    assert found.missing == ("1.bias",) and found.other_shape == ("2.weight",)
+    assert found.surplus == ("module.decoder.weight",) and "1 other shape (2.weight)" in str(found)
+
+    class Harm:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"state_dict": state, "more": Harm()}, tmp_path / "code.pt")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "text.safetensors").write_text("no tensors at all")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "plain.pt").read_bytes()[:700])
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:90])
+    for name in ("code.pt", "empty.pt", "text.safetensors", "cut.pt", "cut.safetensors"):
+        with pytest.raises(MedsiloError, match="holds no tensors that can be read without running code") as told:
+            read_checkpoint(tmp_path / name)
+        assert str(tmp_path) not in str(told.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
+    drawn = tuned_plan(network={"train": "all"}, seed=7).build_networks()["model"].state_dict()
+    save_tensors(tmp_path / "body.safetensors", {name: own for name, own in drawn.items() if "head" not in name})
+    shelf.look_in(tmp_path)
+    file = tmp_path / "body.safetensors"
+    start = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
+    with pytest.raises(MedsiloError, match=r"the file lacks classification_head.weight, .* add to network.train"):
+        tuned_plan(network={"from": start, "train": "adapters"}).build_networks()
+    model = tuned_plan(network={"from": start}).build_networks()["model"]
+    assert torch.equal(dict(values_of(model))["blocks.1.norm1.weight"], drawn["blocks.1.norm1.weight"])
+
+
+# ---------------------------------------------------------------------------------------------------- after a study
+def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
+    """From a plan with a file beside it to MONAI's own network, though the file is gone from where it was."""
+    unet = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}
+    task = {"name": "synthetic-prostate", "size": 32}
+    sections = {"task": task, "participation": {"sites": SITES[:2]}}
+    drawn = parse_plan({"algorithm": {"name": "local"}, **sections, "network": unet}).build_networks()["model"]
+    (tmp_path / "plans").mkdir()
+    save_tensors(tmp_path / "plans" / "unet.safetensors", drawn.state_dict())
+    plan = tmp_path / "plans" / "plan.yaml"
+    plan.write_text(
+        "algorithm: {name: fedavg}\ntask: {name: synthetic-prostate, size: 32}\nparticipation: {sites: [a, b]}\n"
+        "network: {name: tuned, from: unet.safetensors, of: {name: basic-unet, features: [4, 4, 8, 8, 8]}}\n"
+        "training: {rounds: 1, batch_size: 16, learning_rate: 0.05}\ntracking: {select: last}\n",
+        "utf-8",
+    )
+    read = load_plan(plan)
+    result = inprocess.run(read, folder=tmp_path / "run")
+    for path in (tmp_path / "plans").iterdir():
+        path.unlink()
+    trained = result.models["a"].eval()
+    source = open_source(tmp_path / "run")
+    assert source.network.state_dict().keys() == drawn.state_dict().keys()
+    inputs = torch.randn(2, 1, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(source.network(inputs), trained(inputs), rtol=0, atol=1e-6)
+        assert (source.network(inputs) - drawn.eval()(inputs)).abs().max() > 1e-4
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 0
+    weights = tmp_path / "bundle" / "models" / "model.safetensors"
+    assert load_file(weights).keys() == drawn.state_dict().keys()  # medsilo is not needed to open it
+
+
+# ---------------------------------------------------------------------------------------------------- two methods
+def test_both_adapters_act_and_one_travels(backbone: dict[str, Any], tmp_path: Path) -> None:
+    plan = tuned_plan("own-adapter", network={"from": backbone})
+    first = plan.build_networks()["model"]
+    layer = first.get_submodule("blocks.0.mlp.linear1")
+    shared, own = adapters_of(layer)  # type: ignore[arg-type]
+    inputs, before = torch.randn(3, 32), None
+    for adapter in (shared, own):
+        before = layer(inputs)
+        nn.init.normal_(adapter[1].weight)
+        assert not torch.equal(layer(inputs), before)
+    [group] = plan.course.phases[0].groups
+    travels = views([group], plan.build_networks())["model"]
+    assert travels and not [name for name in travels if "own_adapter" in name]
+    run = inprocess.run(plan, folder=tmp_path / "run")
+    one, other = (run.models[site].state_dict() for site in SITES[:2])
+    for name in one:
+        alike = torch.equal(one[name], other[name])
+        assert alike == (name in travels), name
+    with torch.no_grad():
+        merged = open_source(tmp_path / "run", "a").network
+        images = torch.randn(2, 3, 32, 32)
+        best = plan.build_networks()["model"].eval()
+        best.load_state_dict(load_tensors(tmp_path / "run" / "sites" / "a" / "best.safetensors")[0])
+        assert torch.allclose(merged(images), best(images), rtol=0, atol=1e-5)
+
+
+def test_a_backbone_comes_of_images_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tuned_plan("masked-images", network={"train": "all"}, tracking={"select": "last"})
+    result = inprocess.run(plan, folder=tmp_path / "run")
+    losses = [line.sites["a"].train_loss for line in result.history]
+    assert losses[-1] < losses[0]
+    file = tmp_path / "run" / "global" / "last.safetensors"
+    shelf.look_in(file.parent)
+    start = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": file.stat().st_size}
+    tuned = tuned_plan(network={"from": start}).build_networks()["model"]
+    assert torch.equal(dict(values_of(tuned))["blocks.1.norm1.weight"], load_tensors(file)[0]["blocks.1.norm1.weight"])
+
+    load = SyntheticHistology.load
+
+    def turned(self: Any, *given: Any) -> Any:
+        data = load(self, *given)
+        data.train.targets.sub_(1).abs_()  # every label of training is another
+        return data
+
+    monkeypatch.setattr(SyntheticHistology, "load", turned)
+    again = inprocess.run(plan, folder=tmp_path / "again")
+    for name, own in result.models["a"].state_dict().items():
+        assert torch.equal(own, again.models["a"].state_dict()[name]), name
+
+
+# ---------------------------------------------------------------------------------------------------- sent once
+def test_a_file_that_a_site_lacks_is_sent_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"weights" * 1000
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "any name").write_bytes(content)
+    name = shelf.hash_of_file(tmp_path / "server" / "any name")
+    plan = SimpleNamespace(network=SimpleNamespace(files={name: len(content)}))
+    folders: dict[str, dict[Path, None]] = {"server": {tmp_path / "server": None}, "a": {}}
+
+    def at(who: str) -> None:
+        monkeypatch.setattr(shelf, "_folders", folders[who])
+
+    class Line:
+        """The site behind a line that counts bytes."""
+
+        def __init__(self) -> None:
+            at("a")
+            settings = SimpleNamespace(models=(), models_disk=1.0)
+            place = Place(plan, "a", ["a"], settings, tmp_path / "hospital" / "study" / "sites" / "a")  # type: ignore[arg-type]
+            self.site, self.bytes = SuppliedSite(place, lambda: Inner()), 0
+            at("server")
+
+        def ask(self, sites: Any, outgoing: Any, receive: Any, timeout: float) -> dict[str, Missing]:
+            order = outgoing("a")
+            self.bytes += order.size()
+            at("a")
+            try:
+                receive("a", self.site.answer(order, lambda: None))
+            except MedsiloError as error:
+                return {"a": Missing.refused(error)}
+            finally:
+                at("server")
+            return {}
+
+    class Inner:
+        def answer(self, parcel: Parcel, stop: Any) -> Parcel:
+            return Parcel({}, {"groups": sorted(parcel.groups)})
+
+    def asked(line: Line) -> list[Parcel]:
+        answers: list[Parcel] = []
+        supply = FileSupply(line, [name])  # type: ignore[arg-type]
+        assert supply.ask(["a"], lambda site: Parcel(), lambda site, reply: answers.append(reply), 1.0) == {}
+        return answers
+
+    line = Line()
+    assert [own.facts for own in asked(line)] == [{"groups": []}] and line.bytes == len(content)
+    kept = tmp_path / "hospital" / "_models" / name
+    assert kept.read_bytes() == content and kept.stat().st_mode & 0o077 == 0
+    asked(line)
+    again = Line()  # the next study, in another process
+    asked(again)
+    assert line.bytes == len(content) and again.bytes == 0
+    kept.write_bytes(b"damaged")
+    asked(again)
+    assert again.bytes == len(content) and kept.read_bytes() == content
+
+    with pytest.raises(Refused, match="its hash is another"):
+        shelf.keep(name, b"other", kept.parent, 1 << 20)
+    with pytest.raises(Refused, match="models_disk"):
+        shelf.keep(name, content, kept.parent, 100)
+    later = b"other weights" * 400
+    shelf.keep(hashlib.sha256(later).hexdigest(), later, kept.parent, 8000)  # room for one of the two
+    assert [path.read_bytes() for path in kept.parent.iterdir()] == [later]
+    line.site.inner = None
+    with pytest.raises(Refused, match="does not name"):
+        line.site.answer(Parcel({"files": {"0" * 64: torch.zeros(3, dtype=torch.uint8)}}), lambda: None)
