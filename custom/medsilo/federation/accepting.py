@@ -65,6 +65,7 @@ class Acceptance:
                 raise Refused(f"its cases.{part}: 0 is out of range; it must be at least 1")
         if isinstance(answer, Joined):
             self._check_classes(answer)
+            self._check_absent(answer)
             return self._compared(answer)
         self._same_cases(site, answer)
         if isinstance(answer, Trained):
@@ -104,6 +105,10 @@ class Acceptance:
                 raise Refused(
                     f"its counts of the {part} part's classes are not {self.plan.task.goal.classes} whole numbers"
                 )
+
+    def _check_absent(self, answer: Joined) -> None:
+        if strangers := sorted(set(answer.absent) - set(self.plan.task.may_be_absent)):
+            raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")
 
     def _compared(self, answer: Joined) -> Joined:
         """Return the answer of a site, with a warning where its numbers may differ from the server's in last digits."""

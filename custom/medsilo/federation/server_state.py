@@ -15,6 +15,7 @@ from medsilo.core.tensors import Groups
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
+from medsilo.course.structures import mix_by_structure
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
@@ -100,6 +101,8 @@ class ServerState:
 
     def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
         mixer = group.mix(self.server)
+        if not self.shield and not self.plan.transport.sealed:
+            mix_by_structure(mixer, group.of(self.layout), self.layout["model"], self.server)
         mixer.let_wait(self.waiting)
         if self.shield and group.goes_up and not group.personal:
             mixer.defend(self.shield)

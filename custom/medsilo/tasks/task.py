@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
 from medsilo.learning.loop import Compute
+from medsilo.learning.undrawn import labels_in as labels_without_marks
 from medsilo.models.network import Network
 from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.goal import Goal
@@ -245,6 +246,11 @@ class Task(Section):
         """The network's output for whole cases, when it is evaluated or used."""
         return network(inputs)
 
+    @property
+    def may_be_absent(self) -> tuple[str, ...]:
+        """The plan's names of what a hospital need not have: structures, modalities, columns."""
+        return ()
+
     # ------------------------------------------------------------------ other models that it needs
     @property
     def refines(self) -> bool:
@@ -320,7 +326,7 @@ def label_counts(data: Dataset, classes: int) -> list[int]:
     every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]
     counts = torch.zeros(classes, dtype=torch.int64)
     for one in every:
-        counts += torch.bincount(torch.as_tensor(one).flatten().long(), minlength=classes)
+        counts += torch.bincount(labels_without_marks(torch.as_tensor(one).flatten().long()), minlength=classes)
     return counts.tolist()
 
 

@@ -74,6 +74,13 @@ class OwnData(Task):
             raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
         return SiteData(*(parts[part] for part in PARTS), survey=survey)
 
+    def absent(self, source: DataSource) -> tuple[str, ...]:
+        """Return which of the plan's structures, modalities and columns a site says that it has not."""
+        if unknown := [name for name in source.absent if name not in self.may_be_absent]:
+            known = ", ".join(self.may_be_absent) or "nothing in this task"
+            raise DataError(f"data.absent: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.absent))
+        return tuple(name for name in self.may_be_absent if name in source.absent)
+
     @abstractmethod
     def _examined(
         self, site: str, sites: Sequence[str], source: DataSource | None
