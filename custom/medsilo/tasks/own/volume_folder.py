@@ -37,8 +37,8 @@ class VolumeFolder(FolderTask):
         default=None,
         ge=0,
         lt=1,
-        description="hospitals may lack modalities: the network reads them as 0, beside one channel more for each, which "
-        "is 1 there; in training this share of those that are there is dropped by chance, never all. `null`: none may",
+        description="hospitals may lack modalities, which are 0, and 1 in a channel more of each; in training this "
+        "share of those that are there is dropped by chance, never all. `null`: none may",
     )
 
     @model_validator(mode="after")
