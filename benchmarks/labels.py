@@ -118,8 +118,8 @@ def volumes(source: Path) -> Part:
     return Part(
         "Structures: two hospitals drew one, two the other",
         "Hippocampus volumes of the Medical Segmentation Decathlon (CC BY-SA 4.0), one centre dealt to four "
-        "hospitals of 30 by each seed; 40 others are tested. A small 3-D U-Net on volumes of 32 x 48 x 32. Two hospitals drew the "
-        "anterior part, two the posterior. *Naive* takes what was not drawn for background.",
+        "hospitals of 30 by each seed; 40 others are tested. Two hospitals drew the anterior part, two the posterior. "
+        "*Naive* takes what was not drawn for background.",
         hippocampus(source),
         {
             "task": {

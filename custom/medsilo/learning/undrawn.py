@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 BYTE = 8
-MOST = 16  # labels with a bit: MONAI's augmentation moves labels as float32, which holds 24 bits exactly
+MOST = 15  # labels with a bit: MONAI moves labels as float32, which holds 24 bits exactly
 
 
 def mark_of(absent: Collection[int]) -> int:
