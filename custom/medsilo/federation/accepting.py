@@ -30,6 +30,7 @@ from medsilo.runs.messages import (
 )
 from medsilo.tasks.decisions import RELIABILITY, on_a_place, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION
+from medsilo.tasks.own.own_data import may_be_absent
 
 Asked = tuple[str, int]  # task and round
 
@@ -107,7 +108,7 @@ class Acceptance:
                 )
 
     def _check_absent(self, answer: Joined) -> None:
-        if strangers := sorted(set(answer.absent) - set(self.plan.task.may_be_absent)):
+        if strangers := sorted(set(answer.absent) - set(may_be_absent(self.plan.task))):
             raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")
 
     def _compared(self, answer: Joined) -> Joined:

@@ -6,9 +6,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn, no_grad
 
-from medsilo.core.errors import PlanError
 from medsilo.course.workbench import Workbench
-from medsilo.learning.training import Training
 from medsilo.learning.undrawn import absent_in, labels_in, marks_in
 from medsilo.methods.fedavg import FedAvg
 
@@ -30,10 +28,6 @@ class ConDistFL(FedAvg):
     name: Literal["condistfl"] = "condistfl"  # type: ignore[assignment]
     weight: float = Field(1.0, ge=0, le=1000, description="weight of the distillation")
     temperature: float = Field(0.5, gt=0, le=100, description="τ of both models' scores in it")
-
-    def suits(self, training: Training) -> None:
-        if self.amplitude:
-            raise PlanError("algorithm.amplitude: condistfl compares outputs of one input; leave amplitude out")
 
     def work(self, bench: Workbench) -> float:
         arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False).eval()

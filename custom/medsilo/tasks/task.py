@@ -246,11 +246,6 @@ class Task(Section):
         """The network's output for whole cases, when it is evaluated or used."""
         return network(inputs)
 
-    @property
-    def may_be_absent(self) -> tuple[str, ...]:
-        """The plan's names of what a hospital need not have: structures, modalities, columns."""
-        return ()
-
     # ------------------------------------------------------------------ other models that it needs
     @property
     def refines(self) -> bool:

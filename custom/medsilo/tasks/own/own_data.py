@@ -81,6 +81,11 @@ class OwnData(Task):
             raise DataError(f"data.absent: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.absent))
         return tuple(name for name in self.may_be_absent if name in source.absent)
 
+    @property
+    def may_be_absent(self) -> tuple[str, ...]:
+        """The plan's names of what a hospital need not have: structures, modalities, columns."""
+        return ()
+
     @abstractmethod
     def _examined(
         self, site: str, sites: Sequence[str], source: DataSource | None
@@ -109,3 +114,8 @@ class OwnData(Task):
         if len(shown) == 1 and not isinstance(self.goal, Segmentation):
             what = "all training cases are of one class: this site's model of its own learns nothing"
             listing.problems.append(Problem("note", what, parts["train"].cases))
+
+
+def may_be_absent(task: Task) -> tuple[str, ...]:
+    """Return the names of what a hospital need not have in a task's data; none where these aren't a hospital's own."""
+    return task.may_be_absent if isinstance(task, OwnData) else ()
