@@ -270,7 +270,7 @@ def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str
         for site in (*row.sites, JUDGE)
     }
     settings = EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
-    like_others = mock.patch("medsilo.federation.server_state.mix_by_structure", lambda *_: None)
+    like_others = mock.patch("medsilo.course.structures.mix_by_structure", lambda *_: None)
     with like_others if row.one_head else nullcontext():
         found = run(plan, settings=settings).summary.unseen[JUDGE].figures
     return {title: float(found[name] or 0.0) for title, name in part.scores.items()}

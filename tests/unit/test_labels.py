@@ -263,7 +263,7 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
 def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
     hospitals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medsilo.federation.disclosure.Disclosure.absent", ("liver",))
+    monkeypatch.setattr("medsilo.tasks.own.folder.FolderTask.absent", lambda self, source: ("liver",))
     with pytest.raises(MedsiloError, match="lacks liver, which no hospital may lack"):
         run(plan_of(), settings=each(hospitals, OWN))
 

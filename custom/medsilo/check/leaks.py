@@ -22,7 +22,6 @@ from medsilo.site.policy import Policy
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.decisions import RELIABILITY
 from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION
-from medsilo.tasks.own.own_data import may_be_absent
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,8 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         "With every answer: the numbers of training, validation and test cases, seconds, the memory that training "
         "took, medsilo's version and hash.",
         f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}; the "
-        "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has"
-        f"{'; what data.absent names' if may_be_absent(plan.task) else ''}.",
+        "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; what "
+        "data.absent names.",
         f"In every round: the training loss; {scored}score and loss over the validation cases{few}.",
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]

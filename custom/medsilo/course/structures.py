@@ -5,12 +5,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from medsilo.core.tensors import Tensors
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.group import Group
 from medsilo.course.server_side import ServerSide
 from medsilo.learning.layers import names_of_last_layers
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 from medsilo.mixing.spread import Numbers
 from medsilo.tasks.segmentation import Segmentation
+
+
+def mixer_of(group: Group, layout: Modules, server: ServerSide, plain: bool) -> Mixer:
+    """Return a group's mixer. plain: whether sites' tensors are read one by one and averaged by no robust rule."""
+    mixer = group.mix(server)
+    if plain:
+        mix_by_structure(mixer, group.of(layout), layout["model"], server)
+    return mixer
 
 
 def mix_by_structure(mixer: Mixer, tensors: Tensors, model: nn.Module, server: ServerSide) -> None:

@@ -103,13 +103,7 @@ class Disclosure:
                 self.protection.note(test=tests, validation=threshold is not None)
                 return {**tested, "threshold": threshold, "outcome": found.outcome, "layers": looked}
         shares = self.settings.shares(self.task.synthetic) and not self.plan.transport.sealed
-        absent = list(self.absent)
-        return {"shares": shares, "classes": self.classes(), "machine": machine_facts(), "absent": absent}
-
-    @property
-    def absent(self) -> tuple[str, ...]:
-        """The plan's structures, modalities and columns that are not here, by the hospital's settings."""
-        return self.data.survey.absent if self.data.survey else ()
+        return {"shares": shares, "classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
 
     def _looked(self, part: Part, found: dict[str, Any]) -> Told:
         """Return what layers tell of a part; nothing where no score over it may leave."""

@@ -70,6 +70,11 @@ class SiteData:
     spacings: Sequence[Sequence[float]] = field(default=(), kw_only=True)
     survey: Survey | None = field(default=None, kw_only=True)  # what was found on the way, where the task looks for it
 
+    @property
+    def absent(self) -> list[str]:
+        """The plan's structures, modalities and columns that the site has not."""
+        return list(self.survey.absent) if self.survey else []
+
 
 class Task(Section):
     """A task of the plan: where a hospital's cases come from, what is learned of them, and what becomes of new ones.

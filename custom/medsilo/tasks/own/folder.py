@@ -325,7 +325,7 @@ class FolderTask(OwnFolder):
         if len(values) != channels:
             alpha = len(values) == channels + 1 and values.dtype.kind == "u"
             hint = "; remove the alpha channel, which is not opaque" if alpha else ""
-            raise DataError(f"images have {len(values)} channels where the plan reads {channels} of this site{hint}")
+            raise DataError(f"images have {len(values)} channels where the plan reads {channels}{hint}")
         if values.ndim != self.stored + 1:
             kinds = ("flat images", "volumes") if self.stored == 3 else ("volumes", "flat images")
             raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")

@@ -8,7 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.text import plain
 from medsilo.tasks.listing import Listing
 from medsilo.tasks.partition import Partition
 from medsilo.tasks.segmentation import Segmentation
@@ -116,6 +117,7 @@ class OwnData(Task):
             listing.problems.append(Problem("note", what, parts["train"].cases))
 
 
-def may_be_absent(task: Task) -> tuple[str, ...]:
-    """Return the names of what a hospital need not have in a task's data; none where these aren't a hospital's own."""
-    return task.may_be_absent if isinstance(task, OwnData) else ()
+def check_absent(told: Sequence[str], task: Task) -> None:
+    """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
+    if strangers := sorted(set(told) - set(task.may_be_absent if isinstance(task, OwnData) else ())):
+        raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")
