@@ -71,6 +71,12 @@ FACTS = {
         "each batch also passes through two extra networks (no training)",
         "classification whose features drift apart",
     ),
+    "condistfl": (
+        MODEL,
+        "1",
+        "each batch also passes through the model as it arrived (no training)",
+        "segmentation where hospitals drew different structures",
+    ),
     "cyclic": (
         MODEL,
         "1 over the hospitals",

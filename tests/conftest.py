@@ -36,13 +36,13 @@ PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]  # a network
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
 WEIGHED = ["feddg-ga", "fedlws", "fedawa", "fedce"]  # the server finds out how much each hospital counts
 METHODS = [
-    *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "cyclic", *PERSONAL, "harmofl"),
+    *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "condistfl", "cyclic", *PERSONAL, "harmofl"),
     *("adafed", "d-adafed", "f-adafed", *FEDSM),
 ]
 # not tried at every change in all that is tried of others
-NEWER = ["silobn", "fedrdn", *WEIGHED, "cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
+NEWER = ["silobn", "fedrdn", *WEIGHED, "condistfl", "cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
 # keep and send what fedper, fine-tuning, scaffold, ditto and fedavg do
-AS_ANOTHER = ["fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
+AS_ANOTHER = ["condistfl", "fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 

@@ -221,6 +221,7 @@ METHODS = Registry(
         "scaffold": "medsilo.methods.scaffold:Scaffold",
         "feddyn": "medsilo.methods.feddyn:FedDyn",
         "moon": "medsilo.methods.moon:Moon",
+        "condistfl": "medsilo.methods.condistfl:ConDistFL",
         "cyclic": "medsilo.methods.cyclic:Cyclic",
         "feddg-ga": "medsilo.methods.feddg_ga:FedDGGA",
         "fedce": "medsilo.methods.fedce:FedCE",

@@ -34,6 +34,8 @@ class RawData:
         if (folder / SETTINGS).is_file() and not (source.images or source.labels or source.table):
             settings = _settings(folder, question)
             source = source.model_copy(update=_in_layout(settings, len(question.channels)))
+        if source.absent:
+            raise DataError("data.absent: task nnunet needs all structures and channels; take task nifti-folder")
         if source.label_map:
             raise DataError("data.label_map: nnU-Net reads masks as they are; write them with the question's labels")
         listing = find(source, folder, masks=True)

@@ -59,6 +59,7 @@ def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -
         "shares": "whether this site shares its personal model",
         "classes": "cases of each class",
         "machine": "versions of Python, NVFlare, torch, numpy and MONAI",
+        "absent": "data.absent",
         "warnings": "warnings: in medsilo's own words",
         "counts": "counts that add up",
         **({"outcome": "how often each model was chosen"} if method == "fedsm" else {}),

@@ -79,7 +79,10 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         title = "Cases of each class" if exclusive else "Cases that show each label"
         note = f"Counts from 1 to {least - 1} are not told (smallest_metric)." if least > 1 else ""
         lines = [[label, *counts] for label, *counts in zip(labels, *columns, strict=True)]
+        lines = [[line[0], *["not drawn"] * len(survey.parts)] if line[0] in survey.absent else line for line in lines]
         tables.append(Table(title, ("class" if exclusive else "label", *survey.parts), lines, note))
+    if others := [name for name in survey.absent if name not in labels]:
+        tables.append(Table("Not here", ("modality or column",), [[name] for name in others]))
     ranges = [
         *_along("size", "voxels", survey.size),
         *_along("spacing", "mm", survey.spacing),

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +27,8 @@ def predict_images(asked: PredictionRequest) -> int:
     named = masks_for(list(channels))
     if any(path.resolve().parent == asked.out.resolve() for path, _ in named):
         raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
-    own_values = use.own_values(asked.data)
-    images = [ImageFile(path.name, channels[path], mask, own_values, use) for path, mask in named]
+    own_values, lacks = use.own_values(asked.data), use.lacking_of(asked.data)
+    images = [ImageFile(path.name, channels[path], mask, own_values, use, lacks) for path, mask in named]
     return predict_all(asked, images)
 
 
@@ -45,9 +45,10 @@ class ImageFile:
     mask: str
     own_values: Mapping[int, int]
     use: ImageUse = field(repr=False)
+    lacks: tuple[int, ...] = ()  # places of channels that are not in the files
 
     def read(self) -> Scan:
-        return self.use.scan_of(self.files)
+        return replace(self.use.scan_of(self.files), lacks=self.lacks)
 
     def write(self, scan: Scan, prediction: Prediction, out: Path) -> dict[str, str]:
         if prediction.labels is None:

@@ -56,6 +56,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "trained_with": summary.package.as_json() if summary else None,
         "exported_with": {"version": package["version"], "hash": package["hash"]},
         "data": {site: result.cases for site, result in results.items()},
+        "absent": {site: result.absent for site, result in results.items() if result.absent},
         "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,
@@ -158,8 +159,18 @@ def _hospitals(facts: dict[str, Any]) -> str:
         where = f"{site} (did not train)" if site in facts["unseen"] else site
         lines.append(f"| {where} | {' | '.join(counts)} | {score} | {between} |")
     whole = [f"{name} {facts[key]:.4f}" for name, key in TOGETHER.items() if facts[key] is not None]
+    lacks = [
+        f"\n{site} has not: {', '.join(absent)}. {_unknown(facts, site)}\n" for site, absent in facts["absent"].items()
+    ]
     together = f"\nOver the hospitals that tell theirs: {', '.join(whole)}.\n" if whole else ""
-    return "\n".join([*lines, together, INTERVALS])
+    return "\n".join([*lines, *lacks, together, INTERVALS])
+
+
+def _unknown(facts: dict[str, Any], site: str) -> str:
+    """Return what a hospital's score does not cover, and what its own model knows of that."""
+    own = str(facts["model"].get("file", "")).startswith(f"{paths.SITES}/{site}/")
+    learned = " This model is that hospital's own: of these it knows what other hospitals' weights brought, untested."
+    return f"Its score does not cover structures among these.{learned * own}"
 
 
 def _told(count: int | None) -> str:

@@ -30,6 +30,7 @@ from medsilo.runs.messages import (
 )
 from medsilo.tasks.decisions import RELIABILITY, on_a_place, places_of
 from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION
+from medsilo.tasks.own.own_data import check_absent
 
 Asked = tuple[str, int]  # task and round
 
@@ -64,7 +65,7 @@ class Acceptance:
             if site in self.sites and getattr(answer.cases, part) == 0:
                 raise Refused(f"its cases.{part}: 0 is out of range; it must be at least 1")
         if isinstance(answer, Joined):
-            self._check_classes(answer)
+            self._check_joined(answer)
             return self._compared(answer)
         self._same_cases(site, answer)
         if isinstance(answer, Trained):
@@ -98,12 +99,12 @@ class Acceptance:
         if score is not None and not low <= score <= high:
             raise Refused(f"its {name} score {score:g} is outside {low:g} to {high:g}, the range of the metric")
 
-    def _check_classes(self, answer: Joined) -> None:
+    def _check_joined(self, answer: Joined) -> None:
+        known = self.plan.task.goal.classes
         for part, counts in answer.classes.items():
-            if counts is not None and len(counts) != self.plan.task.goal.classes:
-                raise Refused(
-                    f"its counts of the {part} part's classes are not {self.plan.task.goal.classes} whole numbers"
-                )
+            if counts is not None and len(counts) != known:
+                raise Refused(f"its counts of the {part} part's classes are not {known} whole numbers")
+        check_absent(answer.absent, self.plan.task)
 
     def _compared(self, answer: Joined) -> Joined:
         """Return the answer of a site, with a warning where its numbers may differ from the server's in last digits."""

@@ -103,7 +103,7 @@ class Disclosure:
                 self.protection.note(test=tests, validation=threshold is not None)
                 return {**tested, "threshold": threshold, "outcome": found.outcome, "layers": looked}
         shares = self.settings.shares(self.task.synthetic) and not self.plan.transport.sealed
-        return {"shares": shares, "classes": self.classes(), "machine": machine_facts()}
+        return {"shares": shares, "classes": self.classes(), "machine": machine_facts(), "absent": self.data.absent}
 
     def _looked(self, part: Part, found: dict[str, Any]) -> Told:
         """Return what layers tell of a part; nothing where no score over it may leave."""

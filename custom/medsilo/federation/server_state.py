@@ -15,6 +15,7 @@ from medsilo.core.tensors import Groups
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
+from medsilo.course.structures import mixer_of
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
@@ -37,7 +38,8 @@ class ServerState:
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
         self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
-        self.shield = plan.mixing.shield(self._untrained())
+        buffers = frozenset(name for net in self.layout.values() for name, _ in net.named_buffers())
+        self.shield = plan.mixing.shield(buffers - self.trained)
         self.place: int | None = None  # of the phase that the mixers are of
         self.once: set[str] = set()  # groups of that phase that sites don't send back
         self.settled: dict[str, list[str]] = {}  # of those, the ones that each site has
@@ -49,10 +51,6 @@ class ServerState:
         self.suspect: tuple[str, float] | None = None  # whose update stood out most in the last round that was mixed
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
         self.writing: Future[None] | None = None
-
-    def _untrained(self) -> frozenset[str]:
-        """Return the names of tensors that no network trains, such as running statistics."""
-        return frozenset(name for net in self.layout.values() for name, _ in net.named_buffers()) - self.trained
 
     # ------------------------------------------------------------------ a round
     def expected(self, phase: Phase) -> Groups:
@@ -99,7 +97,7 @@ class ServerState:
         self.once = {group.name for group in phase.once if group.name in travelling}
 
     def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
-        mixer = group.mix(self.server)
+        mixer = mixer_of(group, self.layout, self.server, plain=not (self.shield or self.plan.transport.sealed))
         mixer.let_wait(self.waiting)
         if self.shield and group.goes_up and not group.personal:
             mixer.defend(self.shield)

@@ -121,6 +121,7 @@ def _site_result(led: Account, site: str) -> SiteResult:
         cases=reply.cases.model_dump() if reply else None,
         classes=joined.classes if isinstance(joined, Joined) else None,
         machine=joined.machine if isinstance(joined, Joined) else {},
+        absent=joined.absent if isinstance(joined, Joined) else [],
         contributed=len(known),
         missed={line.round: reason for line in led.rounds if (reason := line.absence(site))},
         missed_ends={end: missing[site] for end, missing in led.absences.items() if site in missing},

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from medsilo.learning.loop import LossFunction
+from medsilo.learning.undrawn import marginal
 
 NEVER = -1e4  # added to a score: its probability is exactly 0, also in half precision
 
@@ -30,10 +31,13 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
     that a case by itself has the same weight as in a batch.
     """
 
-    def weighted_loss(output: Tensor, target: Tensor) -> Tensor:
+    def extra(output: Tensor, target: Tensor, kept: list[int] | None) -> Tensor:
         entropies = functional.cross_entropy(output, target, reduction="none")
-        more = weights.to(output.device)[target] - 1
-        return loss(output, target) + share * (more * entropies).mean()
+        own = weights if kept is None else weights[kept]
+        return ((own.to(output.device)[target] - 1) * entropies).mean()
+
+    def weighted_loss(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output, target) + share * marginal(extra, output, target)
 
     return weighted_loss
 

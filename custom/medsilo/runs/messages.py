@@ -215,6 +215,7 @@ class Joined(SiteAnswer):
     task: Literal["join"]
     shares: bool  # whether other hospitals may get its personal model
     machine: Annotated[dict[Part, Version], Field(max_length=10)] = {}  # versions of what decides over the last digits
+    absent: Annotated[list[Name], Field(max_length=300)] = []  # structures, modalities and columns that it has not
     # By part: the cases of each class; None where there are no classes, or one has too few to be told
     classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
 

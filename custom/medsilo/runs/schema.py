@@ -263,6 +263,9 @@ class SiteResult(RecordPart):
         description="`python`, `nvflare`, `torch`, `numpy`, `monai` → version, and the `processor`'s instructions, as "
         "the site told them on joining; what differs from the server's is among its warnings",
     )
+    absent: list[Text] = Field(
+        [], description="the plan's structures, modalities and columns that the site has not, as it told on joining"
+    )
     contributed: Count | None = Field(None, description="rounds that the site is part of")
     missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")
     missed_ends: dict[str, Text] = Field(

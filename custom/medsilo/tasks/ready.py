@@ -195,8 +195,9 @@ class HeldEntry:
 class ReadyCases(Dataset):
     """The cases of one part; several of one entry, as the slices of a volume, follow each other."""
 
-    def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
-        self.held, self.chosen = held, chosen
+    def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]], mark: int = 0) -> None:
+        """mark: on the labels, of structures that nobody drew here."""
+        self.held, self.chosen, self.mark = held, chosen, mark
         self.ends = list(accumulate(map(len, chosen)))
         self.patients = tuple(one.entry.patient for one, cases in zip(held, chosen, strict=True) for _ in cases)
 
@@ -223,7 +224,8 @@ class ReadyCases(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         held, number = self.at(index)
-        return held.case(number)
+        inputs, target = held.case(number)
+        return inputs, target | self.mark if self.mark else target
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
         """Return a case's entry, and its number there."""

@@ -30,6 +30,7 @@ class Scan:
     header: Any = field(repr=False)  # the SimpleITK image as it was read: its grid
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())  # order of the axes and which are flipped, from there
     source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
+    lacks: tuple[int, ...] = ()  # channels of the plan that are not there, so that values have the others alone
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
         """Labels [D, H, W] or [H, W] of these values as a SimpleITK image with exactly the file's geometry."""

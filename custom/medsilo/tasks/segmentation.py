@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from medsilo.learning.undrawn import known_in, labels_in, marginal, marks_in
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import Measures
 
@@ -69,14 +70,14 @@ class Segmentation(Goal):
         return (self.outputs, *shape[1:])
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.criterion(output, target)
+        return marginal(lambda mine, labels, _: self.criterion(mine, labels), output, target)
 
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""
         return likeliest(output)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return dice_of(self.masks(self.found(output, target)), self.masks(target)).mean(1)
+        return self._mean(dice_of(self.masks(self.found(output, target)), self.masks(target)), target)
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         return self.compared(self.found(output, target), target, self.voxel)
@@ -102,9 +103,10 @@ class Segmentation(Goal):
         columns = {SURFACE[0]: distances, SURFACE[1]: near}
         if len(self.structures) > 1:
             columns["dice"] = dice
-        measures = {self.metric: dice.mean(1)}
+        measures, judged = {self.metric: self._mean(dice, target)}, self.judged(target)
         for name, values in columns.items():
-            for structure, column in zip(self.structures, values.unbind(1), strict=True):
+            seen = values if judged is None else values.where(judged, torch.nan)
+            for structure, column in zip(self.structures, seen.unbind(1), strict=True):
                 measures[self._name(name, structure)] = column
         return measures
 
@@ -121,7 +123,20 @@ class Segmentation(Goal):
 
     def masks(self, labels: Tensor) -> Tensor:
         """Return where each structure is, [batch, structures, *grid], by the label of each place."""
+        labels = labels_in(labels)
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
+
+    def judged(self, target: Tensor) -> Tensor | None:
+        """Return which structures were drawn in each case, so that they can be judged; None where all were."""
+        if not any(marks_in(target)):
+            return None
+        known = known_in(target, self.classes)
+        return torch.stack([known[:, list(part)].all(1) for part in self.structures.values()], 1)
+
+    def _mean(self, dice: Tensor, target: Tensor) -> Tensor:
+        """Return each case's mean over the structures that can be judged in it."""
+        judged = self.judged(target)
+        return dice.mean(1) if judged is None else dice.where(judged.to(dice.device), torch.nan).nanmean(1)
 
     def _name(self, name: str, structure: str) -> str:
         return f"{name}_{structure}" if len(self.structures) > 1 else name

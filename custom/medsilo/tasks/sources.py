@@ -65,6 +65,7 @@ class DataSource(Section):
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
     label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
+    absent: Names = ()  # the plan's structures that nobody drew here, and its modalities and columns that are not here
     codes: dict[str, Code] = {}  # of the plan's structures in DICOM results, as scheme:value:meaning
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ

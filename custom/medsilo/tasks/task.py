@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
 from medsilo.learning.loop import Compute
+from medsilo.learning.undrawn import labels_in as labels_without_marks
 from medsilo.models.network import Network
 from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.goal import Goal
@@ -68,6 +69,11 @@ class SiteData:
     # Of the training images, millimetres along x, y (and z), where images have a spacing.
     spacings: Sequence[Sequence[float]] = field(default=(), kw_only=True)
     survey: Survey | None = field(default=None, kw_only=True)  # what was found on the way, where the task looks for it
+
+    @property
+    def absent(self) -> list[str]:
+        """The plan's structures, modalities and columns that the site has not."""
+        return list(self.survey.absent) if self.survey else []
 
 
 class Task(Section):
@@ -320,7 +326,7 @@ def label_counts(data: Dataset, classes: int) -> list[int]:
     every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]
     counts = torch.zeros(classes, dtype=torch.int64)
     for one in every:
-        counts += torch.bincount(torch.as_tensor(one).flatten().long(), minlength=classes)
+        counts += torch.bincount(labels_without_marks(torch.as_tensor(one).flatten().long()), minlength=classes)
     return counts.tolist()
 
 

@@ -61,14 +61,16 @@ class ImageUse(Use):
         in_monai: InMonai | None = None,
         own_values: Callable[[DataSource], dict[int, int]] | None = None,
         predictor: str = "images",
+        lacking_of: Callable[[DataSource], tuple[int, ...]] = lambda source: (),
     ) -> None:
         """inputs: what the network reads of an image, [cases, *shape], in training, too; labels: the label of each
         place of an image's grid, from the network's output for its cases, where masks are found; own_values: the
-        values that labels have in a hospital's own masks, where they may differ from the plan's.
+        values that labels have in a hospital's own masks, where they may differ from the plan's; lacking_of: the
+        places of channels that a hospital's images have not.
         """
         super().__init__(predictor)
         self.inputs_of, self.in_monai = inputs, in_monai
-        self._labels, self._own_values = labels, own_values
+        self._labels, self._own_values, self._lacking_of = labels, own_values, lacking_of
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
         """Return the images among files, each with its channels' files in order; by default each file is one."""
@@ -77,6 +79,10 @@ class ImageUse(Use):
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
         """Return one of these images."""
         return read_scan(image[0])
+
+    def lacking_of(self, source: DataSource | None) -> tuple[int, ...]:
+        """Return the places of channels that a hospital's images have not."""
+        return self._lacking_of(source) if source else ()
 
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
         """Return the label of each place of an image, from the network's output for its cases."""

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import DrawnCases
 from medsilo.learning.seeds import seed_for
+from medsilo.learning.undrawn import MOST, mark_of
 from medsilo.models.densenet121 import DenseNet121
 from medsilo.models.network import Dimensions, Network
 from medsilo.models.unet import UNet
@@ -33,7 +34,7 @@ from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, likeliest
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import digest
+from medsilo.tasks.survey import Problem, digest
 from medsilo.tasks.task import SiteData
 from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai
 
@@ -147,7 +148,8 @@ class FolderTask(OwnFolder):
 
     @property
     def use(self) -> ImageUse:
-        return ImageUse(self.inputs_of, self.labels_of, self.in_monai(), self.own_values)
+        words = self.in_monai() if self._read_channels == self.channels else None  # MONAI has none for lacking channels
+        return ImageUse(self.inputs_of, self.labels_of, words, self.own_values, lacking_of=self.lacking_of)
 
     def default_network(self) -> Network:
         return UNet(dimensions=self.axes) if self.segments else DenseNet121(dimensions=self.axes)
@@ -219,8 +221,28 @@ class FolderTask(OwnFolder):
         listing = self._listing(source, folder)
         classes = self._classes_of(listing, source)
         numbers = self._numbers(source)
-        make = partial(self._made, reader=self._reader(source), classes=classes, numbers=numbers)
-        return Found(listing, classes, make, str(source.label_map))
+        lacks = self.lacking_of(source)
+        make = partial(self._made, reader=self._reader(source), classes=classes, numbers=numbers, lacks=lacks)
+        undrawn, absent = self._undrawn(source), self.absent(source)
+        return Found(listing, classes, make, f"{source.label_map} {absent}", mark_of(undrawn))
+
+    @property
+    def may_be_absent(self) -> tuple[str, ...]:
+        return self.labels if self.segments and 1 < len(self.labels) <= MOST else ()
+
+    def _undrawn(self, source: DataSource) -> list[int]:
+        """Return the plan's labels that nobody drew at a site."""
+        return [number for number, name in enumerate(self.labels, 1) if self.segments and name in source.absent]
+
+    def lacking_of(self, source: DataSource) -> tuple[int, ...]:
+        """Return the places of the plan's channels that a site has not."""
+        return ()
+
+    def absent(self, source: DataSource) -> tuple[str, ...]:
+        names = super().absent(source)
+        if self.segments and set(self.labels) <= set(names):
+            raise DataError("data.absent names all structures of the plan, so that nothing is learned here")
+        return names
 
     def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
         """The class of every entry of a classification, by its name."""
@@ -236,7 +258,11 @@ class FolderTask(OwnFolder):
 
     def own_values(self, source: DataSource) -> dict[int, int]:
         """Return the value of each label in a site's own masks; of several that mean one structure the first."""
-        return {label: value for value, label in reversed(self._numbers(source).items())}
+        own = {label: value for value, label in reversed(self._numbers(source).items())}
+        for label in self._undrawn(source):
+            if own.get(label, label) in {value for one, value in own.items() if one != label}:
+                own[label] = max(*own.values(), self.goal.classes) + 1  # a value that means nothing else here
+        return own
 
     def _numbers(self, source: DataSource) -> dict[int, int]:
         """A mask's values as the plan's labels."""
@@ -268,10 +294,10 @@ class FolderTask(OwnFolder):
         return FileReader()
 
     def _made(
-        self, entry: Entry, reader: CaseReader, classes: dict[str, int], numbers: dict[int, int]
+        self, entry: Entry, reader: CaseReader, classes: dict[str, int], numbers: dict[int, int], lacks: tuple[int, ...]
     ) -> PreparedEntry:
         """One entry from its files."""
-        scan = reader.scan(entry)
+        scan = replace(reader.scan(entry), lacks=lacks)
         inputs = self.inputs_of(scan)
         values: tuple[int, ...] = ()
         if isinstance(entry.label, Path):
@@ -295,11 +321,11 @@ class FolderTask(OwnFolder):
 
     def inputs_of(self, scan: Scan) -> Tensor:
         """Return what the network reads of an image: [cases, C, *grid]."""
-        values = scan.values
-        if len(values) != self.channels:
-            alpha = len(values) == self.channels + 1 and values.dtype.kind == "u"
+        values, channels = scan.values, self._read_channels - len(scan.lacks)
+        if len(values) != channels:
+            alpha = len(values) == channels + 1 and values.dtype.kind == "u"
             hint = "; remove the alpha channel, which is not opaque" if alpha else ""
-            raise DataError(f"images have {len(values)} channels where the plan reads {self.channels}{hint}")
+            raise DataError(f"images have {len(values)} channels where the plan reads {channels}{hint}")
         if values.ndim != self.stored + 1:
             kinds = ("flat images", "volumes") if self.stored == 3 else ("volumes", "flat images")
             raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")
@@ -314,7 +340,17 @@ class FolderTask(OwnFolder):
         ready = self.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)  # over all slices of a volume
         if not ready.isfinite().all():
             raise DataError("images become NaN by the plan's intensity; is one of a single value?")
-        return ready if self.segments else middle_of(ready, self.size[::-1])
+        ready = ready if self.segments else middle_of(ready, self.size[::-1])
+        return self._with_lacking(ready, scan.lacks)
+
+    @property
+    def _read_channels(self) -> int:
+        """The channels that images have."""
+        return self.channels
+
+    def _with_lacking(self, cases: Tensor, lacks: Sequence[int]) -> Tensor:
+        """Return cases with all that the network reads of channels that are not there."""
+        return cases
 
     def _targets(self, labels: Tensor, grid: tuple[int, ...]) -> Tensor:
         """A mask [(D,) H, W] on the grid of the inputs: [cases, *grid]."""
@@ -341,10 +377,24 @@ class FolderTask(OwnFolder):
                 shown = ", ".join(map(str, strangers[:SHOWN])) + (", ..." if len(strangers) > SHOWN else "")
                 what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
                 listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
+            self._note_undrawn(listing, every, source)
             empty = [one.entry.name for one in every if not any(any(labels) for labels in one.facts.shown)]
             listing.add("note", "masks are empty: no structure of the plan is in them", empty)
         if self.stored == 2 and isinstance(self.intensity, Bytes):
             listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
+
+    def _note_undrawn(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+        """Note what masks and `data.absent` say differently."""
+        shown = [{label for labels in one.facts.shown for label in labels} for one in every]
+        undrawn = set(self._undrawn(source))
+        drawn = [one.entry.name for one, labels in zip(every, shown, strict=True) if labels & undrawn]
+        listing.add("stops", "masks show a structure that data.absent names; correct it, or data.label_map", drawn)
+        for number, name in enumerate(self.labels, 1):
+            if self.may_be_absent and number not in undrawn and not any(number in labels for labels in shown):
+                what = (
+                    f"no mask shows {name!r}, so it counts as looked for and not there; if nobody drew it, name it in "
+                )
+                listing.problems.append(Problem("note", f"{what}data.absent", len(every)))
 
 
 @cache

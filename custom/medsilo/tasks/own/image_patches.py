@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from medsilo.learning.undrawn import labels_in
+
 Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
 WINDOWS = 4  # pieces that go through the network together
 
@@ -35,7 +37,7 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
     random = np.random.default_rng(seed)
     grid = labels.shape
     inside, place = random.random() < foreground, random.random(len(grid) + 1)
-    centre = _one_of(labels > 0, place[0]) if inside else None
+    centre = _one_of(labels_in(labels) > 0, place[0]) if inside else None
     starts = []
     for axis, (own, wanted) in enumerate(zip(grid, size, strict=True)):
         last = max(own - wanted, 0)

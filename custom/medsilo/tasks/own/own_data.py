@@ -8,7 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.text import plain
 from medsilo.tasks.listing import Listing
 from medsilo.tasks.partition import Partition
 from medsilo.tasks.segmentation import Segmentation
@@ -74,6 +75,18 @@ class OwnData(Task):
             raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
         return SiteData(*(parts[part] for part in PARTS), survey=survey)
 
+    def absent(self, source: DataSource) -> tuple[str, ...]:
+        """Return which of the plan's structures, modalities and columns a site says that it has not."""
+        if unknown := [name for name in source.absent if name not in self.may_be_absent]:
+            known = ", ".join(self.may_be_absent) or "nothing in this task"
+            raise DataError(f"data.absent: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.absent))
+        return tuple(name for name in self.may_be_absent if name in source.absent)
+
+    @property
+    def may_be_absent(self) -> tuple[str, ...]:
+        """The plan's names of what a hospital need not have: structures, modalities, columns."""
+        return ()
+
     @abstractmethod
     def _examined(
         self, site: str, sites: Sequence[str], source: DataSource | None
@@ -102,3 +115,9 @@ class OwnData(Task):
         if len(shown) == 1 and not isinstance(self.goal, Segmentation):
             what = "all training cases are of one class: this site's model of its own learns nothing"
             listing.problems.append(Problem("note", what, parts["train"].cases))
+
+
+def check_absent(told: Sequence[str], task: Task) -> None:
+    """Raise Refused where a hospital says that it lacks what none may lack in a task's data."""
+    if strangers := sorted(set(told) - set(task.may_be_absent if isinstance(task, OwnData) else ())):
+        raise Refused(f"it lacks {plain(strangers[0], 40)}, which no hospital may lack in this plan")

@@ -4,7 +4,7 @@ import re
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ class Found:
     classes: dict[str, int]  # by an entry's name, where one is known
     make: Callable[[Entry], PreparedEntry]
     settings: str  # what of the site's settings `make` depends on
+    mark: int = 0  # on labels, of structures that nobody drew here
 
 
 class OwnFolder(OwnData):
@@ -60,6 +61,7 @@ class OwnFolder(OwnData):
     ) -> tuple[Survey, dict[str, ReadyCases]]:
         self.check_source(source)
         assert source is not None
+        absent = self.absent(source)
         found = self._found(source, self._folder(site, source))
         listing = found.listing
         if self.partition is not None:
@@ -71,8 +73,9 @@ class OwnFolder(OwnData):
         held = {part: _held(parts[part], holder, wrong, self.files) for part in PARTS}
         for what, names in wrong.items():
             listing.add("left out", what, names)
-        ready = {part: ReadyCases(held[part], [self._chosen(one.facts) for one in held[part]]) for part in PARTS}
-        return self._survey_of(listing, held, ready, source), ready
+        chosen = {part: [self._chosen(one.facts) for one in held[part]] for part in PARTS}
+        ready = {part: ReadyCases(held[part], chosen[part], found.mark) for part in PARTS}
+        return replace(self._survey_of(listing, held, ready, source), absent=absent), ready
 
     def _survey_of(
         self,

@@ -98,6 +98,10 @@ class PatientTable(ByKind):
         return goal_of(self.kind, self.labels, self.range, 1 if len(self.labels) == 2 else None)
 
     @property
+    def may_be_absent(self) -> tuple[str, ...]:
+        return () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
+
+    @property
     def channels(self) -> int:
         """The numbers that a network reads of a case."""
         return self.read_numbers + (len(self.columns) if self.missing == "mark" else 0)
@@ -243,6 +247,7 @@ class PatientTable(ByKind):
             problems=tuple(listing.problems),
             fixed=any(entry.part for entry in listing.entries),
             patients_named=listing.patients_named,
+            absent=self.absent(source),
         )
 
     def _part(self, data: Cases) -> PartFacts:
@@ -302,9 +307,13 @@ class _Reading:
 
     def read(self, path: Path) -> TableRows:
         task, source = self.task, self.source
-        columns = [*(one.name for one in task.columns), *(task._outcomes if self.outcome else ())]
+        absent = task.absent(source)
+        read = [one.name for one in task.columns if one.name not in absent]
+        columns = [*read, *(task._outcomes if self.outcome else ())]
         roles, given = source.columns, (*source.names, *source.levels)
-        called = own_names(columns, source.names, (roles.patient, roles.part, roles.site), given, task._outcomes)
+        called = own_names(
+            columns, source.names, (roles.patient, roles.part, roles.site), given, (*task._outcomes, *absent)
+        )
         needed = {own: name for name, own in called.items()}
         if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
@@ -324,6 +333,9 @@ class _Reading:
             return self._note("left out", "lines have no patient; fill in the column", place)
         inputs: list[float] = []
         for column in task.columns:
+            if column.name not in called:
+                inputs += [math.nan] * column.inputs
+                continue
             text = cells[called[column.name]]
             if text in self.missing:
                 inputs += [math.nan] * column.inputs

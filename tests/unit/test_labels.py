@@ -1,0 +1,295 @@
+"""Hospitals with structures, channels and columns of their own: from their files to the loss, the mean and the mask."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from medsilo.check.data import data_tables
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.course.server_side import ServerSide
+from medsilo.course.structures import mix_by_structure, outputs_of
+from medsilo.deploy.images import predict_images
+from medsilo.deploy.model_card import card_facts
+from medsilo.deploy.predictor import PredictionRequest
+from medsilo.deploy.source import open_source
+from medsilo.federation.inprocess import StudyResult, run
+from medsilo.learning.class_weights import weighted
+from medsilo.learning.undrawn import absent_in, labels_in, mark_of, marks_in
+from medsilo.methods.condistfl import distilled
+from medsilo.mixing.mixers import WeightedMean
+from medsilo.models.unet import UNet
+from medsilo.plan import Plan, parse_plan
+from medsilo.site.settings import EachSites, SiteSettings, make_settings
+from medsilo.tasks.own.folder import goal_of
+from medsilo.tasks.own.image_patches import augmented, patch
+from medsilo.tasks.own.patient_table import PatientTable
+from medsilo.tasks.own.volume_folder import NiftiFolder
+from medsilo.tasks.sources import DataSource
+
+GRID = (16, 16, 4)
+TASK = {
+    "name": "nifti-folder",
+    "labels": ["ant", "post"],
+    "modalities": ["t1", "flair"],
+    "lacking": 0.5,
+    "size": [16, 16],
+    "dimensions": 2,
+    "slices": "all",
+    "intensity": {"kind": "z-score"},
+}
+OWN: dict[str, dict[str, Any]] = {
+    "a": {"absent": ["post"]},
+    "b": {"absent": ["ant", "t1"], "label_map": {1: "post"}, "images": ["flair/*.nii.gz"], "labels": "labels/*.nii.gz"},
+    "c": {},
+}
+PATTERNS = {"images": ["t1/*.nii.gz", "flair/*.nii.gz"], "labels": "labels/*.nii.gz"}
+
+
+def write(folder: Path, drew: Mapping[int, int], seed: int, cases: int = 6) -> None:
+    """Write volumes in which two discs shine in both channels. drew: a structure -> its value in these masks."""
+    random = np.random.default_rng(seed)
+    places = np.stack(np.meshgrid(*map(np.arange, GRID), indexing="ij"), -1)[..., :2]
+    for case in range(cases):
+        discs = [((places - random.uniform(low, low + 3, 2)) ** 2).sum(-1) < 9 for low in (3, 9)]
+        mask, seen = np.zeros(GRID, np.uint8), np.zeros(GRID)
+        for number, disc in enumerate(discs, 1):
+            seen[disc] = number
+            mask[disc] = drew.get(number, 0)
+        files = {channel: (seen + random.normal(0, 0.3, GRID)).astype("f4") for channel in ("t1", "flair")}
+        for name, values in {**files, "labels": mask}.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), folder / name / f"c{case}.nii.gz")
+
+
+def each(folder: Path, own: Mapping[str, Mapping[str, Any]]) -> EachSites:
+    known = make_settings({"public_data": True, "smallest_metric": 1, "device": "cpu"}, "test")
+    sites = {
+        site: known.model_copy(update={"data": DataSource(folder=folder / site, **{**PATTERNS, **values})})
+        for site, values in own.items()
+    }
+    return EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
+
+
+def plan_of(method: str = "fedavg", **task: Any) -> Plan:
+    return parse_plan(
+        {
+            "algorithm": {"name": method},
+            "task": {**TASK, **task},
+            "network": {"name": "unet", "features": [4, 8]},
+            "training": {"rounds": 6, "local_epochs": 4, "batch_size": 4, "learning_rate": 0.02, "optimizer": "adam"},
+            "participation": {"sites": sorted(OWN)},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hospitals")
+    for seed, (site, drew) in enumerate({"a": {1: 1}, "b": {2: 1}, "c": {1: 1, 2: 2}}.items()):
+        write(folder / site, drew, seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResult, Path]:
+    folder = tmp_path_factory.mktemp("runs") / "study"
+    return run(plan_of(), folder=folder, settings=each(hospitals, OWN)), folder
+
+
+# ------------------------------------------------------------------------------------------------ the loss
+def test_what_was_not_drawn_is_one_with_the_background_in_every_loss() -> None:
+    output = torch.randn(2, 3, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    labels = torch.tensor([[[0, 1], [0, 1]], [[2, 1], [0, 0]]])
+    target = labels | torch.tensor([mark_of([2]), 0])[:, None, None]
+    p = output.softmax(1)
+    together = torch.stack([p[0, 0] + p[0, 2], p[0, 1]]).log()
+    entropy = goal_of("segmentation", ("ant", "post"), "cross-entropy", None)
+    first = -together.gather(0, labels[:1]).mean()
+    second = functional.cross_entropy(output[1:], labels[1:])
+    torch.testing.assert_close(entropy.loss(output, target), (first + second) / 2)
+    torch.testing.assert_close(entropy.case_losses(output, target), torch.stack([first, second]))
+    # Dice is that of the drawn structure alone
+    dice = goal_of("segmentation", ("ant", "post"), "dice", None)
+    right = (labels[0] == 1).double()
+    by_hand = 1 - (2 * (p[0, 1] * right).sum() + 1e-5) / ((p[0, 1] + right).sum() + 1e-5)
+    torch.testing.assert_close(dice.loss(output[:1], target[:1]), by_hand)
+    # weights of classes are those of the labels that are told apart
+    doubled = weighted(entropy.loss, torch.tensor([1.0, 2.0, 9.0]), 1.0)
+    heavy = (-together.gather(0, labels[:1]) * (1 + (labels[:1] == 1))).mean()
+    torch.testing.assert_close(doubled(output[:1], target[:1]), heavy)
+    # nothing that the hospital can't tell moves the loss: mass between background and the undrawn
+    moved = torch.stack([(p[0, 0] + p[0, 2]) / 2, p[0, 1], (p[0, 0] + p[0, 2]) / 2]).log()[None]
+    for goal in (entropy, dice, goal_of("segmentation", ("ant", "post"), "dice-ce", None)):
+        torch.testing.assert_close(goal.loss(moved, target[:1]), goal.loss(output[:1], target[:1]))
+        assert torch.equal(goal.loss(output, labels), goal.criterion(output, labels))  # type: ignore[attr-defined]
+
+
+def test_a_mark_travels_through_pieces_and_augmentation_and_scores_heed_it() -> None:
+    image, labels = torch.rand(1, 6, 6), torch.zeros(6, 6, dtype=torch.long)
+    labels[2:4, 2:4] = 1
+    case = image, labels | mark_of([2, 15])
+    piece = patch(case, (8, 8), 1.0, 3)  # larger than the image: filled up
+    _, moved = augmented(piece, ("flip-x", "rotate90", "affine"), True, 5)
+    for target in (piece[1], moved):
+        assert marks_in(target[None]) == [mark_of([2, 15])] and absent_in(mark_of([2, 15])) == [2, 15]
+        assert labels_in(target).unique().tolist() == [0, 1]
+    goal = goal_of("segmentation", ("ant", "post"), "dice-ce", None)
+    found = functional.one_hot(torch.zeros(1, 6, 6, dtype=torch.long), 3).permute(0, 3, 1, 2).float()
+    target = (labels | mark_of([2]))[None]
+    measures = goal.measures(found, target)
+    assert measures["dice"].tolist() == [0.0] and measures["dice_ant"].tolist() == [0.0]
+    assert all(measures[name].isnan().all() for name in ("dice_post", "hd95_post", "surface_dice_post"))
+    assert goal.case_scores(found, target).tolist() == [0.0] != goal.case_scores(found, labels[None]).tolist()
+
+
+def test_conditional_distillation_by_hand() -> None:
+    """Of four places one is drawn and one the teacher takes for a drawn structure; the others teach."""
+    output, taught = torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4)
+    taught[0, 1, 0, 1], taught[0, 2, 0, 2], output[0, 2, 0, 3] = 9.0, 1.0, -1.0
+    target = torch.tensor([[[1, 0, 0, 0]]]) | mark_of([2])
+    own, right = [0.5, 1 / (1 + np.exp(2))], [1 / (1 + np.exp(-2)), 0.5]  # τ = 0.5; places 2 and 3
+    dice = 2 * np.dot(own, right) / (sum(own) + sum(right))
+    assert float(distilled(output, taught, target, 0.5)) == pytest.approx(1 - dice, rel=1e-4)
+    assert float(distilled(output, taught, labels_in(target), 0.5)) == 0.0
+
+
+# ------------------------------------------------------------------------------------------------ mixing
+def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
+    class Answer:
+        def __init__(self, *absent: str) -> None:
+            self.absent = list(absent)
+
+    model = UNet(features=(4, 8)).build(1, 3)
+    axes = outputs_of(model, 3)
+    assert sorted(axes.values()) == [0, 1] and outputs_of(model, 4) == {}  # a transposed convolution has outputs second
+    goal = NiftiFolder(**TASK)
+    joined = {"a": Answer("post"), "b": Answer("ant", "t1"), "c": Answer()}
+    server = ServerSide(["a", "b", "c"], {}, joined, set, goal, None, 0, None, None, None)  # type: ignore[arg-type]
+    mixer = WeightedMean()
+    tensors = model.state_dict()
+    mix_by_structure(mixer, tensors, model, server)
+    mixer.start(["a", "b", "c"], {name: torch.zeros_like(one) for name, one in tensors.items()})
+    for site, value, samples in (("a", 1.0, 1), ("b", 2.0, 1), ("c", 4.0, 2)):
+        mixer.add(site, {name: torch.full_like(one, value) for name, one in tensors.items()}, samples)
+    found = mixer.result("a")
+    for name, axis in axes.items():
+        rows = found[name].movedim(axis, 0)
+        for place, mean in enumerate(((1 + 2 + 8) / 4, (1 + 8) / 3, (2 + 8) / 3)):
+            torch.testing.assert_close(rows[place], torch.full_like(rows[place], mean))
+    others = next(name for name in tensors if name not in axes and tensors[name].is_floating_point())
+    torch.testing.assert_close(found[others], torch.full_like(found[others], 11 / 4))
+    plain = WeightedMean()
+    mix_by_structure(plain, tensors, model, ServerSide(["c"], {}, {"c": Answer()}, *server_rest(server)))
+    assert plain.weigh is None
+
+
+def server_rest(server: ServerSide) -> Any:
+    return server.contributed, server.task, server.training, 0, server.compute, None, server.stop
+
+
+# ------------------------------------------------------------------------------------------------ a study
+def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyResult, Path]) -> None:
+    summary = study[0].summary
+    assert {site: own.absent for site, own in summary.sites.items()} == {"a": ["post"], "b": ["ant", "t1"], "c": []}
+    told = {
+        site: {name for name, value in own.figures.items() if value is not None} for site, own in summary.sites.items()
+    }
+    assert "dice_post" not in told["a"] and "dice_ant" not in told["b"] and {"dice_ant", "dice_post"} <= told["c"]
+    assert min(summary.pooled["dice_ant"], summary.pooled["dice_post"]) > 0.5  # type: ignore[type-var]
+
+
+def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_lacking(
+    study: tuple[StudyResult, Path], hospitals: Path, tmp_path: Path
+) -> None:
+    _, folder = study
+    data = each(hospitals, OWN).of("b").data
+    source = open_source(folder, "")
+    image = hospitals / "b" / "flair" / "c0.nii.gz"
+    asked = PredictionRequest(
+        source, [image], tmp_path / "out", torch.device("cpu"), lambda line: None, data=data, own=folder
+    )
+    assert predict_images(asked) == 0
+    mask = np.asarray(nibabel.load(next((tmp_path / "out").glob("*mask.nii.gz"))).dataobj)
+    values = source.plan.task.use.own_values(data)  # type: ignore[union-attr]
+    assert values[2] == 1 and values[1] not in (0, 1)  # its own word for post; ant has a value that means nothing else
+    assert set(np.unique(mask)) == {0, values[1], values[2]}
+    assert card_facts(source)["absent"] == {"a": ["post"], "b": ["ant", "t1"]}
+
+
+def test_lacking_channels_are_zero_and_say_so_and_one_is_always_left(hospitals: Path) -> None:
+    task = NiftiFolder(**TASK)
+    data = task.read("b", ["b"], 0, each(hospitals, OWN).of("b").data)
+    image, target = data.train[0]
+    assert image.shape[0] == task.channels == 4 and marks_in(target[None]) == [mark_of([1])]
+    assert not image[0].any() and image[1].any() and image[2].all() and not image[3].any()
+    whole = task.read("c", ["c"], 0, each(hospitals, OWN).of("c").data).train[0]
+    seen = set()
+    for seed in range(40):
+        varied, _ = task.augmented(whole, seed)
+        gone = tuple(bool(one.all()) for one in varied[2:])
+        assert all(not varied[place].any() for place in (0, 1) if gone[place])
+        assert torch.equal(varied[0] if not gone[0] else varied[1], whole[0][0] if not gone[0] else whole[0][1])
+        seen.add(gone)
+    assert seen == {(False, False), (True, False), (False, True)}
+    assert task.augmented(data.train[0], 1)[0][1].any()  # the only one that is there stays
+
+
+def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: Path) -> None:
+    def survey(site: str, **own: Any) -> Any:
+        return NiftiFolder(**TASK).survey(site, [site], 0, each(hospitals, {site: own}).of(site).data)
+
+    def said(site: str, **own: Any) -> str:
+        return " ".join(problem.what for problem in survey(site, **own).problems if problem.severity != "left out")
+
+    plan = plan_of()
+    tables = {table.title: table.rows for table in data_tables(survey("b", **OWN["b"]), plan, 1)}
+    assert [row for row in tables["Cases that show each label"] if row[0] == "ant"] == [["ant", *["not drawn"] * 3]]
+    assert tables["Not here"] == [["t1"]]
+    assert "no mask shows 'post', so it counts as looked for" in said("a")
+    assert "no mask shows" not in said("a", absent=["post"])
+    assert "masks show a structure that data.absent names" in said("c", absent=["post"])
+    assert "names all structures" in said("c", absent=["ant", "post"])
+    assert "'liver' can't be absent; ant, post, t1, flair can" in said("c", absent=["liver"])
+    assert NiftiFolder(**{**TASK, "lacking": None}).may_be_absent == ("ant", "post")
+
+
+def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
+    hospitals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medsilo.tasks.own.folder.FolderTask.absent", lambda self, source: ("liver",))
+    with pytest.raises(MedsiloError, match="lacks liver, which no hospital may lack"):
+        run(plan_of(), settings=each(hospitals, OWN))
+
+
+# ------------------------------------------------------------------------------------------------ a table
+def test_a_table_without_a_column_is_read_as_one_that_is_missing_everywhere(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+
+    def source(columns: Sequence[str], **own: Any) -> DataSource:
+        folder = tmp_path / "-".join(columns)
+        folder.mkdir(exist_ok=True)
+        with (folder / "cases.csv").open("w", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow([*columns, "outcome", "patient"])
+            lines.writerows([*random.normal(size=len(columns)), case % 2, case] for case in range(12))
+        return DataSource(folder=folder, **own)
+
+    def read(missing: str, given: DataSource) -> Any:
+        task = PatientTable(columns=["age", "bmi"], labels=["0", "1"], missing=missing)  # type: ignore[arg-type]
+        return task.read("a", ["a"], 0, given)
+
+    lacks = source(["age"], absent=["bmi"])
+    inputs = read("mark", lacks).train.inputs
+    assert inputs.shape[1] == 4 and inputs[:, 1:].unique(dim=0).tolist() == [[0.0, 0.0, 1.0]]
+    assert read("mean", lacks).survey.absent == ("bmi",)
+    with pytest.raises(DataError, match="nothing in this task can"):
+        read("leave-out", lacks)
+    with pytest.raises(DataError, match="lacks 1 columns of the plan, first 'bmi'"):
+        read("mark", source(["age"]))
