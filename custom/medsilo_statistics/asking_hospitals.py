@@ -59,7 +59,7 @@ class StatisticsRequest(SumRequest):
     question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     package: dict[str, Any]
     timeout: Annotated[float, Field(gt=0)] = 604_800
-    task: Literal["begin", "meet", "offer", "seal", "open", "sum", "own"]
+    task: Literal["begin", "meet", "seal", "open", "sum", "own"]
     step: SumStep = SumStep()
 
 
@@ -112,9 +112,9 @@ class StatisticsSite:
         if asked.task == "seal":
             self.summed.check(asked)
             return self.summed.seal(asked, SEALED, self._tensors(asked.step), 2.0**asked.step.bits)
-        if asked.task not in ("meet", "offer", "open"):
+        if asked.task not in ("meet", "open"):
             raise Refused("the server: it asks for a sum in clear, and this question's are sealed")
-        return {"meet": self.summed.meet, "offer": self.summed.offer, "open": self.summed.open}[asked.task](asked)
+        return {"meet": self.summed.meet, "open": self.summed.open}[asked.task](asked)
 
     # ------------------------------------------------------------------ what protects patients
     def _begin(self, asked: StatisticsRequest) -> BeginAnswer:
