@@ -145,6 +145,27 @@ class RegressionAsked(Section):
         return self.kind == "cox" and self.strata == "none"
 
 
+class Harmonised(Section):
+    """ComBat: features whose place and width differ between hospitals for no reason that covariates give."""
+
+    features: Words = Field(min_length=2, description="numbers that are harmonised")
+    covariates: Words = Field((), description="what may differ between hospitals, and stays")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables, which a patient must have."""
+        return (*self.features, *self.covariates)
+
+    def width(self, question: "Question") -> int:
+        """Return the columns of the covariates."""
+        return sum(question.variables[name].columns for name in self.covariates)
+
+    def values(self, question: "Question") -> int:
+        """Return how many sums it takes."""
+        width, features = self.width(question), len(self.features)
+        return 1 + width + features + width * (width + 1) // 2 + width * features + features
+
+
 class NoiseOffer(Section):
     """The privacy that is offered to each patient, for all answers together."""
 
@@ -167,6 +188,7 @@ class Question(Section):
     table: Words = Field((), description="the rows of Table 1")
     curves: tuple[Curve, ...] = Field((), max_length=20)
     models: tuple[RegressionAsked, ...] = Field((), max_length=20)
+    harmonise: Harmonised | None = Field(None, description="ComBat, told as a file that hospitals' tables may use")
     by_hospital: bool = Field(False, description="each hospital tells its own column of Table 1, as far as it may")
     wanted: dict[Word, Annotated[float, Field(gt=0)]] = Field(
         {},
@@ -193,13 +215,23 @@ class Question(Section):
                 raise ValueError(f"{where}: {name!r} has to be {'a number' if kind == 'number' else kind}")
         if self.where:
             self.filter  # noqa: B018 - it is read once, and checked by that
-        if self.privacy and any(model.kind in ("cox", "poisson") or model.meta for model in self.models):
-            raise ValueError("privacy: bounds what a patient changes in linear and logistic regression only")
-        if self.privacy and self.by_hospital:
-            raise ValueError("privacy: by_hospital would tell the same numbers again; leave it out")
+        if self.privacy:
+            self._check_private()
         if (count := self.values) > MOST_VALUES:
             raise ValueError(f"asks each hospital for {count} numbers at once; {MOST_VALUES} may be: give larger steps")
         return self
+
+    def _check_private(self) -> None:
+        """Raise ValueError for what has no bound on how far one patient moves it."""
+        for model in self.models:
+            if model.kind == "cox":
+                raise ValueError(
+                    "privacy: cox has no bound, as a patient is at risk at every event before; take poisson or logistic"
+                )
+            if model.kind == "poisson" and model.outcome and (self.variables[model.outcome].range or (0,))[0] < 0:
+                raise ValueError(f"privacy: poisson counts from 0; begin the range of {model.outcome!r} there")
+        if self.by_hospital or self.harmonise or any(model.meta for model in self.models):
+            raise ValueError("privacy: by_hospital, meta and harmonise tell exact numbers; leave them out")
 
     def _named(self) -> "list[tuple[str, str, str]]":
         """Return each variable that is used: where, its name, and of which kind it must be."""
@@ -214,6 +246,9 @@ class Question(Section):
             found += [("models", model.outcome, kind)] if model.outcome else []
             found += [("models", model.time, "number")] if model.time else []
             found += [("models", model.event, "two levels")] if model.event else []
+        if self.harmonise:
+            found += [("harmonise", name, "number") for name in self.harmonise.features]
+            found += [("harmonise", name, "any") for name in self.harmonise.covariates]
         return found + [("columns", name, "any") for own in self.columns.values() for name in own]
 
     @cached_property
@@ -246,7 +281,7 @@ class Question(Section):
             width = self.width_of(model)
             times = self.variables[model.time].places if model.common and model.time else 1
             steps += 2 * times * (1 + width + width * (width + 1) // 2)
-        return groups + table + curves + steps
+        return groups + table + curves + steps + (self.harmonise.values(self) if self.harmonise else 0)
 
     def _cells(self, name: str) -> int:
         own = self.variables[name]

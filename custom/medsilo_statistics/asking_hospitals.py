@@ -6,6 +6,7 @@ over other sets of hospitals must not leave one alone; answers are counted. With
 book, charged to the ledger before it leaves.
 """
 
+import json
 import math
 import secrets
 import time
@@ -46,7 +47,18 @@ from medsilo_statistics.course_of_question import answered
 from medsilo_statistics.found import OwnPart, StatisticsFound, columns_of
 from medsilo_statistics.newton import PRIVATE_STEPS, FittedModel, own_fit
 from medsilo_statistics.patients import Patients, read_patients
-from medsilo_statistics.sums import MOST_STEPS, Sums, SumStep, of, sensitivity, shapes, table, without_likelihood
+from medsilo_statistics.sums import (
+    MOST_STEPS,
+    ModelStep,
+    Sums,
+    SumStep,
+    heaviest,
+    of,
+    sensitivity,
+    shapes,
+    table,
+    without_likelihood,
+)
 
 SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
 ENOUGH = 3  # hospitals, whose sums are sealed
@@ -80,7 +92,7 @@ def noise_of(question: Question) -> float:
 def sums_of(question: Question) -> int:
     """Return how many sums a question with privacy takes."""
     kinds = {model.kind for model in question.models}
-    return 1 + (PRIVATE_STEPS if "logistic" in kinds else len(kinds))
+    return 1 + (PRIVATE_STEPS if kinds - {"linear"} else len(kinds))
 
 
 class StatisticsSite:
@@ -159,9 +171,7 @@ class StatisticsSite:
     def _groups(self) -> dict[str, list[set[str]]]:
         """Return the patients of each sum, by what is summed: this hospital's own columns."""
         question, found = self.question, dict[str, list[set[str]]]()
-        source = self.settings.data
-        names = {name: source.names.get(name, name) if source else name for name in question.variables}
-        names |= question.columns.get(self.own.name, {})
+        names = self._own_names()
 
         def add(what: str, patients: Patients, by: str | None = None) -> None:
             own = [set(patients.only(mask).names) for mask in patients.groups(by)]
@@ -177,6 +187,8 @@ class StatisticsSite:
         for model in question.models:
             for name in model.variables:
                 add(names[name], self.patients.known(model.variables))
+        for name in question.harmonise.variables if question.harmonise else ():
+            add(names[name], self.patients.known(question.harmonise.variables))
         return found
 
     @cached_property
@@ -195,12 +207,36 @@ class StatisticsSite:
         for own in step.steps:
             if own.model >= len(self.question.models) or len(own.at) != self._width(own.model):
                 raise Refused("the server: a step is of no regression of the question")
+            self._check_step(own)
         self.own.count_answer()
         sums = of(self.patients, step)
         if self.question.privacy:
             return self._noisy(without_likelihood(sums), step)
         told = sums if self.sealed or self.floor == 1 else self._without_few(sums)
         return {name: torch.from_numpy(np.ascontiguousarray(own)) for name, own in told.items()}
+
+    def _check_step(self, step: ModelStep) -> None:
+        """Raise Refused where a step looks at few patients, or is one more than Newton needs."""
+        model = self.question.models[step.model]
+        if self.floor == 1 or self.question.privacy or model.kind == "linear":
+            return
+        known = self.patients.known(model.variables)
+        if heaviest(known, model, np.array(step.at)) > max(1 / self.floor, 3 / max(len(known), 1)):
+            raise Refused(
+                f"a step of model {step.model + 1} rests on fewer than {self.floor} patients here, as where a variable "
+                "separates the outcome; leave that out, or join its levels"
+            )
+        names = self._own_names()
+        of = "\x1f".join((self.own.data, *sorted(names[name] for name in model.variables), "", *sorted(known.names)))
+        point = json.dumps([model.model_dump(mode="json", exclude={"meta"}), step.at, step.times])
+        if not self.own.book.ask_point(of, point, MOST_STEPS):
+            raise Refused(f"the server: it asked for steps at {MOST_STEPS} points of the same patients, and no more")
+
+    def _own_names(self) -> dict[str, str]:
+        """Return this hospital's own columns."""
+        source = self.settings.data
+        names = {name: source.names.get(name, name) if source else name for name in self.question.variables}
+        return names | self.question.columns.get(self.own.name, {})
 
     def _width(self, number: int) -> int:
         return self.question.width_of(self.question.models[number])
@@ -225,6 +261,8 @@ class StatisticsSite:
                 model = self.question.models[int(name.split()[1])]
                 counts = own[:2] if model.kind in ("cox", "logistic") else own[:1]
                 told[:] = np.nan if (counts < self.floor).any() else own
+            elif name == "harmonise":
+                told[:] = np.nan if own[0] < self.floor else own
             elif name.startswith("row ") and self.question.variables[name[4:]].range:
                 told[own[:, 0] < self.floor] = np.nan
             elif not name.startswith("model "):

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from medsilo_statistics.asked_question import Question
+from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import GroupMoments
 from medsilo_statistics.found import MetaFound, OwnPart, StatisticsFound, TableColumn, apart, columns_of, curves_of
 from medsilo_statistics.newton import Climb, Combined, FittedModel, combined, common_likelihood
@@ -55,9 +56,13 @@ def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]
         apart=apart(question, columns[:-1]),
         sites_apart=apart(question, [part.columns[-1] for part in own.values() if part.columns]),
         wanted={name: _needed(question, columns[-1], name, half) for name, half in question.wanted.items()},
-        curves=[curves_of(question, curve, sums[f"curve {n}"], floor) for n, curve in enumerate(question.curves)],
+        curves=[
+            curves_of(question, curve, sums[f"curve {n}"], floor, deviation**2)
+            for n, curve in enumerate(question.curves)
+        ],
         fits=fits,
         meta=meta,
+        common=CommonFeatures.of(question, sums["harmonise"]) if question.harmonise else None,
         own=own,
         remarks=[*few, *(f"model {n + 1} {fit.why}" for n, fit in enumerate(fits) if fit.why), *remarks],
         seconds=seconds(),

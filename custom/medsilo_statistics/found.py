@@ -8,6 +8,7 @@ from pydantic import Field
 
 from medsilo.extend import Message, Name
 from medsilo_statistics.asked_question import Curve, Question
+from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import (
     GroupMoments,
     SurvivalCurve,
@@ -105,6 +106,7 @@ class StatisticsFound(Message):
     curves: list[Curves] = Field([], max_length=20)
     fits: list[FittedModel] = Field([], max_length=20)
     meta: list[MetaFound] = Field([], max_length=2000)
+    common: CommonFeatures | None = None  # of ComBat
     own: dict[Name, OwnPart] = Field({}, max_length=256)
     remarks: list[str] = Field([], max_length=1000)
     seconds: float = 0.0
@@ -171,8 +173,11 @@ def _apart(one: TableCell, other: TableCell) -> Told:
     return difference(*own) if len(own) == 2 else None
 
 
-def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> Curves:
-    """Return curves, each as far as enough are at risk. Groups with fewer patients than the floor have none."""
+def curves_of(question: Question, curve: Curve, counts: Floats, floor: int, noise: float = 0.0) -> Curves:
+    """Return curves, each as far as enough are at risk. Groups with fewer patients than the floor have none.
+
+    noise: variance of each count, which bands include; then there is no test.
+    """
     variable, marks = question.variables[curve.time], 6
     groups, shown = [], []
     last = max((int(np.flatnonzero(own.sum(1) > 0.5)[-1]) for own in counts if (own > 0.5).any()), default=1)
@@ -180,7 +185,7 @@ def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> C
     assert variable.range
     times = [float(variable.range[0] + place * variable.width) for place in places]
     for title, own in zip(question.levels_of(curve.by), counts, strict=True):
-        found = SurvivalCurve.of(variable, np.maximum(own, 0))
+        found = SurvivalCurve.of(variable, own if noise else np.maximum(own, 0), noise)
         if found.patients < max(floor, 1) or not np.isfinite(own).all():
             groups.append(CurveFound(title=title))
             continue
@@ -201,7 +206,7 @@ def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> C
                 **parts,
             )
         )
-    if len(shown) < 2:
+    if len(shown) < 2 or noise:
         return Curves(groups=groups)
     statistic, freedom, p = log_rank(shown)
     return Curves(groups=groups, statistic=statistic, freedom=freedom, p=p)

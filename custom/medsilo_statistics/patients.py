@@ -1,6 +1,6 @@
 """A hospital's patients as a question reads them: an array of numbers for each variable, NaN where one is missing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,12 +62,17 @@ class Patients:
 
     def matrix(self, model: RegressionAsked) -> Floats:
         """Return the matrix of a regression, without gaps: numbers scaled, categories as columns of 0 and 1."""
-        found = [] if model.kind == "cox" else [np.ones(len(self))]
-        for name in model.covariates:
+        own = self.columns(model.covariates)
+        return own if model.kind == "cox" else np.concatenate([np.ones((len(self), 1)), own], 1)
+
+    def columns(self, names: Sequence[str]) -> Floats:
+        """Return columns of variables without gaps: numbers scaled, categories as columns of 0 and 1."""
+        found: list[Floats] = [np.zeros((len(self), 0))]
+        for name in names:
             levels = self.question.variables[name].levels
             own = [self.values[name] == place for place in range(1, len(levels))] if levels else [self.scaled(name)]
-            found += [column.astype(np.float64) for column in own]
-        return np.stack(found, 1) if len(self) else np.zeros((0, self.question.width_of(model)))
+            found += [column.astype(np.float64)[:, None] for column in own]
+        return np.concatenate(found, 1)
 
 
 def read_patients(question: Question, source: DataSource, site: str) -> Patients:

@@ -312,6 +312,7 @@ def write_all(found: StatisticsFound, folder: Path, docx: bool = False) -> list[
     """Write the page, the answer, CSV and LaTeX of all tables, and the curves; with `docx` a document, too."""
     shown = tables(found)
     texts = {"report.html": page(found), "answers.json": found.model_dump_json(indent=1)}
+    texts |= {"combat.json": found.common.model_dump_json(indent=1)} if found.common else {}
     texts |= {f"table-{number}.csv": own.as_csv() for number, own in enumerate(shown, 1)}
     texts["tables.tex"] = "\n".join(own.as_latex() for own in shown)
     for number, curves in enumerate(found.curves, 1):

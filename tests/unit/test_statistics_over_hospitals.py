@@ -11,8 +11,11 @@ import pytest
 
 import medsilo
 from medsilo.cli import main
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.own.columns import Column
+from medsilo.tasks.own.patient_table import PatientTable
+from medsilo.tasks.sources import DataSource
 from medsilo_statistics.asked_question import make_question
 from medsilo_statistics.found import CurveFound, StatisticsFound
 from medsilo_statistics.grammar import Filter
@@ -272,7 +275,7 @@ def test_wrong_questions_say_what_to_do() -> None:
         "has to be levels": {"by": "age"},
         "cox has time and event": {"models": [{"kind": "cox", "outcome": "dead", "covariates": ["age"]}]},
         "stands there twice": {"models": [{**cox, "covariates": ["age", "age"]}]},
-        "linear and logistic": {"models": [cox], "privacy": {"epsilon": 1, "delta": 1e-5}},
+        "cox has no bound": {"models": [cox], "privacy": {"epsilon": 1, "delta": 1e-5}},
         "give larger steps": {"curves": [{"time": "t", "event": "dead", "by": "stage"}] * 20},
         "names a hospital twice": {"sites": ["a", "a"]},
     }
@@ -341,6 +344,70 @@ def test_the_command_writes_page_and_tables(tmp_path: Path, capsys: pytest.Captu
     pytest.importorskip("docx")
     assert main(["statistics", str(tmp_path / "q.yaml"), *folders, "-o", str(tmp_path / "out"), "--docx"]) == 0
     assert (tmp_path / "out/tables.docx").stat().st_size > 1000
+
+
+# ------------------------------------------------------------------------------------------------------ ComBat
+def pooled_combat(values: np.ndarray, batch: np.ndarray, covariates: np.ndarray) -> np.ndarray:
+    """Return what ComBat makes of pooled features, by its formulas with a design of hospitals and covariates."""
+    design = np.concatenate([batch[:, None] == np.unique(batch), covariates], 1).astype(float)
+    found = np.linalg.lstsq(design, values, rcond=None)[0]
+    own = design[:, : -covariates.shape[1]]
+    common = own.mean(0) @ found[: own.shape[1]] + covariates @ found[own.shape[1] :]
+    width = np.sqrt(np.square(values - design @ found).mean(0))
+    scaled = (values - common) / width
+    for column in own.T.astype(bool):
+        z = scaled[column]
+        gamma, delta = z.mean(0), z.var(0, ddof=1)
+        m, s2 = delta.mean(), delta.var(ddof=1)
+        a, b = (2 * s2 + m**2) / s2, (m * s2 + m**3) / s2
+        g, d = gamma, delta
+        for _ in range(500):
+            tau, n = gamma.var(ddof=1), len(z)
+            g = (tau * n * gamma + d * gamma.mean()) / (tau * n + d)
+            d = (0.5 * np.square(z - g).sum(0) + b) / (n / 2 + a - 1)
+        scaled[column] = (z - g) / np.sqrt(d)
+    return scaled * width + common
+
+
+def test_combat_is_that_of_all_patients_and_a_table_task_reads_it(tmp_path: Path) -> None:
+    numbers, frames = np.random.default_rng(2), {}
+    for place in range(3):
+        age, sex = numbers.uniform(40, 80, 30), numbers.choice(["f", "m"], 30)
+        mixed = {
+            f"f{n}": (2 + place) * numbers.normal(n + place + age / 20 + (sex == "m"), 1 + 0.2 * n) for n in range(5)
+        }
+        frames[f"h{place}"] = pd.DataFrame(
+            {"patient": [f"{place}-{n}" for n in range(30)], "age": age, "sex": sex, **mixed}
+        )
+        frames[f"h{place}"]["outcome"] = numbers.integers(0, 2, 30)
+    settings_of(frames, tmp_path)
+    features = [f"f{n}" for n in range(5)]
+    question = {
+        "variables": {"age": {"range": [0, 120]}, "sex": {"levels": ["f", "m"]}}
+        | {name: {"range": [-100, 200]} for name in features},
+        "sites": sorted(frames),
+        "harmonise": {"features": features, "covariates": ["age", "sex"]},
+    }
+    folders = [tmp_path / "data" / site for site in frames]
+    assert medsilo.statistics(question, folders, folder=tmp_path / "out").sealed  # type: ignore[attr-defined]
+    whole = pooled(frames)
+    covariates = np.stack([whole.age, whole.sex == "m"], 1).astype(float)
+    wanted = pooled_combat(whole[features].to_numpy(), whole.hospital.to_numpy(), covariates)
+    task = PatientTable(columns=tuple(Column(name=name) for name in features), labels=("0", "1"), kind="classification")
+    found = []
+    for folder in folders:
+        (folder / "combat.json").write_text((tmp_path / "out/combat.json").read_text())
+        (folder / "cases.combat.yaml").write_text("table: cases.csv\n")
+        source = DataSource(folder=folder, table="cases.combat.yaml")
+        found.append(task.rows(task.file(source, folder), source).as_read.numpy())
+        with pytest.raises(DataError, match="one patient changes all others"):
+            task.read("h", ["h"], 0, source.with_each_alone())
+    np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-6)
+    assert np.abs(np.concatenate(found).mean(0) - whole[features].mean()).max() > 0.01  # it is not as it was
+    (folders[0] / "cases.combat.yaml").write_text("table: ../h1/cases.csv\n")
+    source = DataSource(folder=folders[0], table="cases.combat.yaml")
+    with pytest.raises(DataError, match="not beside it"):
+        task.rows(task.file(source, folders[0]), source)
 
 
 # ------------------------------------------------------------------------------------------------------ real sets
