@@ -6,12 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from medsilo.extend import MOST_SITES, MedsiloError, Name, Section, YamlError, checked, in_words, load_yaml, why_unread
 from medsilo_statistics.grammar import LONGEST, Filter
 
-LARGEST, MOST_TIMES, MOST_VALUES = 1e9, 20_000, 2_000_000
+LARGEST, MOST_TIMES, MOST_VALUES, LONGEST_TASK = 1e9, 20_000, 2_000_000, 10_000
+MOST_STEPS = 20  # of a regression, and points at which a hospital answers about the same patients
+ENOUGH = 3  # hospitals, whose sums are sealed
 Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,59}$")]
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
@@ -35,6 +37,13 @@ def _levels(given: Any) -> Any:
         else own
         for key, own in given.items()
     }
+
+
+def _bounded(given: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what is too long for a task."""
+    if len(json.dumps(given)) > LONGEST_TASK or (given and "name" not in given):
+        raise ValueError(f"give a task's name and keys, of {LONGEST_TASK} characters at most")
+    return given
 
 
 class Variable(Section):
@@ -182,6 +191,9 @@ class Question(Section):
     columns: dict[Name, dict[Word, Text]] = Field(
         {}, max_length=MOST_SITES, description="for each hospital: variables to its own columns, where they differ"
     )
+    task: Annotated[dict[Word, Any], AfterValidator(_bounded)] = Field(
+        {}, description="a task with its keys, about whose images is asked; none: hospitals' tables"
+    )
     where: str = Field("", max_length=LONGEST, description="whom it is about: a filter")
     complete: bool = Field(False, description="only patients of whom all variables are known")
     by: Word | None = Field(None, description="the columns of Table 1: a variable with levels")
@@ -286,6 +298,27 @@ class Question(Section):
     def _cells(self, name: str) -> int:
         own = self.variables[name]
         return len(own.levels) or own.places
+
+    def leaves(self) -> list[str]:
+        """Return what leaves a hospital, a line each."""
+        steps = [(model, self.width_of(model)) for model in self.models]
+        once = self.values - sum(2 * (1 + width + width * (width + 1) // 2) for _, width in steps)
+        sealed = "read as sums over all hospitals" if len(self.sites) >= ENOUGH else "in clear"
+        found = [f"once: {once} sums for table, curves and where regressions begin, {sealed}"]
+        for number, (model, width) in enumerate(steps, 1):
+            sums = f"{2 + width + width * (width + 1) // 2} sums, {sealed}"
+            found.append(f"model {number}, {model.kind}: at each of Newton's steps, {MOST_STEPS} at most, {sums}")
+            if model.meta:
+                found.append(f"model {number}: the hospital's own estimates and errors, in clear")
+        if self.by_hospital:
+            found.append("the hospital's own means and deviations, and counts as multiples of its floor, in clear")
+        noise = self.privacy and f"noise: ε = {self.privacy.epsilon:g} at δ = {self.privacy.delta:g} for each patient"
+        return [*found, noise or "no noise: the floor and the book protect patients"]
+
+    def told(self) -> dict[str, Any]:
+        """Return what a hospital's engineer reads before a decision."""
+        asked = self.model_dump(mode="json", exclude_defaults=True, exclude={"title"})
+        return {"title": self.title, "leaves": self.leaves(), "asked": asked}
 
     def in_yaml(self) -> str:
         """Return the file that hospitals get: JSON, which is YAML, too."""

@@ -42,13 +42,12 @@ from medsilo.extend import (
     package_facts,
     sealed_bounds,
 )
-from medsilo_statistics.asked_question import Question, read_question
+from medsilo_statistics.asked_question import ENOUGH, MOST_STEPS, Question, read_question
 from medsilo_statistics.course_of_question import answered
 from medsilo_statistics.found import OwnPart, StatisticsFound, columns_of
 from medsilo_statistics.newton import PRIVATE_STEPS, FittedModel, own_fit
 from medsilo_statistics.patients import Patients, read_patients
 from medsilo_statistics.sums import (
-    MOST_STEPS,
     ModelStep,
     Sums,
     SumStep,
@@ -61,7 +60,6 @@ from medsilo_statistics.sums import (
 )
 
 SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
-ENOUGH = 3  # hospitals, whose sums are sealed
 MOST_SUMS = 1 + MOST_STEPS
 
 
@@ -111,7 +109,7 @@ class StatisticsSite:
         check_package(package_facts(), asked.package)
         if asked.question != self.question.hash:
             raise Refused("the job's question at this site differs from the server's; submit the job again")
-        self.own.check_approved(self.question.hash, METHOD, self.question.sites)
+        self.own.check_approved(self.question.hash, METHOD, self.question.sites, self.question.told())
         stop()
         if asked.task == "begin":
             return Parcel(facts=self._begin(asked).model_dump(mode="json"))

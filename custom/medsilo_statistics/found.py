@@ -21,7 +21,7 @@ from medsilo_statistics.newton import Combined, FittedModel
 from medsilo_statistics.patients import Floats
 from medsilo_statistics.sums import Sums
 
-QUARTERS = (0.25, 0.5, 0.75)
+QUARTERS, BINS = (0.25, 0.5, 0.75), 20
 Told = float | None  # None: fewer than the floor, or not to be had
 Line = Annotated[list[float], Field(max_length=20_000)]
 Few = Annotated[list[Told], Field(max_length=100)]
@@ -39,6 +39,7 @@ class TableCell(Message):
     high: Told = None
     quarters: Few = []
     levels: Few = []
+    bins: Few = []  # of the range, in equal parts
 
 
 class TableColumn(Message):
@@ -136,7 +137,9 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
         quarters = (
             [] if bins is None or not np.isfinite(bins).all() else [quantile(variable, bins, q) for q in QUARTERS]
         )
-        return TableCell(**counts, **shown, quarters=[own if np.isfinite(own) else None for own in quarters])
+        parts = [] if bins is None else [told(float(own.sum())) for own in np.array_split(bins, min(BINS, len(bins)))]
+        quarters = [own if np.isfinite(own) else None for own in quarters]
+        return TableCell(**counts, **shown, quarters=quarters, bins=parts)
 
     titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
     found = []

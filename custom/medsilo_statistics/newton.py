@@ -7,9 +7,9 @@ import numpy as np
 from pydantic import Field
 
 from medsilo.extend import MedsiloError, Message
-from medsilo_statistics.asked_question import Question, RegressionAsked
+from medsilo_statistics.asked_question import MOST_STEPS, Question, RegressionAsked
 from medsilo_statistics.patients import Floats, Patients
-from medsilo_statistics.sums import MOST_STEPS, Sums, partial_likelihood, regression, table, whole
+from medsilo_statistics.sums import Sums, partial_likelihood, regression, table, whole
 
 CLOSE, NEAR, SINGULAR, SLIPPED = 1e-8, 1e-6, 1e-10, 1e-9
 FAR = 50.0  # of a scaled coefficient

@@ -10,15 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 from markupsafe import Markup
 
-from medsilo.extend import MedsiloError, fill, save
+from medsilo.extend import WIDE, Series, fill, line_chart, save, swatch
 from medsilo_statistics.asked_question import Question, make_question
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import Curves, StatisticsFound, TableCell
 from medsilo_statistics.newton import FittedModel
 
-WIDTH, LEFT, FLOOR, LINE = 640, 60, 250, 18
+WIDTH, LINE = 640, 18
+BAR = "\u2588"
 RATIO = {"logistic": "Odds ratio", "poisson": "Rate ratio", "cox": "Hazard ratio", "linear": "Coefficient"}
 LIMITS = (
     "Sums say what hospitals have, not how they came to it: coding, selection and follow-up may differ.",
@@ -85,6 +87,30 @@ def tables(found: StatisticsFound) -> list[ShownTable]:
         test = "" if curves.p is None else f"; log-rank χ² = {curves.statistic:.3g}, {_p(curves.p)}"
         name = f"Survival {number + 1}: {question.curves[number].event}{test}"
         shown.append(ShownTable(name, ("", "Patients", "Events", "Median"), groups))
+        marks = next((own.marks for own in curves.groups if own.marks), [])
+        risk = [[own.title or "All", *map(_count, own.risk)] for own in curves.groups if own.risk]
+        shown.append(ShownTable(f"Survival {number + 1}: at risk", ("", *(f"{mark:g}" for mark in marks)), risk))
+    return shown + _histograms(question, found)
+
+
+def _histograms(question: Question, found: StatisticsFound) -> list[ShownTable]:
+    """Return a table for each number: where a bin begins, how many are in it, by group and over all."""
+    shown = []
+    for name in question.rows:
+        variable, columns = question.variables[name], [own for own in found.columns if name in own.cells]
+        bins = [own.cells[name].bins for own in columns]
+        if not variable.range or not any(bins):
+            continue
+        starts = [part[0] for part in np.array_split(np.arange(variable.places), len(bins[-1]))]
+        most = max((own for own in bins[-1] if own), default=1)
+        rows = [
+            [_number(variable.range[0] + start * variable.width)]
+            + [_count(own[n], "few") for own in bins if own]
+            + [BAR * round(20 * (bins[-1][n] or 0) / most)]
+            for n, start in enumerate(starts)
+        ]
+        titles = [own.title for own, each in zip(columns, bins, strict=True) if each]
+        shown.append(ShownTable(f"Histogram of {name}", ["from", *titles, ""], rows))
     return shown
 
 
@@ -158,7 +184,7 @@ def _share(cell: TableCell, place: int, few: str) -> str:
 def _latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "–": "--", "τ²": r"$\tau^2$", "χ²": r"$\chi^2$", "²": "$^2$"}
     special |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"<": "$<$", ">": "$>$"}
+    special |= {"<": "$<$", ">": "$>$", BAR: r"\rule{2pt}{1ex}"}
     return "".join(special.get(sign, sign) for sign in text)
 
 
@@ -182,51 +208,23 @@ def _markup(svg: ElementTree.Element) -> Markup:
     return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
 
 
-def survival_chart(curves: Curves, label: str) -> Markup | None:
-    """Draw curves with their 95 % bands, and below them who is at risk."""
-    groups = [own for own in curves.groups if own.marks]
-    if not groups:
+def survival_chart(number: int, curves: Curves, label: str) -> Markup | None:
+    """Draw curves with their 95 % bands."""
+    series = []
+    for style, own in enumerate(curves.groups):
+        if not own.times:
+            continue
+        times = [time for time in own.times for _ in "||"]
+        first = min(own.marks[0], times[0])
+        steps = [[1.0, 1.0, *(value for value in line for _ in "||")][:-1] for line in (own.share, own.low, own.high)]
+        band = list(zip(*steps[1:], strict=True))
+        series.append(Series(own.title or "All", steps[0], style, None, [first, *times], band))
+    if not series:
         return None
-    marks = groups[0].marks
-    first, last = marks[0], max(marks[-1], marks[0] + 1e-9)
-    svg = _svg(FLOOR + 48 + LINE * len(groups), f"Survival by {label}, with bands of 95 % and numbers at risk")
-
-    def x(time: float) -> float:
-        return LEFT + (time - first) / (last - first) * (WIDTH - LEFT - 24)
-
-    def y(share: float) -> float:
-        return FLOOR - share * (FLOOR - 14)
-
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        _path(svg, "gridline", f"M{LEFT} {y(tick):.1f}H{WIDTH - 24}")
-        _text(svg, f"{tick:.2f}", LEFT - 6, y(tick) + 4, "end")
-    for mark in marks:
-        _text(svg, f"{mark:g}", x(mark), FLOOR + 17, "middle")
-    _text(svg, f"{label}; at risk:", LEFT, FLOOR + 36)
-    for place, own in enumerate(groups):
-        group = ElementTree.SubElement(svg, "g", {"class": f"s{place % 8}"})
-
-        def steps(values: Sequence[float], times: Sequence[float] = own.times) -> list[str]:
-            level, found = 1.0, [f"{x(first):.1f} {y(1):.1f}"]
-            for time, value in zip(times, values, strict=True):
-                found += [f"{x(time):.1f} {y(level):.1f}", f"{x(time):.1f} {y(value):.1f}"]
-                level = value
-            return found
-
-        band = "M" + "L".join([*steps(own.low), *reversed(steps(own.high))]) + "z"
-        _path(group, "band", band, style="fill: var(--series); fill-opacity: .15")
-        _path(
-            group,
-            "line",
-            "M" + "L".join(steps(own.share)),
-            **{"stroke-dasharray": ("", "7 3", "2 3", "9 3 2 3")[place % 4] or "none"},
-        )
-        row = FLOOR + 54 + LINE * place
-        _path(group, "line", f"M4 {row - 4}h10")
-        _text(svg, own.title[:8], 17, row)
-        for mark, risk in zip(marks, own.risk, strict=True):
-            _text(svg, f"{risk:g}", x(mark), row, "middle")
-    return _markup(svg)
+    title = f"Survival by {label}, with bands of 95 %"
+    last = max(place for one in series for place in one.places or ())
+    about = {"x_label": label, "y_label": "share", "y_ticks": [0, 0.25, 0.5, 0.75, 1], "last_x": last, "unit": label}
+    return line_chart(series, key=f"survival-{number}", title=title, width=WIDE, **about)  # type: ignore[arg-type]
 
 
 def forest(title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
@@ -289,7 +287,9 @@ def page(found: StatisticsFound) -> str:
     ]
     apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
     asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
-    charts = [(question.curves[n], survival_chart(own, question.curves[n].time)) for n, own in enumerate(found.curves)]
+    charts = [
+        (question.curves[n], survival_chart(n, own, question.curves[n].time), own) for n, own in enumerate(found.curves)
+    ]
     return fill(
         "statistics.html",
         question.title,
@@ -302,14 +302,18 @@ def page(found: StatisticsFound) -> str:
         checks=[],
         limits=LIMITS,
         tables=tables(found),
-        curves=[(f"{curve.event} by {curve.time}", chart) for curve, chart in charts if chart],
+        curves=[
+            (f"{curve.event} by {curve.time}", chart, [(swatch(n), g.title or "All") for n, g in enumerate(own.groups)])
+            for curve, chart, own in charts
+            if chart
+        ],
         forests=_forests(question, found),
         asked=question.in_yaml(),
     )
 
 
-def write_all(found: StatisticsFound, folder: Path, docx: bool = False) -> list[Path]:
-    """Write the page, the answer, CSV and LaTeX of all tables, and the curves; with `docx` a document, too."""
+def write_all(found: StatisticsFound, folder: Path) -> list[Path]:
+    """Write the page, the answer, CSV and LaTeX of all tables, and the curves."""
     shown = tables(found)
     texts = {"report.html": page(found), "answers.json": found.model_dump_json(indent=1)}
     texts |= {"combat.json": found.common.model_dump_json(indent=1)} if found.common else {}
@@ -324,23 +328,4 @@ def write_all(found: StatisticsFound, folder: Path, docx: bool = False) -> list[
         texts[f"curve-{number}.csv"] = ShownTable("", ("group", "time", "share", "low", "high"), points).as_csv()
     for name, text in texts.items():
         save(text, folder / name)
-    written = [folder / name for name in texts]
-    return [*written, _write_docx(shown, folder / "tables.docx")] if docx else written
-
-
-def _write_docx(shown: Sequence[ShownTable], path: Path) -> Path:
-    try:
-        from docx import Document
-    except ImportError as error:
-        raise MedsiloError(
-            "a document needs the package python-docx: install medsilo[docx], or take tables.tex"
-        ) from error
-    document = Document()
-    for own in shown:
-        document.add_heading(own.name, 2)
-        table = document.add_table(0, len(own.heads))
-        for row in (own.heads, *own.rows):
-            for cell, text in zip(table.add_row().cells, row, strict=True):
-                cell.text = text
-    document.save(str(path))
-    return path
+    return [folder / name for name in texts]

@@ -16,7 +16,7 @@ from medsilo_statistics.patients import Floats, Patients
 
 Sums = dict[str, Floats]
 Shapes = dict[str, tuple[int, ...]]
-MOST_STEPS, MOST_TIES, FARTHEST, MOST_RATE = 20, 20_000, 200.0, 8.0
+MOST_TIES, FARTHEST, MOST_RATE = 20_000, 200.0, 8.0
 Place = Annotated[int, Field(ge=0, le=MOST_TIES)]
 Coefficient = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 

@@ -16,8 +16,8 @@ from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.site.book import Book
 from medsilo.site.ledger import Ledger
-from medsilo_statistics.asked_question import make_question
-from medsilo_statistics.sums import MOST_STEPS, ModelStep, SumStep, of, sensitivity, table, without_likelihood
+from medsilo_statistics.asked_question import MOST_STEPS, make_question
+from medsilo_statistics.sums import ModelStep, SumStep, of, sensitivity, table, without_likelihood
 from tests.tables import VARIABLES, asked, drawn, settings_of
 
 VICTIM = {"age": 71.3, "stage": "III", "score": 3, "time": 450, "dead": 1, "marker": 5.55}
