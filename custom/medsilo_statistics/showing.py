@@ -8,18 +8,16 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from markupsafe import Markup
 
-from medsilo.extend import WIDE, Series, fill, line_chart, save, swatch
+from medsilo.extend import WIDE, Series, fill, interval_chart, line_chart, save, swatch
 from medsilo_statistics.asked_question import Question, make_question
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import Curves, StatisticsFound, TableCell
 from medsilo_statistics.newton import FittedModel
 
-WIDTH, LINE = 640, 18
 BAR = "\u2588"
 RATIO = {"logistic": "Odds ratio", "poisson": "Rate ratio", "cox": "Hazard ratio", "linear": "Coefficient"}
 LIMITS = (
@@ -188,26 +186,6 @@ def _latex(text: str) -> str:
     return "".join(special.get(sign, sign) for sign in text)
 
 
-# ---------------------------------------------------------------------------------------------------- drawings
-def _svg(height: int, title: str) -> ElementTree.Element:
-    svg = ElementTree.Element("svg", {"class": "chart", "viewBox": f"0 0 {WIDTH} {height}", "role": "img"})
-    ElementTree.SubElement(svg, "title").text = title
-    return svg
-
-
-def _text(svg: ElementTree.Element, text: str, x: float, y: float, anchor: str = "start", **more: str) -> None:
-    at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
-    ElementTree.SubElement(svg, "text", at | more).text = text
-
-
-def _path(svg: ElementTree.Element, kind: str, d: str, **more: str) -> None:
-    ElementTree.SubElement(svg, "path", {"class": kind, "d": d} | more)
-
-
-def _markup(svg: ElementTree.Element) -> Markup:
-    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
-
-
 def survival_chart(number: int, curves: Curves, label: str) -> Markup | None:
     """Draw curves with their 95 % bands."""
     series = []
@@ -227,30 +205,15 @@ def survival_chart(number: int, curves: Curves, label: str) -> Markup | None:
     return line_chart(series, key=f"survival-{number}", title=title, width=WIDE, **about)  # type: ignore[arg-type]
 
 
-def forest(title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
+def forest(key: str, title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
     """Draw estimates with intervals of 95 %: names, estimates, standard errors; ratios on a logarithmic axis."""
-    rows = [row for row in rows if math.isfinite(row[1]) and row[2] > 0]
-    if not rows:
-        return None
-    low, high = (
-        pick([0.0, *(own + sign * NORMAL * error for _, own, error in rows)]) for pick, sign in ((min, -1), (max, 1))
-    )
-    svg, start, end = _svg(LINE * len(rows) + 40, title), 220, WIDTH - 150
-
-    def x(value: float) -> float:
-        return start + (value - low) / (high - low) * (end - start)
-
-    _path(svg, "axis", f"M{x(0):.1f} 6V{LINE * len(rows) + 14}", **{"stroke-dasharray": "3 3"})
-    _text(svg, "1" if ratio else "0", x(0), LINE * len(rows) + 30, "middle")
-    for place, (name, own, error) in enumerate(rows):
-        row = LINE * (place + 1)
-        shown = [math.exp(each) if ratio else each for each in (own, own - NORMAL * error, own + NORMAL * error)]
-        _text(svg, name[:34], 4, row + 4)
-        group = ElementTree.SubElement(svg, "g", {"class": "s0"})
-        _path(group, "line", f"M{x(own - NORMAL * error):.1f} {row}H{x(own + NORMAL * error):.1f}")
-        _path(group, "mark", f"M{x(own) - 4:.1f} {row - 4}h8v8h-8z")
-        _text(svg, f"{_number(shown[0], 3)} ({_range(*shown[1:])})", WIDTH - 4, row + 4, "end")
-    return _markup(svg)
+    drawn = []
+    for name, own, error in rows:
+        if math.isfinite(own) and error > 0:
+            ends = [own + sign * NORMAL * error for sign in (0, -1, 1)]
+            told = [math.exp(min(end, 700.0)) if ratio else end for end in ends]
+            drawn.append((name, *ends, f"{_number(told[0], 3)} ({_range(*told[1:])})"))
+    return interval_chart(drawn, key=key, title=title, nothing="1" if ratio else "0") if drawn else None
 
 
 def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Markup]]:
@@ -259,14 +222,17 @@ def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Mark
         skip = int(model.kind != "cox")
         rows = list(zip(fit.terms, fit.coefficients, fit.errors, strict=False))[skip:]
         drawn.append(
-            (f"Model {number + 1}: {RATIO[model.kind]}", forest(f"Model {number + 1}", rows, model.kind != "linear"))
+            (
+                f"Model {number + 1}: {RATIO[model.kind]}",
+                forest(f"model-{number}", f"Model {number + 1}", rows, model.kind != "linear"),
+            )
         )
     for one in found.meta:
         kind = question.models[one.model].kind
         estimates = [(site, own[0], own[1]) for site, own in one.sites.items()]
         estimates += [(own.method, own.estimate, (own.high - own.low) / 2 / NORMAL) for own in one.combined]
         title = f"Model {one.model + 1} by hospital, {one.term}"
-        drawn.append((title, forest(title, estimates, kind != "linear")))
+        drawn.append((title, forest(f"meta-{len(drawn)}", title, estimates, kind != "linear")))
     return [(title, chart) for title, chart in drawn if chart]
 
 
