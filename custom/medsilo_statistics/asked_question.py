@@ -123,9 +123,6 @@ class RegressionAsked(Section):
     time: Word | None = None
     event: Word | None = None
     ties: Literal["efron", "breslow"] = "efron"
-    strata: Literal["hospital", "none"] = Field(
-        "hospital", description="of `cox`: a baseline for each hospital, or one for all, which tells much more"
-    )
     meta: bool = Field(False, description="each hospital tells its own estimates, and they are combined")
 
     @model_validator(mode="after")
@@ -147,11 +144,6 @@ class RegressionAsked(Section):
     def variables(self) -> tuple[str, ...]:
         """All variables, which a patient must have."""
         return (*self.covariates, *self.outcomes)
-
-    @property
-    def common(self) -> bool:
-        """Return whether all hospitals have one baseline."""
-        return self.kind == "cox" and self.strata == "none"
 
 
 class Harmonised(Section):
@@ -291,8 +283,7 @@ class Question(Section):
         steps = 0
         for model in self.models:
             width = self.width_of(model)
-            times = self.variables[model.time].places if model.common and model.time else 1
-            steps += 2 * times * (1 + width + width * (width + 1) // 2)
+            steps += 2 * (1 + width + width * (width + 1) // 2)
         return groups + table + curves + steps + (self.harmonise.values(self) if self.harmonise else 0)
 
     def _cells(self, name: str) -> int:

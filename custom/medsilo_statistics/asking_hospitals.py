@@ -150,11 +150,6 @@ class StatisticsSite:
         question, where = self.question, f"(smallest_metric in its {FILE_NAME})"
         if 0 < len(self.patients) < self.floor:
             raise Refused(f"this hospital has fewer than {self.floor} patients of the question {where}; ask without it")
-        if any(model.common for model in question.models):
-            raise Refused(
-                f"Cox with strata: none tells the covariates of single patients, and this hospital tells of "
-                f"{self.floor} or more {where}; set strata: hospital"
-            )
         if question.curves and not self.sealed:
             raise Refused("curves of fewer than three hospitals would show each one's events; ask three, or none")
         if self.sealed:
@@ -226,7 +221,7 @@ class StatisticsSite:
             )
         names = self._own_names()
         of = "\x1f".join((self.own.data, *sorted(names[name] for name in model.variables), "", *sorted(known.names)))
-        point = json.dumps([model.model_dump(mode="json", exclude={"meta"}), step.at, step.times])
+        point = json.dumps([model.model_dump(mode="json", exclude={"meta"}), step.at])
         if not self.own.book.ask_point(of, point, MOST_STEPS):
             raise Refused(f"the server: it asked for steps at {MOST_STEPS} points of the same patients, and no more")
 

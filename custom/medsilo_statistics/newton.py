@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import MedsiloError, Message
+from medsilo.extend import Message
 from medsilo_statistics.asked_question import MOST_STEPS, Question, RegressionAsked
 from medsilo_statistics.patients import Floats, Patients
-from medsilo_statistics.sums import Sums, partial_likelihood, regression, table, whole
+from medsilo_statistics.sums import regression, table, whole
 
 CLOSE, NEAR, SINGULAR, SLIPPED = 1e-8, 1e-6, 1e-10, 1e-9
 FAR = 50.0  # of a scaled coefficient
@@ -160,16 +160,6 @@ class Climb:
             spread, shift[0] = spread / most, np.log(most)
         spread = spread + self.noise * self.inverse @ self.inverse  # that of the last gradient
         return turn @ self.at + shift, turn @ spread @ turn.T
-
-
-def common_likelihood(
-    sums: Sums, number: int, model: RegressionAsked, start: Floats, counts: Floats, at: Floats
-) -> Floats:
-    """Return what `Climb` takes, of the sums at the times of events that all hospitals have in common."""
-    risk, tied = (sums[f"model {number} {part}"] for part in ("risk", "tied"))
-    if (risk[:, 0] <= 0).any():
-        raise MedsiloError("the hospitals' sums do not fit together: nobody is at risk where somebody has the event")
-    return partial_likelihood(risk, tied, counts, start[3:], at, model.ties)
 
 
 def own_fit(patients: Patients, model: RegressionAsked) -> FittedModel:

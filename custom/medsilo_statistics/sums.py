@@ -16,8 +16,7 @@ from medsilo_statistics.patients import Floats, Patients
 
 Sums = dict[str, Floats]
 Shapes = dict[str, tuple[int, ...]]
-MOST_TIES, FARTHEST, MOST_RATE = 20_000, 200.0, 8.0
-Place = Annotated[int, Field(ge=0, le=MOST_TIES)]
+FARTHEST, MOST_RATE = 200.0, 8.0
 Coefficient = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 
 
@@ -26,7 +25,6 @@ class ModelStep(Message):
 
     model: Annotated[int, Field(ge=0, le=19)]
     at: Annotated[list[Coefficient], Field(max_length=1000)]
-    times: Annotated[list[Place], Field(max_length=MOST_TIES)] = []  # of events, where all have one baseline
 
 
 class SumStep(Message):
@@ -42,12 +40,8 @@ def shapes(question: Question, step: SumStep) -> Shapes:
         found: Shapes = {}
         for own in step.steps:
             model = question.models[own.model]
-            width, key = question.width_of(model), f"model {own.model}"
-            upper = width * (width + 1) // 2
-            if model.common:
-                found |= {f"{key} {part}": (len(own.times), 1 + width + upper) for part in ("risk", "tied")}
-            else:
-                found[key] = (2 + width + upper,)
+            width = question.width_of(model)
+            found[f"model {own.model}"] = (2 + width + width * (width + 1) // 2,)
         return found
     groups = len(question.levels_of(question.by))
     found = {"patients": (groups,)}
@@ -60,8 +54,6 @@ def shapes(question: Question, step: SumStep) -> Shapes:
         found[f"curve {number}"] = (len(question.levels_of(curve.by)), question.variables[curve.time].places, 2)
     for number, model in enumerate(question.models):
         found[f"start {number}"] = (3 + question.width_of(model),)
-        if model.common and model.time:
-            found[f"times {number}"] = (question.variables[model.time].places,)
     if question.harmonise:
         found["harmonise"] = (question.harmonise.values(question),)
     return found
@@ -75,11 +67,7 @@ def of(patients: Patients, step: SumStep) -> Sums:
     for own in step.steps:
         model = patients.question.models[own.model]
         known = patients.known(model.variables)
-        if model.common:
-            parts = dict(zip(("risk", "tied"), common_risk(known, model, own), strict=True))
-            found |= {f"model {own.model} {part}": sums for part, sums in parts.items()}
-        else:
-            found[f"model {own.model}"] = regression(known, model, np.array(own.at))
+        found[f"model {own.model}"] = regression(known, model, np.array(own.at))
     return found
 
 
@@ -111,8 +99,6 @@ def table(patients: Patients) -> Sums:
         moments = [len(those), y.sum(), np.square(y).sum()]
         shown = events(those, model) if model.kind == "cox" else np.ones(len(those), bool)
         found[f"start {number}"] = np.array([*moments, *those.matrix(model)[shown].sum(0)], np.float64)
-        if model.common and model.time and model.event:
-            found[f"times {number}"] = _at_times(those, model.time, model.event)[:, 0]
     if question.harmonise:
         found["harmonise"] = _around_own_means(patients.known(question.harmonise.variables), question.harmonise)
     return found
@@ -198,15 +184,6 @@ def heaviest(patients: Patients, model: RegressionAsked, at: Floats) -> float:
     """Return the greatest share that one patient has in a step's weights."""
     own = weights(patients.matrix(model), model, at, False)
     return float(own.max(initial=0.0) / max(own.sum(), 1e-300))
-
-
-def common_risk(patients: Patients, model: RegressionAsked, step: ModelStep) -> tuple[Floats, Floats]:
-    """Return the sums over who is at risk, and over who has the event, at times on which hospitals agreed."""
-    assert model.time
-    places = patients.places(model.time)
-    return risk_sums(
-        patients.matrix(model), places, events(patients, model), np.array(step.at), np.array(step.times, np.int64)
-    )
 
 
 def risk_sums(

@@ -122,9 +122,6 @@ def test_few_patients_are_not_told(tmp_path: Path) -> None:
         MedsiloError, match="hospital-0 refused: this hospital has fewer than 5 patients of the question"
     ):
         asked(sites, tmp_path, table=["stage"], where="stage == 'III'")
-    cox = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["score"]}
-    with pytest.raises(MedsiloError, match="strata: none tells the covariates of single patients"):
-        asked(sites, tmp_path, models=[{**cox, "strata": "none"}])
     with pytest.raises(MedsiloError, match="curves of fewer than three hospitals"):
         two = dict(list(sites.items())[:2])
         asked(two, tmp_path, sealed=False, curves=[{"time": "time", "event": "dead"}])

@@ -29,8 +29,7 @@ CLOSE = 1e-6
 real = pytest.mark.skipif(not REAL.is_dir(), reason="the real sets are not beside the project")
 COVARIATES = ["age", "stage", "score"]
 MODELS = [
-    {"kind": "cox", "time": "time", "event": "dead", "covariates": COVARIATES, "strata": "none"},
-    {"kind": "cox", "time": "time", "event": "dead", "covariates": COVARIATES, "strata": "none", "ties": "breslow"},
+    {"kind": "cox", "time": "time", "event": "dead", "covariates": COVARIATES, "ties": "breslow"},
     {"kind": "cox", "time": "time", "event": "dead", "covariates": COVARIATES},
     {"kind": "logistic", "outcome": "dead", "covariates": COVARIATES},
     {"kind": "linear", "outcome": "time", "covariates": COVARIATES},
@@ -126,8 +125,7 @@ def test_regressions_are_those_of_all_patients(patients: Any, answer: Statistics
     whole = patients[0].dropna()
     columns = whole[["age"]].assign(II=whole.stage == "II", III=whole.stage == "III", score=whole.score).astype(float)
     fits = [
-        sm.PHReg(whole.time, columns, whole.dead, ties="efron").fit(),
-        sm.PHReg(whole.time, columns, whole.dead, ties="breslow").fit(),
+        sm.PHReg(whole.time, columns, whole.dead, ties="breslow", strata=whole.hospital).fit(),
         sm.PHReg(whole.time, columns, whole.dead, ties="efron", strata=whole.hospital).fit(),
         sm.Logit(whole.dead, sm.add_constant(columns)).fit(disp=0, tol=1e-13),
         sm.OLS(whole.time, sm.add_constant(columns)).fit(),
@@ -136,9 +134,9 @@ def test_regressions_are_those_of_all_patients(patients: Any, answer: Statistics
         check_fit(fit, wanted.params, wanted.bse)
     poisson = sm.GLM(whole.score, sm.add_constant(columns.drop(columns="score")), family=sm.families.Poisson())
     wanted = poisson.fit(tol=1e-13)
-    check_fit(answer.fits[5], wanted.params, wanted.bse)
+    check_fit(answer.fits[4], wanted.params, wanted.bse)
     assert answer.fits[0].events == whole.dead.sum() and answer.fits[0].patients == len(whole)
-    np.testing.assert_allclose(answer.fits[3].likelihood, fits[3].llf, rtol=1e-7)
+    np.testing.assert_allclose(answer.fits[2].likelihood, fits[2].llf, rtol=1e-7)
 
 
 def test_sealed_and_clear_give_the_same(patients: Any, answer: StatisticsFound) -> None:
@@ -467,15 +465,15 @@ def test_lung_cancer_of_18_institutions(tmp_path: Path) -> None:
         "loss": {"range": [-50, 100]},
     }
     cox = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["age", "sex", "ecog", "loss"]}
-    models = [cox, {**cox, "strata": "none"}]
+    models = [cox, {**cox, "ties": "breslow"}]
     found = asked(
         sites, tmp_path, variables=variables, models=models, curves=[{"time": "time", "event": "dead", "by": "sex"}]
     )
     assert len(found.sites) == 18 and found.sealed
     known = whole.dropna(subset=["age", "ecog", "loss"])
     columns = known[["age", "sex", "ecog", "loss"]].astype(float)
-    for fit, strata in zip(found.fits, (known.inst, None), strict=True):
-        wanted = sm.PHReg(known.time, columns, known.dead, ties="efron", strata=strata).fit()
+    for fit, ties in zip(found.fits, ("efron", "breslow"), strict=True):
+        wanted = sm.PHReg(known.time, columns, known.dead, ties=ties, strata=known.inst).fit()
         check_fit(fit, wanted.params, wanted.bse)
     for place, own in enumerate(found.curves[0].groups, 1):
         check_curve(own, whole.time[whole.sex == place], whole.dead[whole.sex == place])
@@ -497,7 +495,7 @@ def test_breast_cancer_of_two_countries(tmp_path: Path) -> None:
     variables["event"] = VARIABLES["dead"]
     columns = {"rotterdam": {"t": "rtime", "event": "recur"}, "gbsg": {"t": "rfstime", "event": "status"}}
     cox = {"kind": "cox", "time": "t", "event": "event", "covariates": ["age", "size", "nodes"]}
-    models = [cox, {**cox, "strata": "none"}]
+    models = [cox, {**cox, "ties": "breslow"}]
     found = asked(
         sites,
         tmp_path,
@@ -513,8 +511,8 @@ def test_breast_cancer_of_two_countries(tmp_path: Path) -> None:
     matrix = (
         whole[["age"]].assign(II=whole["size"] == "20-50", III=whole["size"] == ">50", nodes=whole.nodes).astype(float)
     )
-    for fit, strata in zip(found.fits, (whole.hospital, None), strict=True):
-        wanted = sm.PHReg(whole.t, matrix, whole.event, ties="efron", strata=strata).fit()
+    for fit, ties in zip(found.fits, ("efron", "breslow"), strict=True):
+        wanted = sm.PHReg(whole.t, matrix, whole.event, ties=ties, strata=whole.hospital).fit()
         check_fit(fit, wanted.params, wanted.bse)
     check_curve(found.curves[0].groups[0], whole.t, whole.event)
 
@@ -531,10 +529,11 @@ def test_breast_cancer_of_tcga_and_hearts_of_four_hospitals(tmp_path: Path) -> N
         tmp_path,
         public_data=True,
     )
-    cox = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["age"], "strata": "none"}
+    cox = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["age"]}
     variables = {key: VARIABLES[key] for key in ("age", "dead")} | {"time": {"range": [0, 10_000], "step": 1}}
     found = asked(sites, tmp_path, variables=variables, models=[cox])
-    wanted = sm.PHReg(whole.time, whole[["age"]], whole.dead, ties="efron").fit()
+    strata = whole.pid.map(regions).fillna("train_0")
+    wanted = sm.PHReg(whole.time, whole[["age"]], whole.dead, ties="efron", strata=strata).fit()
     check_fit(found.fits[0], wanted.params, wanted.bse)
 
     names = ["age", "sex", "pain", "pressure", "cholesterol", "sugar", "ecg", "rate", *"abcde", "target"]
