@@ -95,7 +95,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.agreed import stricter
-    from medsilo.registry import TABLES
+    from medsilo.registry import TABLES, TASKS
     from medsilo.report import charts
     from medsilo.report.findings import Answer
     from medsilo.report.formats import between, cell, shown

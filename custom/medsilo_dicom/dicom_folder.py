@@ -34,6 +34,11 @@ from medsilo_dicom.segments import mask_of_segmentation
 from medsilo_dicom.series import ImageSeries, make_series, read_again
 from medsilo_dicom.tree import Tree, read_tree
 
+# Elements of the scanner and of how it scanned, which a question may count; none tells who a patient is.
+SCANNER = (
+    *("Manufacturer", "ManufacturerModelName", "Modality", "BodyPartExamined", "MagneticFieldStrength", "KVP"),
+    *("SliceThickness", "RepetitionTime", "EchoTime", "FlipAngle", "ConvolutionKernel", "PatientPosition"),
+)
 REST = "*"  # in label_map: all structures that are not named
 UNREADABLE = "DICOM files are damaged, and nothing tells of which series they are; copy or export them again"
 UNREFERENCED = "segmentations or contours name no series that they belong to"
@@ -73,6 +78,10 @@ class DicomFolder(VolumeFolder):
     @property
     def use(self) -> ImageUse:
         return ImageUse(self.inputs_of, self.labels_of, self.in_monai(), predictor="dicom")
+
+    def _of_header(self, entry: Entry) -> Mapping[str, str]:
+        read = library().dcmread(entry.images[0], stop_before_pixels=True, specific_tags=list(SCANNER))
+        return {name: plain(str(read.get(name, "") or "").strip())[:100] for name in SCANNER}
 
     def _numbers(self, source: DataSource) -> dict[int, int]:
         _structures(self, source)

@@ -37,7 +37,7 @@ TOGETHER = "together.json"
 SEALED = "fingerprint"  # the group in which sealed counts travel, as a hospital's privacy.json lists it
 CASES, COUNTS = 1, 2  # the two sums
 
-Task = Literal["keys", "meet", "measure", "offer", "seal", "open"]
+Task = Literal["keys", "meet", "measure", "seal", "open"]
 
 
 class SealedRequest(QuestionPart, SumRequest):
@@ -74,7 +74,7 @@ class SealedMeasuringSite(MeasuringSite):
             return Parcel(facts=Grid.of(self.told).model_dump(mode="json"))
         if asked.task == "seal":
             return self.summed.seal(asked, SEALED, self._counts(asked), MOST)
-        return {"meet": self.summed.meet, "offer": self.summed.offer, "open": self.summed.open}[asked.task](asked)
+        return {"meet": self.summed.meet, "open": self.summed.open}[asked.task](asked)
 
     def _keys(self, asked: SealedRequest) -> KeysAnswer:
         held = self.counted()

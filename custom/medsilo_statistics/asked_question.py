@@ -6,12 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from medsilo.extend import MOST_SITES, MedsiloError, Name, Section, YamlError, checked, in_words, load_yaml, why_unread
 from medsilo_statistics.grammar import LONGEST, Filter
 
-LARGEST, MOST_TIMES, MOST_VALUES = 1e9, 20_000, 2_000_000
+LARGEST, MOST_TIMES, MOST_VALUES, LONGEST_TASK = 1e9, 20_000, 2_000_000, 10_000
+MOST_STEPS = 20  # of a regression, and points at which a hospital answers about the same patients
+ENOUGH = 3  # hospitals, whose sums are sealed
 Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,59}$")]
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
@@ -35,6 +37,13 @@ def _levels(given: Any) -> Any:
         else own
         for key, own in given.items()
     }
+
+
+def _bounded(given: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what is too long for a task."""
+    if len(json.dumps(given)) > LONGEST_TASK or (given and "name" not in given):
+        raise ValueError(f"give a task's name and keys, of {LONGEST_TASK} characters at most")
+    return given
 
 
 class Variable(Section):
@@ -114,9 +123,6 @@ class RegressionAsked(Section):
     time: Word | None = None
     event: Word | None = None
     ties: Literal["efron", "breslow"] = "efron"
-    strata: Literal["hospital", "none"] = Field(
-        "hospital", description="of `cox`: a baseline for each hospital, or one for all, which tells much more"
-    )
     meta: bool = Field(False, description="each hospital tells its own estimates, and they are combined")
 
     @model_validator(mode="after")
@@ -139,10 +145,26 @@ class RegressionAsked(Section):
         """All variables, which a patient must have."""
         return (*self.covariates, *self.outcomes)
 
+
+class Harmonised(Section):
+    """ComBat: features whose place and width differ between hospitals for no reason that covariates give."""
+
+    features: Words = Field(min_length=2, description="numbers that are harmonised")
+    covariates: Words = Field((), description="what may differ between hospitals, and stays")
+
     @property
-    def common(self) -> bool:
-        """Return whether all hospitals have one baseline."""
-        return self.kind == "cox" and self.strata == "none"
+    def variables(self) -> tuple[str, ...]:
+        """All variables, which a patient must have."""
+        return (*self.features, *self.covariates)
+
+    def width(self, question: "Question") -> int:
+        """Return the columns of the covariates."""
+        return sum(question.variables[name].columns for name in self.covariates)
+
+    def values(self, question: "Question") -> int:
+        """Return how many sums it takes."""
+        width, features = self.width(question), len(self.features)
+        return 1 + width + features + width * (width + 1) // 2 + width * features + features
 
 
 class NoiseOffer(Section):
@@ -161,12 +183,16 @@ class Question(Section):
     columns: dict[Name, dict[Word, Text]] = Field(
         {}, max_length=MOST_SITES, description="for each hospital: variables to its own columns, where they differ"
     )
+    task: Annotated[dict[Word, Any], AfterValidator(_bounded)] = Field(
+        {}, description="a task with its keys, about whose images is asked; none: hospitals' tables"
+    )
     where: str = Field("", max_length=LONGEST, description="whom it is about: a filter")
     complete: bool = Field(False, description="only patients of whom all variables are known")
     by: Word | None = Field(None, description="the columns of Table 1: a variable with levels")
     table: Words = Field((), description="the rows of Table 1")
     curves: tuple[Curve, ...] = Field((), max_length=20)
     models: tuple[RegressionAsked, ...] = Field((), max_length=20)
+    harmonise: Harmonised | None = Field(None, description="ComBat, told as a file that hospitals' tables may use")
     by_hospital: bool = Field(False, description="each hospital tells its own column of Table 1, as far as it may")
     wanted: dict[Word, Annotated[float, Field(gt=0)]] = Field(
         {},
@@ -193,13 +219,23 @@ class Question(Section):
                 raise ValueError(f"{where}: {name!r} has to be {'a number' if kind == 'number' else kind}")
         if self.where:
             self.filter  # noqa: B018 - it is read once, and checked by that
-        if self.privacy and any(model.kind in ("cox", "poisson") or model.meta for model in self.models):
-            raise ValueError("privacy: bounds what a patient changes in linear and logistic regression only")
-        if self.privacy and self.by_hospital:
-            raise ValueError("privacy: by_hospital would tell the same numbers again; leave it out")
+        if self.privacy:
+            self._check_private()
         if (count := self.values) > MOST_VALUES:
             raise ValueError(f"asks each hospital for {count} numbers at once; {MOST_VALUES} may be: give larger steps")
         return self
+
+    def _check_private(self) -> None:
+        """Raise ValueError for what has no bound on how far one patient moves it."""
+        for model in self.models:
+            if model.kind == "cox":
+                raise ValueError(
+                    "privacy: cox has no bound, as a patient is at risk at every event before; take poisson or logistic"
+                )
+            if model.kind == "poisson" and model.outcome and (self.variables[model.outcome].range or (0,))[0] < 0:
+                raise ValueError(f"privacy: poisson counts from 0; begin the range of {model.outcome!r} there")
+        if self.by_hospital or self.harmonise or any(model.meta for model in self.models):
+            raise ValueError("privacy: by_hospital, meta and harmonise tell exact numbers; leave them out")
 
     def _named(self) -> "list[tuple[str, str, str]]":
         """Return each variable that is used: where, its name, and of which kind it must be."""
@@ -214,6 +250,9 @@ class Question(Section):
             found += [("models", model.outcome, kind)] if model.outcome else []
             found += [("models", model.time, "number")] if model.time else []
             found += [("models", model.event, "two levels")] if model.event else []
+        if self.harmonise:
+            found += [("harmonise", name, "number") for name in self.harmonise.features]
+            found += [("harmonise", name, "any") for name in self.harmonise.covariates]
         return found + [("columns", name, "any") for own in self.columns.values() for name in own]
 
     @cached_property
@@ -244,13 +283,33 @@ class Question(Section):
         steps = 0
         for model in self.models:
             width = self.width_of(model)
-            times = self.variables[model.time].places if model.common and model.time else 1
-            steps += 2 * times * (1 + width + width * (width + 1) // 2)
-        return groups + table + curves + steps
+            steps += 2 * (1 + width + width * (width + 1) // 2)
+        return groups + table + curves + steps + (self.harmonise.values(self) if self.harmonise else 0)
 
     def _cells(self, name: str) -> int:
         own = self.variables[name]
         return len(own.levels) or own.places
+
+    def leaves(self) -> list[str]:
+        """Return what leaves a hospital, a line each."""
+        steps = [(model, self.width_of(model)) for model in self.models]
+        once = self.values - sum(2 * (1 + width + width * (width + 1) // 2) for _, width in steps)
+        sealed = "read as sums over all hospitals" if len(self.sites) >= ENOUGH else "in clear"
+        found = [f"once: {once} sums for table, curves and where regressions begin, {sealed}"]
+        for number, (model, width) in enumerate(steps, 1):
+            sums = f"{2 + width + width * (width + 1) // 2} sums, {sealed}"
+            found.append(f"model {number}, {model.kind}: at each of Newton's steps, {MOST_STEPS} at most, {sums}")
+            if model.meta:
+                found.append(f"model {number}: the hospital's own estimates and errors, in clear")
+        if self.by_hospital:
+            found.append("the hospital's own means and deviations, and counts as multiples of its floor, in clear")
+        noise = self.privacy and f"noise: ε = {self.privacy.epsilon:g} at δ = {self.privacy.delta:g} for each patient"
+        return [*found, noise or "no noise: the floor and the book protect patients"]
+
+    def told(self) -> dict[str, Any]:
+        """Return what a hospital's engineer reads before a decision."""
+        asked = self.model_dump(mode="json", exclude_defaults=True, exclude={"title"})
+        return {"title": self.title, "leaves": self.leaves(), "asked": asked}
 
     def in_yaml(self) -> str:
         """Return the file that hospitals get: JSON, which is YAML, too."""

@@ -6,6 +6,7 @@ over other sets of hospitals must not leave one alone; answers are counted. With
 book, charged to the ledger before it leaves.
 """
 
+import json
 import math
 import secrets
 import time
@@ -41,15 +42,24 @@ from medsilo.extend import (
     package_facts,
     sealed_bounds,
 )
-from medsilo_statistics.asked_question import Question, read_question
+from medsilo_statistics.asked_question import ENOUGH, MOST_STEPS, Question, read_question
 from medsilo_statistics.course_of_question import answered
 from medsilo_statistics.found import OwnPart, StatisticsFound, columns_of
 from medsilo_statistics.newton import PRIVATE_STEPS, FittedModel, own_fit
 from medsilo_statistics.patients import Patients, read_patients
-from medsilo_statistics.sums import MOST_STEPS, Sums, SumStep, of, sensitivity, shapes, table, without_likelihood
+from medsilo_statistics.sums import (
+    ModelStep,
+    Sums,
+    SumStep,
+    heaviest,
+    of,
+    sensitivity,
+    shapes,
+    table,
+    without_likelihood,
+)
 
 SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
-ENOUGH = 3  # hospitals, whose sums are sealed
 MOST_SUMS = 1 + MOST_STEPS
 
 
@@ -59,7 +69,7 @@ class StatisticsRequest(SumRequest):
     question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     package: dict[str, Any]
     timeout: Annotated[float, Field(gt=0)] = 604_800
-    task: Literal["begin", "meet", "offer", "seal", "open", "sum", "own"]
+    task: Literal["begin", "meet", "seal", "open", "sum", "own"]
     step: SumStep = SumStep()
 
 
@@ -80,7 +90,7 @@ def noise_of(question: Question) -> float:
 def sums_of(question: Question) -> int:
     """Return how many sums a question with privacy takes."""
     kinds = {model.kind for model in question.models}
-    return 1 + (PRIVATE_STEPS if "logistic" in kinds else len(kinds))
+    return 1 + (PRIVATE_STEPS if kinds - {"linear"} else len(kinds))
 
 
 class StatisticsSite:
@@ -99,7 +109,7 @@ class StatisticsSite:
         check_package(package_facts(), asked.package)
         if asked.question != self.question.hash:
             raise Refused("the job's question at this site differs from the server's; submit the job again")
-        self.own.check_approved(self.question.hash, METHOD, self.question.sites)
+        self.own.check_approved(self.question.hash, METHOD, self.question.sites, self.question.told())
         stop()
         if asked.task == "begin":
             return Parcel(facts=self._begin(asked).model_dump(mode="json"))
@@ -112,9 +122,9 @@ class StatisticsSite:
         if asked.task == "seal":
             self.summed.check(asked)
             return self.summed.seal(asked, SEALED, self._tensors(asked.step), 2.0**asked.step.bits)
-        if asked.task not in ("meet", "offer", "open"):
+        if asked.task not in ("meet", "open"):
             raise Refused("the server: it asks for a sum in clear, and this question's are sealed")
-        return {"meet": self.summed.meet, "offer": self.summed.offer, "open": self.summed.open}[asked.task](asked)
+        return {"meet": self.summed.meet, "open": self.summed.open}[asked.task](asked)
 
     # ------------------------------------------------------------------ what protects patients
     def _begin(self, asked: StatisticsRequest) -> BeginAnswer:
@@ -140,11 +150,6 @@ class StatisticsSite:
         question, where = self.question, f"(smallest_metric in its {FILE_NAME})"
         if 0 < len(self.patients) < self.floor:
             raise Refused(f"this hospital has fewer than {self.floor} patients of the question {where}; ask without it")
-        if any(model.common for model in question.models):
-            raise Refused(
-                f"Cox with strata: none tells the covariates of single patients, and this hospital tells of "
-                f"{self.floor} or more {where}; set strata: hospital"
-            )
         if question.curves and not self.sealed:
             raise Refused("curves of fewer than three hospitals would show each one's events; ask three, or none")
         if self.sealed:
@@ -159,9 +164,7 @@ class StatisticsSite:
     def _groups(self) -> dict[str, list[set[str]]]:
         """Return the patients of each sum, by what is summed: this hospital's own columns."""
         question, found = self.question, dict[str, list[set[str]]]()
-        source = self.settings.data
-        names = {name: source.names.get(name, name) if source else name for name in question.variables}
-        names |= question.columns.get(self.own.name, {})
+        names = self._own_names()
 
         def add(what: str, patients: Patients, by: str | None = None) -> None:
             own = [set(patients.only(mask).names) for mask in patients.groups(by)]
@@ -177,6 +180,8 @@ class StatisticsSite:
         for model in question.models:
             for name in model.variables:
                 add(names[name], self.patients.known(model.variables))
+        for name in question.harmonise.variables if question.harmonise else ():
+            add(names[name], self.patients.known(question.harmonise.variables))
         return found
 
     @cached_property
@@ -195,12 +200,36 @@ class StatisticsSite:
         for own in step.steps:
             if own.model >= len(self.question.models) or len(own.at) != self._width(own.model):
                 raise Refused("the server: a step is of no regression of the question")
+            self._check_step(own)
         self.own.count_answer()
         sums = of(self.patients, step)
         if self.question.privacy:
             return self._noisy(without_likelihood(sums), step)
         told = sums if self.sealed or self.floor == 1 else self._without_few(sums)
         return {name: torch.from_numpy(np.ascontiguousarray(own)) for name, own in told.items()}
+
+    def _check_step(self, step: ModelStep) -> None:
+        """Raise Refused where a step looks at few patients, or is one more than Newton needs."""
+        model = self.question.models[step.model]
+        if self.floor == 1 or self.question.privacy or model.kind == "linear":
+            return
+        known = self.patients.known(model.variables)
+        if heaviest(known, model, np.array(step.at)) > max(1 / self.floor, 3 / max(len(known), 1)):
+            raise Refused(
+                f"a step of model {step.model + 1} rests on fewer than {self.floor} patients here, as where a variable "
+                "separates the outcome; leave that out, or join its levels"
+            )
+        names = self._own_names()
+        of = "\x1f".join((self.own.data, *sorted(names[name] for name in model.variables), "", *sorted(known.names)))
+        point = json.dumps([model.model_dump(mode="json", exclude={"meta"}), step.at])
+        if not self.own.book.ask_point(of, point, MOST_STEPS):
+            raise Refused(f"the server: it asked for steps at {MOST_STEPS} points of the same patients, and no more")
+
+    def _own_names(self) -> dict[str, str]:
+        """Return this hospital's own columns."""
+        source = self.settings.data
+        names = {name: source.names.get(name, name) if source else name for name in self.question.variables}
+        return names | self.question.columns.get(self.own.name, {})
 
     def _width(self, number: int) -> int:
         return self.question.width_of(self.question.models[number])
@@ -225,6 +254,8 @@ class StatisticsSite:
                 model = self.question.models[int(name.split()[1])]
                 counts = own[:2] if model.kind in ("cox", "logistic") else own[:1]
                 told[:] = np.nan if (counts < self.floor).any() else own
+            elif name == "harmonise":
+                told[:] = np.nan if own[0] < self.floor else own
             elif name.startswith("row ") and self.question.variables[name[4:]].range:
                 told[own[:, 0] < self.floor] = np.nan
             elif not name.startswith("model "):

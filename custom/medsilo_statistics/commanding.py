@@ -26,7 +26,6 @@ def statistics(
     ] = None,
     *,
     kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
-    docx: Annotated[bool, typer.Option("--docx", help="also write the tables as a document")] = False,
     out: Annotated[
         Path, typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="folder for the answer")
     ],
@@ -44,7 +43,7 @@ def statistics(
         raise MedsiloError("whom to ask? Give hospitals' folders on this machine, or --kit for a consortium's")
     with screen.busy("asking"):
         found = submitted(asked, kit, out, screen) if kit else of_folders(asked, hospitals or [], out)
-    for path in (written := write_all(found, out, docx)):
+    for path in (written := write_all(found, out)):
         screen.note(f"written: {path}")
     for remark in found.remarks:
         screen.warn(remark)
@@ -58,7 +57,8 @@ def statistics(
 def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "StatisticsFound":
     """Have the hospitals of a consortium asked by a job."""
     from medsilo.extend import lead
-    from medsilo_statistics.asking_hospitals import ENOUGH, FILE
+    from medsilo_statistics.asked_question import ENOUGH
+    from medsilo_statistics.asking_hospitals import FILE
     from medsilo_statistics.found import StatisticsFound
 
     if not question.sites:

@@ -7,13 +7,13 @@ from typing import Protocol
 import numpy as np
 
 from medsilo_statistics.asked_question import Question
+from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import GroupMoments
 from medsilo_statistics.found import MetaFound, OwnPart, StatisticsFound, TableColumn, apart, columns_of, curves_of
-from medsilo_statistics.newton import Climb, Combined, FittedModel, combined, common_likelihood
-from medsilo_statistics.patients import Floats
-from medsilo_statistics.sums import MOST_TIES, ModelStep, Sums, SumStep
+from medsilo_statistics.newton import Climb, Combined, FittedModel, combined
+from medsilo_statistics.sums import ModelStep, Sums, SumStep
 
-TABLE_BITS, NARROW_BITS, WIDE_BITS = 24, 6, 18
+TABLE_BITS, STEP_BITS = 24, 6
 
 
 class Adding(Protocol):
@@ -55,9 +55,13 @@ def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]
         apart=apart(question, columns[:-1]),
         sites_apart=apart(question, [part.columns[-1] for part in own.values() if part.columns]),
         wanted={name: _needed(question, columns[-1], name, half) for name, half in question.wanted.items()},
-        curves=[curves_of(question, curve, sums[f"curve {n}"], floor) for n, curve in enumerate(question.curves)],
+        curves=[
+            curves_of(question, curve, sums[f"curve {n}"], floor, deviation**2)
+            for n, curve in enumerate(question.curves)
+        ],
         fits=fits,
         meta=meta,
+        common=CommonFeatures.of(question, sums["harmonise"]) if question.harmonise else None,
         own=own,
         remarks=[*few, *(f"model {n + 1} {fit.why}" for n, fit in enumerate(fits) if fit.why), *remarks],
         seconds=seconds(),
@@ -66,7 +70,7 @@ def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]
 
 def _climbed(question: Question, hospitals: Adding, sums: Sums) -> list[FittedModel]:
     """Return all regressions, a step of each in every sum."""
-    climbs, times = [], dict[int, Floats]()
+    climbs = []
     for number, model in enumerate(question.models):
         # The noise is known before the first step: it does not depend on the coefficients.
         step = SumStep(steps=[ModelStep(model=number, at=[])]) if question.privacy else SumStep()
@@ -74,29 +78,13 @@ def _climbed(question: Question, hospitals: Adding, sums: Sums) -> list[FittedMo
         if hospitals.floor > 1 and 0 < climb.start[0] < hospitals.floor and not question.privacy:
             climb.why, climb.done = f"has fewer than {hospitals.floor} patients with all its variables", True
         climbs.append(climb)
-        if model.common:
-            times[number] = np.rint(sums[f"times {number}"])
-            if (times[number] > 0).sum() > MOST_TIES:
-                climb.why, climb.done = f"has events at more than {MOST_TIES} times; give a larger step", True
-    size = sum(float(np.nan_to_num(own).sum()) for name, own in sums.items() if name == "patients")
+    bits = min(40, 4 + STEP_BITS + math.ceil(math.log2(max(float(np.nan_to_num(sums["patients"]).sum()), 2.0))))
     while climbing := [number for number, climb in enumerate(climbs) if not climb.done]:
-        asked = [_step(number, climbs[number], times.get(number)) for number in climbing]
-        wide = WIDE_BITS if any(number in times for number in climbing) else NARROW_BITS
-        answer = hospitals.sum(SumStep(steps=asked, bits=min(40, 4 + wide + math.ceil(math.log2(max(size, 2.0))))))
+        asked = [ModelStep(model=number, at=climbs[number].at.tolist()) for number in climbing]
+        answer = hospitals.sum(SumStep(steps=asked, bits=bits))
         for number in climbing:
-            climb, model = climbs[number], question.models[number]
-            if model.common:
-                counts = times[number][times[number] > 0]
-                own = common_likelihood(answer, number, model, climb.start, counts, climb.at)
-            else:
-                own = answer[f"model {number}"]
-            climb.take(own)
+            climbs[number].take(answer[f"model {number}"])
     return [climb.fit() for climb in climbs]
-
-
-def _step(number: int, climb: Climb, times: Floats | None) -> ModelStep:
-    shown = [] if times is None else np.flatnonzero(times > 0).tolist()
-    return ModelStep(model=number, at=climb.at.tolist(), times=shown)
 
 
 def _meta(question: Question, own: dict[str, OwnPart]) -> tuple[list[MetaFound], list[str]]:

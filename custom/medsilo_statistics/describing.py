@@ -85,16 +85,26 @@ class SurvivalCurve:
     patients: float
 
     @classmethod
-    def of(cls, variable: Variable, counts: Floats) -> "SurvivalCurve":
-        """Return the curve of events and ends of observation, by place. Bands by Greenwood on log(-log)."""
+    def of(cls, variable: Variable, counts: Floats, noise: float = 0.0) -> "SurvivalCurve":
+        """Return the curve of events and ends of observation, by place. Bands by Greenwood on log(-log).
+
+        noise: variance of each count. The curve then ends where fewer are at risk than four deviations of that number.
+        """
         assert variable.range
         events = counts[:, 0]
         risk = np.cumsum(counts.sum(1)[::-1])[::-1]
-        shown = np.flatnonzero(events > 0)
+        later = 2.0 * np.arange(len(risk), 0, -1)  # counts that those at risk are the sum of
+        ends = np.flatnonzero(risk <= 4 * np.sqrt(noise * later)) if noise else ()
+        shown = np.arange(ends[0] if len(ends) else len(risk)) if noise else np.flatnonzero(events > 0)
         d, n = events[shown], risk[shown]
         with np.errstate(divide="ignore", invalid="ignore"):
             share: Floats = np.cumprod(1 - d / n, dtype=np.float64)
-            spread = np.sqrt(np.cumsum(d / (n * (n - d)))) / np.log(share)
+            each = d / (n * (n - d))
+            square = np.cumsum(each)
+            if noise:
+                share = np.minimum.accumulate(np.clip(share, 1e-9, 1 - 1e-9))
+                square = np.maximum(square, 0) + noise * _moved(square, 1 / (n - d), later[shown])
+            spread = np.sqrt(square) / np.log(share)
             low, high = (share ** np.exp(sign * NORMAL * spread) for sign in (-1, 1))
         ended = share <= 0
         low[ended] = high[ended] = 0.0
@@ -106,6 +116,15 @@ class SurvivalCurve:
         """The time at which half have had the event; infinite where it is not reached."""
         below = np.flatnonzero(self.share <= 0.5 + 1e-12)
         return float(self.times[below[0]]) if len(below) else np.inf
+
+
+def _moved(gained: Floats, happened: Floats, later: Floats) -> Floats:
+    """Return the sum of squares of what each count changes in a curve's logarithm, at each time.
+
+    A patient who is seen until a place is at risk at all before, which adds `gained` there; an event also happened.
+    """
+    until = np.cumsum(np.square(gained - happened) + np.square(gained))
+    return until + (later - 2) * np.square(gained)
 
 
 def log_rank(counts: Sequence[Floats]) -> tuple[float, int, float]:

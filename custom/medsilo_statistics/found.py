@@ -8,6 +8,7 @@ from pydantic import Field
 
 from medsilo.extend import Message, Name
 from medsilo_statistics.asked_question import Curve, Question
+from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import (
     GroupMoments,
     SurvivalCurve,
@@ -20,7 +21,7 @@ from medsilo_statistics.newton import Combined, FittedModel
 from medsilo_statistics.patients import Floats
 from medsilo_statistics.sums import Sums
 
-QUARTERS = (0.25, 0.5, 0.75)
+QUARTERS, BINS = (0.25, 0.5, 0.75), 20
 Told = float | None  # None: fewer than the floor, or not to be had
 Line = Annotated[list[float], Field(max_length=20_000)]
 Few = Annotated[list[Told], Field(max_length=100)]
@@ -38,6 +39,7 @@ class TableCell(Message):
     high: Told = None
     quarters: Few = []
     levels: Few = []
+    bins: Few = []  # of the range, in equal parts
 
 
 class TableColumn(Message):
@@ -105,6 +107,7 @@ class StatisticsFound(Message):
     curves: list[Curves] = Field([], max_length=20)
     fits: list[FittedModel] = Field([], max_length=20)
     meta: list[MetaFound] = Field([], max_length=2000)
+    common: CommonFeatures | None = None  # of ComBat
     own: dict[Name, OwnPart] = Field({}, max_length=256)
     remarks: list[str] = Field([], max_length=1000)
     seconds: float = 0.0
@@ -134,7 +137,9 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
         quarters = (
             [] if bins is None or not np.isfinite(bins).all() else [quantile(variable, bins, q) for q in QUARTERS]
         )
-        return TableCell(**counts, **shown, quarters=[own if np.isfinite(own) else None for own in quarters])
+        parts = [] if bins is None else [told(float(own.sum())) for own in np.array_split(bins, min(BINS, len(bins)))]
+        quarters = [own if np.isfinite(own) else None for own in quarters]
+        return TableCell(**counts, **shown, quarters=quarters, bins=parts)
 
     titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
     found = []
@@ -171,8 +176,11 @@ def _apart(one: TableCell, other: TableCell) -> Told:
     return difference(*own) if len(own) == 2 else None
 
 
-def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> Curves:
-    """Return curves, each as far as enough are at risk. Groups with fewer patients than the floor have none."""
+def curves_of(question: Question, curve: Curve, counts: Floats, floor: int, noise: float = 0.0) -> Curves:
+    """Return curves, each as far as enough are at risk. Groups with fewer patients than the floor have none.
+
+    noise: variance of each count, which bands include; then there is no test.
+    """
     variable, marks = question.variables[curve.time], 6
     groups, shown = [], []
     last = max((int(np.flatnonzero(own.sum(1) > 0.5)[-1]) for own in counts if (own > 0.5).any()), default=1)
@@ -180,7 +188,7 @@ def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> C
     assert variable.range
     times = [float(variable.range[0] + place * variable.width) for place in places]
     for title, own in zip(question.levels_of(curve.by), counts, strict=True):
-        found = SurvivalCurve.of(variable, np.maximum(own, 0))
+        found = SurvivalCurve.of(variable, own if noise else np.maximum(own, 0), noise)
         if found.patients < max(floor, 1) or not np.isfinite(own).all():
             groups.append(CurveFound(title=title))
             continue
@@ -201,7 +209,7 @@ def curves_of(question: Question, curve: Curve, counts: Floats, floor: int) -> C
                 **parts,
             )
         )
-    if len(shown) < 2:
+    if len(shown) < 2 or noise:
         return Curves(groups=groups)
     statistic, freedom, p = log_rank(shown)
     return Curves(groups=groups, statistic=statistic, freedom=freedom, p=p)

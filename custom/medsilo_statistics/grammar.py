@@ -24,24 +24,19 @@ HOW = "write comparisons like age >= 50 and (sex == 'female' or stage in ['II', 
 class Filter:
     """A checked filter. A patient whose value is missing meets no comparison of it.
 
-    >>> Filter("age >= 50 and not missing(size)", {"age": (), "size": ()}).variables
-    ('age', 'size')
+    >>> Filter("age >= 50 and not missing(age)", {"age": ()}).meets({"age": np.array([60.0, np.nan])})
+    array([ True, False])
     """
 
     def __init__(self, text: str, levels: Mapping[str, tuple[str, ...]]) -> None:
         """levels: of each variable; none where it is a number. Raises ValueError."""
-        self.levels, self._used = levels, dict[str, None]()
+        self.levels = levels
         try:
             self._tree = ast.parse(text[: LONGEST + 1].strip(), mode="eval").body
             self._check(self._tree)
         except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
             why = f" ({error})" if type(error) is ValueError else ""
             raise ValueError(f"the filter can't be read{why}; {HOW}") from error
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """The variables that it reads."""
-        return tuple(self._used)
 
     def meets(self, values: Mapping[str, NDArray[np.float64]]) -> Mask:
         """Return who meets it. values: by variable, of categories the places of their levels, NaN where missing."""
@@ -70,7 +65,6 @@ class Filter:
     def _name(self, node: ast.expr) -> str:
         if not isinstance(node, ast.Name) or node.id not in self.levels:
             raise ValueError(f"{getattr(node, 'id', 'the left side')!r} is no variable of the question")
-        self._used[node.id] = None
         return node.id
 
     def _places(self, name: str, op: ast.cmpop, node: ast.expr) -> list[float]:

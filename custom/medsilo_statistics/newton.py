@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import MedsiloError, Message
-from medsilo_statistics.asked_question import Question, RegressionAsked
+from medsilo.extend import Message
+from medsilo_statistics.asked_question import MOST_STEPS, Question, RegressionAsked
 from medsilo_statistics.patients import Floats, Patients
-from medsilo_statistics.sums import MOST_STEPS, Sums, partial_likelihood, regression, table, whole
+from medsilo_statistics.sums import regression, table, whole
 
 CLOSE, NEAR, SINGULAR, SLIPPED = 1e-8, 1e-6, 1e-10, 1e-9
 FAR = 50.0  # of a scaled coefficient
@@ -65,6 +65,8 @@ class Climb:
         patients, explained = self.start[0], self.start[1]
         if not np.isfinite(self.start).all():
             self._fail("is withheld: a hospital has too few patients or events for it")
+        if self.model.kind == "poisson" and patients >= 1:
+            self.at[0] = np.log(max(explained / patients, 1e-3))
         if self.noise or self.done:
             return
         if patients <= len(self.terms):
@@ -73,8 +75,6 @@ class Climb:
             self._fail("has no event" if self.model.kind == "cox" else "has an outcome that is 0 for all")
         elif self.model.kind == "logistic" and explained >= patients:
             self._fail("has an outcome that is the same for all")
-        elif self.model.kind == "poisson":
-            self.at[0] = np.log(explained / patients)
 
     def _fail(self, why: str) -> None:
         self.why, self.done = why, True
@@ -146,8 +146,6 @@ class Climb:
                     turn[0, place] = -variable.middle / variable.half
             place += variable.columns
         spread = self.inverse
-        if self.noise:  # of the last gradient
-            spread = spread + self.noise * spread @ spread
         if self.model.kind == "linear":
             assert self.model.outcome
             outcome = self.question.variables[self.model.outcome]
@@ -155,24 +153,13 @@ class Climb:
             rest = self.start[2] - float(self.at @ np.linalg.solve(self.inverse, self.at))
             free = max(self.start[0] - len(self.at), 1.0)
             spread = self.inverse * max(rest, 0.0) / free
-            if self.noise:
-                spread = spread + self.noise * self.inverse @ self.inverse
             turn, shift[0] = turn * outcome.half, outcome.middle
         elif self.model.kind == "poisson":
             assert self.model.outcome
             most = self.question.variables[self.model.outcome].middle + self.question.variables[self.model.outcome].half
             spread, shift[0] = spread / most, np.log(most)
+        spread = spread + self.noise * self.inverse @ self.inverse  # that of the last gradient
         return turn @ self.at + shift, turn @ spread @ turn.T
-
-
-def common_likelihood(
-    sums: Sums, number: int, model: RegressionAsked, start: Floats, counts: Floats, at: Floats
-) -> Floats:
-    """Return what `Climb` takes, of the sums at the times of events that all hospitals have in common."""
-    risk, tied = (sums[f"model {number} {part}"] for part in ("risk", "tied"))
-    if (risk[:, 0] <= 0).any():
-        raise MedsiloError("the hospitals' sums do not fit together: nobody is at risk where somebody has the event")
-    return partial_likelihood(risk, tied, counts, start[3:], at, model.ties)
 
 
 def own_fit(patients: Patients, model: RegressionAsked) -> FittedModel:

@@ -1,13 +1,14 @@
 """A hospital's patients as a question reads them: an array of numbers for each variable, NaN where one is missing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from medsilo.extend import TABLE, DataError, DataSource, columns, sheet
+from medsilo.extend import TABLE, TASKS, DataError, DataSource, checked, columns, in_words, sheet
 from medsilo_statistics.asked_question import Question, RegressionAsked, Variable
 
 Floats = NDArray[np.float64]
@@ -62,21 +63,42 @@ class Patients:
 
     def matrix(self, model: RegressionAsked) -> Floats:
         """Return the matrix of a regression, without gaps: numbers scaled, categories as columns of 0 and 1."""
-        found = [] if model.kind == "cox" else [np.ones(len(self))]
-        for name in model.covariates:
+        own = self.columns(model.covariates)
+        return own if model.kind == "cox" else np.concatenate([np.ones((len(self), 1)), own], 1)
+
+    def columns(self, names: Sequence[str]) -> Floats:
+        """Return columns of variables without gaps: numbers scaled, categories as columns of 0 and 1."""
+        found: list[Floats] = [np.zeros((len(self), 0))]
+        for name in names:
             levels = self.question.variables[name].levels
             own = [self.values[name] == place for place in range(1, len(levels))] if levels else [self.scaled(name)]
-            found += [column.astype(np.float64) for column in own]
-        return np.stack(found, 1) if len(self) else np.zeros((0, self.question.width_of(model)))
+            found += [column.astype(np.float64)[:, None] for column in own]
+        return np.concatenate(found, 1)
 
 
 def read_patients(question: Question, source: DataSource, site: str) -> Patients:
-    """Return all patients of a hospital's table."""
+    """Return all patients of a hospital: lines of its table, or images of a task."""
     own = {name: source.names.get(name, name) for name in question.variables} | question.columns.get(site, {})
+    if question.task:
+        names, cells = _of_images(question, source, site)
+        source = source.model_copy(update={"decimal": "."})
+    else:
+        names, cells = _of_table(source, own)
+    values, odd = {}, {}
+    for name, variable in question.variables.items():
+        if own[name] not in cells:
+            raise DataError(f"nothing here tells {name!r}; name the column or element that does (columns)", own[name])
+        values[name], odd[name] = _values(variable, cells[own[name]], source, source.levels.get(name, {}))
+        if odd[name].any() and np.isnan(values[name]).all():
+            raise DataError(f"no value of {name!r} is understood; correct its range or levels, or data.levels here")
+    return Patients(question, names, values, odd)
+
+
+def _of_table(source: DataSource, own: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     path = source.folder / (source.table or TABLE)
     if not path.resolve().is_relative_to(source.folder.resolve()):
         raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
-    read = sheet.read_sheet(path, {own[name]: name for name in own}, [source.columns.patient])
+    read = sheet.read_sheet(path, {called: name for name, called in own.items()}, [source.columns.patient])
     if read.uneven or read.long:
         raise DataError(
             f"the table has {len(read.uneven) + len(read.long)} lines that can't be read; export it again",
@@ -86,13 +108,27 @@ def read_patients(question: Question, source: DataSource, site: str) -> Patients
     names = tuple(where if place is None else cells[place] for where, cells in read.lines)
     if len(set(names)) < len(names):
         raise DataError("a patient has several lines in the table, and a question is about patients; keep one of each")
-    values, odd = {}, {}
-    for name, variable in question.variables.items():
-        cells = [line[read.columns[own[name]]] for _, line in read.lines]
-        values[name], odd[name] = _values(variable, cells, source, source.levels.get(name, {}))
-        if odd[name].any() and np.isnan(values[name]).all():
-            raise DataError(f"no value of {name!r} is understood; correct its range or levels, or data.levels here")
-    return Patients(question, names, values, odd)
+    return names, {name: [cells[n] for _, cells in read.lines] for name, n in read.columns.items()}
+
+
+def _of_images(question: Question, source: DataSource, site: str) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+    """Return the columns of images. Of a patient with several the first counts, so that each sum has a patient once."""
+    name = str(question.task["name"])
+    if name not in TASKS or TASKS.package_of(name):
+        raise DataError(f"task {name[:60]!r} is none of medsilo's own, about whose images may be asked")
+    try:
+        task = checked(TASKS[name], question.task, "task")
+    except ValidationError as error:
+        raise DataError(f"the question's task: {in_words(error, TASKS[name])}") from error
+    first: dict[str, Mapping[str, float | str]] = {}
+    for patient, told in task.columns_of_cases(site, source):
+        first.setdefault(patient, told)
+    known = dict.fromkeys(column for one in first.values() for column in one)
+    return tuple(first), {column: [_text(one.get(column, "")) for one in first.values()] for column in known}
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.12g}" if np.isfinite(value) else ""
 
 
 def _values(

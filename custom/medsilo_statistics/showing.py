@@ -8,17 +8,17 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
+import numpy as np
 from markupsafe import Markup
 
-from medsilo.extend import MedsiloError, fill, save
+from medsilo.extend import charts, fill, save
 from medsilo_statistics.asked_question import Question, make_question
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import Curves, StatisticsFound, TableCell
 from medsilo_statistics.newton import FittedModel
 
-WIDTH, LEFT, FLOOR, LINE = 640, 60, 250, 18
+BAR = "\u2588"
 RATIO = {"logistic": "Odds ratio", "poisson": "Rate ratio", "cox": "Hazard ratio", "linear": "Coefficient"}
 LIMITS = (
     "Sums say what hospitals have, not how they came to it: coding, selection and follow-up may differ.",
@@ -85,6 +85,30 @@ def tables(found: StatisticsFound) -> list[ShownTable]:
         test = "" if curves.p is None else f"; log-rank χ² = {curves.statistic:.3g}, {_p(curves.p)}"
         name = f"Survival {number + 1}: {question.curves[number].event}{test}"
         shown.append(ShownTable(name, ("", "Patients", "Events", "Median"), groups))
+        marks = next((own.marks for own in curves.groups if own.marks), [])
+        risk = [[own.title or "All", *map(_count, own.risk)] for own in curves.groups if own.risk]
+        shown.append(ShownTable(f"Survival {number + 1}: at risk", ("", *(f"{mark:g}" for mark in marks)), risk))
+    return shown + _histograms(question, found)
+
+
+def _histograms(question: Question, found: StatisticsFound) -> list[ShownTable]:
+    """Return a table for each number: where a bin begins, how many are in it, by group and over all."""
+    shown = []
+    for name in question.rows:
+        variable, columns = question.variables[name], [own for own in found.columns if name in own.cells]
+        bins = [own.cells[name].bins for own in columns]
+        if not variable.range or not any(bins):
+            continue
+        starts = [part[0] for part in np.array_split(np.arange(variable.places), len(bins[-1]))]
+        most = max((own for own in bins[-1] if own), default=1)
+        rows = [
+            [_number(variable.range[0] + start * variable.width)]
+            + [_count(own[n], "few") for own in bins if own]
+            + [BAR * round(20 * (bins[-1][n] or 0) / most)]
+            for n, start in enumerate(starts)
+        ]
+        titles = [own.title for own, each in zip(columns, bins, strict=True) if each]
+        shown.append(ShownTable(f"Histogram of {name}", ["from", *titles, ""], rows))
     return shown
 
 
@@ -158,101 +182,38 @@ def _share(cell: TableCell, place: int, few: str) -> str:
 def _latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "–": "--", "τ²": r"$\tau^2$", "χ²": r"$\chi^2$", "²": "$^2$"}
     special |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"<": "$<$", ">": "$>$"}
+    special |= {"<": "$<$", ">": "$>$", BAR: r"\rule{2pt}{1ex}"}
     return "".join(special.get(sign, sign) for sign in text)
 
 
-# ---------------------------------------------------------------------------------------------------- drawings
-def _svg(height: int, title: str) -> ElementTree.Element:
-    svg = ElementTree.Element("svg", {"class": "chart", "viewBox": f"0 0 {WIDTH} {height}", "role": "img"})
-    ElementTree.SubElement(svg, "title").text = title
-    return svg
-
-
-def _text(svg: ElementTree.Element, text: str, x: float, y: float, anchor: str = "start", **more: str) -> None:
-    at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
-    ElementTree.SubElement(svg, "text", at | more).text = text
-
-
-def _path(svg: ElementTree.Element, kind: str, d: str, **more: str) -> None:
-    ElementTree.SubElement(svg, "path", {"class": kind, "d": d} | more)
-
-
-def _markup(svg: ElementTree.Element) -> Markup:
-    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
-
-
-def survival_chart(curves: Curves, label: str) -> Markup | None:
-    """Draw curves with their 95 % bands, and below them who is at risk."""
-    groups = [own for own in curves.groups if own.marks]
-    if not groups:
+def survival_chart(number: int, curves: Curves, label: str) -> Markup | None:
+    """Draw curves with their 95 % bands."""
+    series = []
+    for style, own in enumerate(curves.groups):
+        if not own.times:
+            continue
+        times = [time for time in own.times for _ in "||"]
+        first = min(own.marks[0], times[0])
+        steps = [[1.0, 1.0, *(value for value in line for _ in "||")][:-1] for line in (own.share, own.low, own.high)]
+        band = list(zip(*steps[1:], strict=True))
+        series.append(charts.Series(own.title or "All", steps[0], style, None, [first, *times], band))
+    if not series:
         return None
-    marks = groups[0].marks
-    first, last = marks[0], max(marks[-1], marks[0] + 1e-9)
-    svg = _svg(FLOOR + 48 + LINE * len(groups), f"Survival by {label}, with bands of 95 % and numbers at risk")
-
-    def x(time: float) -> float:
-        return LEFT + (time - first) / (last - first) * (WIDTH - LEFT - 24)
-
-    def y(share: float) -> float:
-        return FLOOR - share * (FLOOR - 14)
-
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        _path(svg, "gridline", f"M{LEFT} {y(tick):.1f}H{WIDTH - 24}")
-        _text(svg, f"{tick:.2f}", LEFT - 6, y(tick) + 4, "end")
-    for mark in marks:
-        _text(svg, f"{mark:g}", x(mark), FLOOR + 17, "middle")
-    _text(svg, f"{label}; at risk:", LEFT, FLOOR + 36)
-    for place, own in enumerate(groups):
-        group = ElementTree.SubElement(svg, "g", {"class": f"s{place % 8}"})
-
-        def steps(values: Sequence[float], times: Sequence[float] = own.times) -> list[str]:
-            level, found = 1.0, [f"{x(first):.1f} {y(1):.1f}"]
-            for time, value in zip(times, values, strict=True):
-                found += [f"{x(time):.1f} {y(level):.1f}", f"{x(time):.1f} {y(value):.1f}"]
-                level = value
-            return found
-
-        band = "M" + "L".join([*steps(own.low), *reversed(steps(own.high))]) + "z"
-        _path(group, "band", band, style="fill: var(--series); fill-opacity: .15")
-        _path(
-            group,
-            "line",
-            "M" + "L".join(steps(own.share)),
-            **{"stroke-dasharray": ("", "7 3", "2 3", "9 3 2 3")[place % 4] or "none"},
-        )
-        row = FLOOR + 54 + LINE * place
-        _path(group, "line", f"M4 {row - 4}h10")
-        _text(svg, own.title[:8], 17, row)
-        for mark, risk in zip(marks, own.risk, strict=True):
-            _text(svg, f"{risk:g}", x(mark), row, "middle")
-    return _markup(svg)
+    title = f"Survival by {label}, with bands of 95 %"
+    last = max(place for one in series for place in one.places or ())
+    about = {"x_label": label, "y_label": "share", "y_ticks": [0, 0.25, 0.5, 0.75, 1], "last_x": last, "unit": label}
+    return charts.line_chart(series, key=f"survival-{number}", title=title, width=charts.WIDE, **about)  # type: ignore[arg-type]
 
 
-def forest(title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
+def forest(key: str, title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
     """Draw estimates with intervals of 95 %: names, estimates, standard errors; ratios on a logarithmic axis."""
-    rows = [row for row in rows if math.isfinite(row[1]) and row[2] > 0]
-    if not rows:
-        return None
-    low, high = (
-        pick([0.0, *(own + sign * NORMAL * error for _, own, error in rows)]) for pick, sign in ((min, -1), (max, 1))
-    )
-    svg, start, end = _svg(LINE * len(rows) + 40, title), 220, WIDTH - 150
-
-    def x(value: float) -> float:
-        return start + (value - low) / (high - low) * (end - start)
-
-    _path(svg, "axis", f"M{x(0):.1f} 6V{LINE * len(rows) + 14}", **{"stroke-dasharray": "3 3"})
-    _text(svg, "1" if ratio else "0", x(0), LINE * len(rows) + 30, "middle")
-    for place, (name, own, error) in enumerate(rows):
-        row = LINE * (place + 1)
-        shown = [math.exp(each) if ratio else each for each in (own, own - NORMAL * error, own + NORMAL * error)]
-        _text(svg, name[:34], 4, row + 4)
-        group = ElementTree.SubElement(svg, "g", {"class": "s0"})
-        _path(group, "line", f"M{x(own - NORMAL * error):.1f} {row}H{x(own + NORMAL * error):.1f}")
-        _path(group, "mark", f"M{x(own) - 4:.1f} {row - 4}h8v8h-8z")
-        _text(svg, f"{_number(shown[0], 3)} ({_range(*shown[1:])})", WIDTH - 4, row + 4, "end")
-    return _markup(svg)
+    drawn = []
+    for name, own, error in rows:
+        if math.isfinite(own) and error > 0:
+            ends = [own + sign * NORMAL * error for sign in (0, -1, 1)]
+            told = [math.exp(min(end, 700.0)) if ratio else end for end in ends]
+            drawn.append((name, *ends, f"{_number(told[0], 3)} ({_range(*told[1:])})"))
+    return charts.interval_chart(drawn, key=key, title=title, nothing="1" if ratio else "0") if drawn else None
 
 
 def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Markup]]:
@@ -261,14 +222,17 @@ def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Mark
         skip = int(model.kind != "cox")
         rows = list(zip(fit.terms, fit.coefficients, fit.errors, strict=False))[skip:]
         drawn.append(
-            (f"Model {number + 1}: {RATIO[model.kind]}", forest(f"Model {number + 1}", rows, model.kind != "linear"))
+            (
+                f"Model {number + 1}: {RATIO[model.kind]}",
+                forest(f"model-{number}", f"Model {number + 1}", rows, model.kind != "linear"),
+            )
         )
     for one in found.meta:
         kind = question.models[one.model].kind
         estimates = [(site, own[0], own[1]) for site, own in one.sites.items()]
         estimates += [(own.method, own.estimate, (own.high - own.low) / 2 / NORMAL) for own in one.combined]
         title = f"Model {one.model + 1} by hospital, {one.term}"
-        drawn.append((title, forest(title, estimates, kind != "linear")))
+        drawn.append((title, forest(f"meta-{len(drawn)}", title, estimates, kind != "linear")))
     return [(title, chart) for title, chart in drawn if chart]
 
 
@@ -289,7 +253,9 @@ def page(found: StatisticsFound) -> str:
     ]
     apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
     asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
-    charts = [(question.curves[n], survival_chart(own, question.curves[n].time)) for n, own in enumerate(found.curves)]
+    charts = [
+        (question.curves[n], survival_chart(n, own, question.curves[n].time), own) for n, own in enumerate(found.curves)
+    ]
     return fill(
         "statistics.html",
         question.title,
@@ -302,16 +268,21 @@ def page(found: StatisticsFound) -> str:
         checks=[],
         limits=LIMITS,
         tables=tables(found),
-        curves=[(f"{curve.event} by {curve.time}", chart) for curve, chart in charts if chart],
+        curves=[
+            (f"{curve.event} by {curve.time}", chart, [(charts.swatch(n), g.title or "All") for n, g in enumerate(own.groups)])
+            for curve, chart, own in charts
+            if chart
+        ],
         forests=_forests(question, found),
         asked=question.in_yaml(),
     )
 
 
-def write_all(found: StatisticsFound, folder: Path, docx: bool = False) -> list[Path]:
-    """Write the page, the answer, CSV and LaTeX of all tables, and the curves; with `docx` a document, too."""
+def write_all(found: StatisticsFound, folder: Path) -> list[Path]:
+    """Write the page, the answer, CSV and LaTeX of all tables, and the curves."""
     shown = tables(found)
     texts = {"report.html": page(found), "answers.json": found.model_dump_json(indent=1)}
+    texts |= {"combat.json": found.common.model_dump_json(indent=1)} if found.common else {}
     texts |= {f"table-{number}.csv": own.as_csv() for number, own in enumerate(shown, 1)}
     texts["tables.tex"] = "\n".join(own.as_latex() for own in shown)
     for number, curves in enumerate(found.curves, 1):
@@ -323,23 +294,4 @@ def write_all(found: StatisticsFound, folder: Path, docx: bool = False) -> list[
         texts[f"curve-{number}.csv"] = ShownTable("", ("group", "time", "share", "low", "high"), points).as_csv()
     for name, text in texts.items():
         save(text, folder / name)
-    written = [folder / name for name in texts]
-    return [*written, _write_docx(shown, folder / "tables.docx")] if docx else written
-
-
-def _write_docx(shown: Sequence[ShownTable], path: Path) -> Path:
-    try:
-        from docx import Document
-    except ImportError as error:
-        raise MedsiloError(
-            "a document needs the package python-docx: install medsilo[docx], or take tables.tex"
-        ) from error
-    document = Document()
-    for own in shown:
-        document.add_heading(own.name, 2)
-        table = document.add_table(0, len(own.heads))
-        for row in (own.heads, *own.rows):
-            for cell, text in zip(table.add_row().cells, row, strict=True):
-                cell.text = text
-    document.save(str(path))
-    return path
+    return [folder / name for name in texts]

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from medsilo.extend import Message
-from medsilo_statistics.asked_question import Question, RegressionAsked
+from medsilo_statistics.asked_question import Harmonised, Question, RegressionAsked
 from medsilo_statistics.patients import Floats, Patients
 
 Sums = dict[str, Floats]
 Shapes = dict[str, tuple[int, ...]]
-MOST_STEPS, MOST_TIES, FARTHEST, MOST_RATE = 40, 20_000, 200.0, 8.0
-Place = Annotated[int, Field(ge=0, le=MOST_TIES)]
+FARTHEST, MOST_RATE = 200.0, 8.0
 Coefficient = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 
 
@@ -26,7 +25,6 @@ class ModelStep(Message):
 
     model: Annotated[int, Field(ge=0, le=19)]
     at: Annotated[list[Coefficient], Field(max_length=1000)]
-    times: Annotated[list[Place], Field(max_length=MOST_TIES)] = []  # of events, where all have one baseline
 
 
 class SumStep(Message):
@@ -42,12 +40,8 @@ def shapes(question: Question, step: SumStep) -> Shapes:
         found: Shapes = {}
         for own in step.steps:
             model = question.models[own.model]
-            width, key = question.width_of(model), f"model {own.model}"
-            upper = width * (width + 1) // 2
-            if model.common:
-                found |= {f"{key} {part}": (len(own.times), 1 + width + upper) for part in ("risk", "tied")}
-            else:
-                found[key] = (2 + width + upper,)
+            width = question.width_of(model)
+            found[f"model {own.model}"] = (2 + width + width * (width + 1) // 2,)
         return found
     groups = len(question.levels_of(question.by))
     found = {"patients": (groups,)}
@@ -60,8 +54,8 @@ def shapes(question: Question, step: SumStep) -> Shapes:
         found[f"curve {number}"] = (len(question.levels_of(curve.by)), question.variables[curve.time].places, 2)
     for number, model in enumerate(question.models):
         found[f"start {number}"] = (3 + question.width_of(model),)
-        if model.common and model.time:
-            found[f"times {number}"] = (question.variables[model.time].places,)
+    if question.harmonise:
+        found["harmonise"] = (question.harmonise.values(question),)
     return found
 
 
@@ -73,11 +67,7 @@ def of(patients: Patients, step: SumStep) -> Sums:
     for own in step.steps:
         model = patients.question.models[own.model]
         known = patients.known(model.variables)
-        if model.common:
-            parts = dict(zip(("risk", "tied"), common_risk(known, model, own), strict=True))
-            found |= {f"model {own.model} {part}": sums for part, sums in parts.items()}
-        else:
-            found[f"model {own.model}"] = regression(known, model, np.array(own.at))
+        found[f"model {own.model}"] = regression(known, model, np.array(own.at))
     return found
 
 
@@ -109,9 +99,17 @@ def table(patients: Patients) -> Sums:
         moments = [len(those), y.sum(), np.square(y).sum()]
         shown = events(those, model) if model.kind == "cox" else np.ones(len(those), bool)
         found[f"start {number}"] = np.array([*moments, *those.matrix(model)[shown].sum(0)], np.float64)
-        if model.common and model.time and model.event:
-            found[f"times {number}"] = _at_times(those, model.time, model.event)[:, 0]
+    if question.harmonise:
+        found["harmonise"] = _around_own_means(patients.known(question.harmonise.variables), question.harmonise)
     return found
+
+
+def _around_own_means(patients: Patients, asked: Harmonised) -> Floats:
+    """Return patients, sums of covariates and features, and their products around this hospital's own means."""
+    x, y = patients.columns(asked.covariates), patients.columns(asked.features)
+    around_x, around_y = (own - own.mean(0) if len(own) else own for own in (x, y))
+    products = (upper(around_x.T @ around_x), (around_x.T @ around_y).ravel(), np.square(around_y).sum(0))
+    return np.concatenate([[len(patients)], x.sum(0), y.sum(0), *products])
 
 
 def _at_times(patients: Patients, time: str, event: str) -> Floats:
@@ -160,27 +158,32 @@ def regression(patients: Patients, model: RegressionAsked, at: Floats) -> Floats
         risk, tied = risk_sums(x, times, happened, at, shown)
         counts = np.array([(times[happened] == time).sum() for time in shown], np.float64)
         return partial_likelihood(risk, tied, counts, x[happened].sum(0), at, model.ties)
-    eta = x @ at
+    eta, weight = x @ at, weights(x, model, at, patients.question.privacy is not None)
     if model.kind == "linear":
-        fitted, weight = eta, np.ones(len(y))
-        likelihood = -float(np.square(y - eta).sum()) / 2
+        fitted, likelihood = eta, -float(np.square(y - eta).sum()) / 2
     elif model.kind == "logistic":
-        fitted = 0.5 * (1 + np.tanh(eta / 2))
-        weight = fitted * (1 - fitted)
-        likelihood = float((y * eta - np.logaddexp(0, eta)).sum())
+        fitted, likelihood = 0.5 * (1 + np.tanh(eta / 2)), float((y * eta - np.logaddexp(0, eta)).sum())
     else:
-        fitted = np.exp(np.minimum(eta, np.log(MOST_RATE)))
-        weight, likelihood = fitted, float((y * eta - fitted).sum())
+        fitted, likelihood = weight, float((y * eta - weight).sum())
     return np.concatenate([[len(y), likelihood], x.T @ (y - fitted), upper((x * weight[:, None]).T @ x)])
 
 
-def common_risk(patients: Patients, model: RegressionAsked, step: ModelStep) -> tuple[Floats, Floats]:
-    """Return the sums over who is at risk, and over who has the event, at times on which hospitals agreed."""
-    assert model.time
-    places = patients.places(model.time)
-    return risk_sums(
-        patients.matrix(model), places, events(patients, model), np.array(step.at), np.array(step.times, np.int64)
-    )
+def weights(x: Floats, model: RegressionAsked, at: Floats, private: bool) -> Floats:
+    """Return how much each patient weighs in a step. private: rates are cut at the greatest count, which is 1."""
+    eta = x @ at
+    if model.kind == "linear":
+        return np.ones(len(x))
+    if model.kind == "logistic":
+        return 0.25 - np.square(np.tanh(eta / 2)) / 4
+    if model.kind == "poisson":
+        return np.exp(np.minimum(eta, 0.0 if private else np.log(MOST_RATE)))
+    return np.exp(np.clip(eta, -30.0, 12.0))
+
+
+def heaviest(patients: Patients, model: RegressionAsked, at: Floats) -> float:
+    """Return the greatest share that one patient has in a step's weights."""
+    own = weights(patients.matrix(model), model, at, False)
+    return float(own.max(initial=0.0) / max(own.sum(), 1e-300))
 
 
 def risk_sums(
@@ -227,7 +230,7 @@ def sensitivity(question: Question, step: SumStep) -> float:
         kind, _, number = name.partition(" ")
         if kind == "model":
             model = question.models[int(number)]
-            width, own = question.width_of(model), 1.0 if model.kind == "linear" else 0.25
+            width, own = question.width_of(model), 0.25 if model.kind == "logistic" else 1.0
             square += 1 + width + own**2 * width * (width + 1) / 2
         elif kind == "start":
             square += shape[0]

@@ -11,21 +11,25 @@ import pytest
 
 import medsilo
 from medsilo.cli import main
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.own.columns import Column
+from medsilo.tasks.own.patient_table import PatientTable
+from medsilo.tasks.sources import DataSource
 from medsilo_statistics.asked_question import make_question
 from medsilo_statistics.found import CurveFound, StatisticsFound
 from medsilo_statistics.grammar import Filter
 from medsilo_statistics.newton import FittedModel, combined
 from tests.conftest import over_all
+from tests.dicoms import write_series
+from tests.layouts import picture, volume
 from tests.tables import REAL, VARIABLES, asked, drawn, settings_of
 
 CLOSE = 1e-6
 real = pytest.mark.skipif(not REAL.is_dir(), reason="the real sets are not beside the project")
 COVARIATES = ["age", "stage", "score"]
 MODELS = [
-    {"kind": "cox", "time": "time", "event": "dead", "covariates": COVARIATES, "strata": "none"},
-    {"kind": "cox", "time": "time", "event": "dead", "covariates": COVARIATES, "strata": "none", "ties": "breslow"},
+    {"kind": "cox", "time": "time", "event": "dead", "covariates": COVARIATES, "ties": "breslow"},
     {"kind": "cox", "time": "time", "event": "dead", "covariates": COVARIATES},
     {"kind": "logistic", "outcome": "dead", "covariates": COVARIATES},
     {"kind": "linear", "outcome": "time", "covariates": COVARIATES},
@@ -121,8 +125,7 @@ def test_regressions_are_those_of_all_patients(patients: Any, answer: Statistics
     whole = patients[0].dropna()
     columns = whole[["age"]].assign(II=whole.stage == "II", III=whole.stage == "III", score=whole.score).astype(float)
     fits = [
-        sm.PHReg(whole.time, columns, whole.dead, ties="efron").fit(),
-        sm.PHReg(whole.time, columns, whole.dead, ties="breslow").fit(),
+        sm.PHReg(whole.time, columns, whole.dead, ties="breslow", strata=whole.hospital).fit(),
         sm.PHReg(whole.time, columns, whole.dead, ties="efron", strata=whole.hospital).fit(),
         sm.Logit(whole.dead, sm.add_constant(columns)).fit(disp=0, tol=1e-13),
         sm.OLS(whole.time, sm.add_constant(columns)).fit(),
@@ -131,9 +134,9 @@ def test_regressions_are_those_of_all_patients(patients: Any, answer: Statistics
         check_fit(fit, wanted.params, wanted.bse)
     poisson = sm.GLM(whole.score, sm.add_constant(columns.drop(columns="score")), family=sm.families.Poisson())
     wanted = poisson.fit(tol=1e-13)
-    check_fit(answer.fits[5], wanted.params, wanted.bse)
+    check_fit(answer.fits[4], wanted.params, wanted.bse)
     assert answer.fits[0].events == whole.dead.sum() and answer.fits[0].patients == len(whole)
-    np.testing.assert_allclose(answer.fits[3].likelihood, fits[3].llf, rtol=1e-7)
+    np.testing.assert_allclose(answer.fits[2].likelihood, fits[2].llf, rtol=1e-7)
 
 
 def test_sealed_and_clear_give_the_same(patients: Any, answer: StatisticsFound) -> None:
@@ -272,7 +275,7 @@ def test_wrong_questions_say_what_to_do() -> None:
         "has to be levels": {"by": "age"},
         "cox has time and event": {"models": [{"kind": "cox", "outcome": "dead", "covariates": ["age"]}]},
         "stands there twice": {"models": [{**cox, "covariates": ["age", "age"]}]},
-        "linear and logistic": {"models": [cox], "privacy": {"epsilon": 1, "delta": 1e-5}},
+        "cox has no bound": {"models": [cox], "privacy": {"epsilon": 1, "delta": 1e-5}},
         "give larger steps": {"curves": [{"time": "t", "event": "dead", "by": "stage"}] * 20},
         "names a hospital twice": {"sites": ["a", "a"]},
     }
@@ -338,9 +341,113 @@ def test_the_command_writes_page_and_tables(tmp_path: Path, capsys: pytest.Captu
     assert "whom to ask?" in capsys.readouterr().err
     assert main(["statistics", str(tmp_path / "q.yaml"), *folders[:2], "-o", str(tmp_path / "out")]) == 1
     assert "hospital-2 lost: its data are not here" in capsys.readouterr().err
-    pytest.importorskip("docx")
-    assert main(["statistics", str(tmp_path / "q.yaml"), *folders, "-o", str(tmp_path / "out"), "--docx"]) == 0
-    assert (tmp_path / "out/tables.docx").stat().st_size > 1000
+
+
+# ------------------------------------------------------------------------------------------------------ ComBat
+def pooled_combat(values: np.ndarray, batch: np.ndarray, covariates: np.ndarray) -> np.ndarray:
+    """Return what ComBat makes of pooled features, by its formulas with a design of hospitals and covariates."""
+    design = np.concatenate([batch[:, None] == np.unique(batch), covariates], 1).astype(float)
+    found = np.linalg.lstsq(design, values, rcond=None)[0]
+    own = design[:, : -covariates.shape[1]]
+    common = own.mean(0) @ found[: own.shape[1]] + covariates @ found[own.shape[1] :]
+    width = np.sqrt(np.square(values - design @ found).mean(0))
+    scaled = (values - common) / width
+    for column in own.T.astype(bool):
+        z = scaled[column]
+        gamma, delta = z.mean(0), z.var(0, ddof=1)
+        m, s2 = delta.mean(), delta.var(ddof=1)
+        a, b = (2 * s2 + m**2) / s2, (m * s2 + m**3) / s2
+        g, d = gamma, delta
+        for _ in range(500):
+            tau, n = gamma.var(ddof=1), len(z)
+            g = (tau * n * gamma + d * gamma.mean()) / (tau * n + d)
+            d = (0.5 * np.square(z - g).sum(0) + b) / (n / 2 + a - 1)
+        scaled[column] = (z - g) / np.sqrt(d)
+    return scaled * width + common
+
+
+def test_combat_is_that_of_all_patients_and_a_table_task_reads_it(tmp_path: Path) -> None:
+    numbers, frames = np.random.default_rng(2), {}
+    for place in range(3):
+        age, sex = numbers.uniform(40, 80, 30), numbers.choice(["f", "m"], 30)
+        mixed = {
+            f"f{n}": (2 + place) * numbers.normal(n + place + age / 20 + (sex == "m"), 1 + 0.2 * n) for n in range(5)
+        }
+        frames[f"h{place}"] = pd.DataFrame(
+            {"patient": [f"{place}-{n}" for n in range(30)], "age": age, "sex": sex, **mixed}
+        )
+        frames[f"h{place}"]["outcome"] = numbers.integers(0, 2, 30)
+    settings_of(frames, tmp_path)
+    features = [f"f{n}" for n in range(5)]
+    question = {
+        "variables": {"age": {"range": [0, 120]}, "sex": {"levels": ["f", "m"]}}
+        | {name: {"range": [-100, 200]} for name in features},
+        "sites": sorted(frames),
+        "harmonise": {"features": features, "covariates": ["age", "sex"]},
+    }
+    folders = [tmp_path / "data" / site for site in frames]
+    assert medsilo.statistics(question, folders, folder=tmp_path / "out").sealed  # type: ignore[attr-defined]
+    whole = pooled(frames)
+    covariates = np.stack([whole.age, whole.sex == "m"], 1).astype(float)
+    wanted = pooled_combat(whole[features].to_numpy(), whole.hospital.to_numpy(), covariates)
+    task = PatientTable(columns=tuple(Column(name=name) for name in features), labels=("0", "1"), kind="classification")
+    found = []
+    for folder in folders:
+        (folder / "combat.json").write_text((tmp_path / "out/combat.json").read_text())
+        (folder / "cases.combat.yaml").write_text("table: cases.csv\n")
+        source = DataSource(folder=folder, table="cases.combat.yaml")
+        found.append(task.rows(task.file(source, folder), source).as_read.numpy())
+        with pytest.raises(DataError, match="one patient changes all others"):
+            task.read("h", ["h"], 0, source.with_each_alone())
+    np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-6)
+    assert np.abs(np.concatenate(found).mean(0) - whole[features].mean()).max() > 0.01  # it is not as it was
+    (folders[0] / "cases.combat.yaml").write_text("table: ../h1/cases.csv\n")
+    source = DataSource(folder=folders[0], table="cases.combat.yaml")
+    with pytest.raises(DataError, match="not beside it"):
+        task.rows(task.file(source, folders[0]), source)
+
+
+# ------------------------------------------------------------------------------------------------------ images
+def test_images_are_counted_by_spacing_size_intensity_and_scanner(tmp_path: Path) -> None:
+    """Of volumes, of DICOM series with the scanner's elements, of flat images: by the same question as of tables."""
+    pytest.importorskip("pydicom")
+    numbers = np.random.default_rng(1)
+    for place in range(3):
+        for patient in range(4 + place):
+            values = numbers.integers(0, 900, (6 + place, 8, 10))
+            volume(tmp_path / f"nifti/h{place}/images/p{patient}.nii.gz", values)
+            volume(tmp_path / f"nifti/h{place}/labels/p{patient}.nii.gz", (values > 500).astype(np.uint8))
+            picture(tmp_path / f"flat/h{place}/{'ab'[patient % 2]}/p{patient}.png", values[0].astype(np.uint8))
+            scanner = {"Manufacturer": ("A", "B", "unknown")[patient % 3]}
+            for again in range(1 + (patient == 0)):  # the first patient has two series, and counts once
+                folder = tmp_path / f"dicom/h{place}/c/p{patient}/{again}"
+                write_series(folder, values, np.diag((0.5, 0.5, 2.0 + place, 1.0)), patient=f"p{patient}", **scanner)
+    axes = {f"size_{axis}": {"range": [0, 20], "step": 1} for axis in "xyz"}
+    asked_of = {
+        "nifti": {"name": "nifti-folder"},
+        "dicom": {"name": "dicom-folder", "kind": "classification", "labels": ["c", "d"]},
+        "flat": {"name": "image-folder", "kind": "classification", "labels": ["a", "b"], "size": [8, 8]},
+    }
+    more: dict[str, dict[str, Any]] = {
+        "nifti": {"intensity_high": {"range": [0, 1000], "step": 10}},
+        "dicom": {"spacing_z": {"range": [0, 10], "step": 1}, "Manufacturer": {"levels": ["A", "B"]}},
+        "flat": {},
+    }
+    sites = {kind: [tmp_path / kind / f"h{place}" for place in range(3)] for kind in asked_of}
+    for folder in sites["nifti"]:
+        data = {"folder": str(folder), "images": "images/*.nii.gz", "labels": "labels/*.nii.gz"}
+        (folder / "medsilo.yaml").write_text(json.dumps({"data": data, "public_data": True}))
+    found = {}
+    for kind, task in asked_of.items():
+        own = {name: each for name, each in axes.items() if kind != "flat" or name != "size_z"} | more[kind]
+        question = {"task": task, "variables": own, "table": list(own), "sites": ["h0", "h1", "h2"]}
+        (found[kind],) = medsilo.statistics(question, sites[kind]).columns  # type: ignore[attr-defined]
+        assert found[kind].patients == 15
+        assert found[kind].cells["size_x"].mean == pytest.approx(10)
+    assert found["nifti"].cells["size_z"].bins[4:9] == [0, 4, 5, 6, 0]
+    assert 800 < found["nifti"].cells["intensity_high"].mean < 900
+    assert found["dicom"].cells["spacing_z"].mean == pytest.approx((4 * 2 + 5 * 3 + 6 * 4) / 15)
+    assert found["dicom"].cells["Manufacturer"].levels == [6, 5] and found["dicom"].cells["Manufacturer"].odd == 4
 
 
 # ------------------------------------------------------------------------------------------------------ real sets
@@ -358,15 +465,15 @@ def test_lung_cancer_of_18_institutions(tmp_path: Path) -> None:
         "loss": {"range": [-50, 100]},
     }
     cox = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["age", "sex", "ecog", "loss"]}
-    models = [cox, {**cox, "strata": "none"}]
+    models = [cox, {**cox, "ties": "breslow"}]
     found = asked(
         sites, tmp_path, variables=variables, models=models, curves=[{"time": "time", "event": "dead", "by": "sex"}]
     )
     assert len(found.sites) == 18 and found.sealed
     known = whole.dropna(subset=["age", "ecog", "loss"])
     columns = known[["age", "sex", "ecog", "loss"]].astype(float)
-    for fit, strata in zip(found.fits, (known.inst, None), strict=True):
-        wanted = sm.PHReg(known.time, columns, known.dead, ties="efron", strata=strata).fit()
+    for fit, ties in zip(found.fits, ("efron", "breslow"), strict=True):
+        wanted = sm.PHReg(known.time, columns, known.dead, ties=ties, strata=known.inst).fit()
         check_fit(fit, wanted.params, wanted.bse)
     for place, own in enumerate(found.curves[0].groups, 1):
         check_curve(own, whole.time[whole.sex == place], whole.dead[whole.sex == place])
@@ -388,7 +495,7 @@ def test_breast_cancer_of_two_countries(tmp_path: Path) -> None:
     variables["event"] = VARIABLES["dead"]
     columns = {"rotterdam": {"t": "rtime", "event": "recur"}, "gbsg": {"t": "rfstime", "event": "status"}}
     cox = {"kind": "cox", "time": "t", "event": "event", "covariates": ["age", "size", "nodes"]}
-    models = [cox, {**cox, "strata": "none"}]
+    models = [cox, {**cox, "ties": "breslow"}]
     found = asked(
         sites,
         tmp_path,
@@ -404,8 +511,8 @@ def test_breast_cancer_of_two_countries(tmp_path: Path) -> None:
     matrix = (
         whole[["age"]].assign(II=whole["size"] == "20-50", III=whole["size"] == ">50", nodes=whole.nodes).astype(float)
     )
-    for fit, strata in zip(found.fits, (whole.hospital, None), strict=True):
-        wanted = sm.PHReg(whole.t, matrix, whole.event, ties="efron", strata=strata).fit()
+    for fit, ties in zip(found.fits, ("efron", "breslow"), strict=True):
+        wanted = sm.PHReg(whole.t, matrix, whole.event, ties=ties, strata=whole.hospital).fit()
         check_fit(fit, wanted.params, wanted.bse)
     check_curve(found.curves[0].groups[0], whole.t, whole.event)
 
@@ -422,10 +529,11 @@ def test_breast_cancer_of_tcga_and_hearts_of_four_hospitals(tmp_path: Path) -> N
         tmp_path,
         public_data=True,
     )
-    cox = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["age"], "strata": "none"}
+    cox = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["age"]}
     variables = {key: VARIABLES[key] for key in ("age", "dead")} | {"time": {"range": [0, 10_000], "step": 1}}
     found = asked(sites, tmp_path, variables=variables, models=[cox])
-    wanted = sm.PHReg(whole.time, whole[["age"]], whole.dead, ties="efron").fit()
+    strata = whole.pid.map(regions).fillna("train_0")
+    wanted = sm.PHReg(whole.time, whole[["age"]], whole.dead, ties="efron", strata=strata).fit()
     check_fit(found.fits[0], wanted.params, wanted.bse)
 
     names = ["age", "sex", "pain", "pressure", "cholesterol", "sugar", "ecg", "rate", *"abcde", "target"]

@@ -1,7 +1,7 @@
 """Reading a plan before it is approved: in words, and as a difference to the last one that was."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from medsilo.check.at_home import KitAtHome, files_of
@@ -84,6 +84,11 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
         ("packages beside medsilo", ", ".join(plan.packages) or "none"),
     ]
     return rows
+
+
+def question_in_words(told: Mapping[str, Any]) -> list[str]:
+    """Return what a question is, a line for each key."""
+    return [f"{_shown(key)}: {_shown(value)}" for key, value in keys_of(dict(told))]
 
 
 def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:

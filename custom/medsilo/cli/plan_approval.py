@@ -97,7 +97,8 @@ def _list(screen: Screen, kit: Path) -> int:
     screen.say(f"approval: {home.settings.approval}" + ("" if decided or asked else "; no plan has asked yet"))
     for one in asked:
         verdict = last[one.hash].verdict if one.hash in last else "waits for a decision"
-        names = ", ".join(str(one.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task"))
+        parts = [str(one.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task")]
+        names = f"question {one.question.get('title', '')}" if one.question else ", ".join(parts)
         by = f", submitted by {one.lead}" if one.lead else ""
         screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}, asked {moment(one.at)}")
     for decision in decided:
@@ -145,7 +146,12 @@ def _decide(
 
     home = KitAtHome.read(kit)
     meant, asked = _meant(home, given, plan_file, changes)
-    if asked and verdict == "approved":  # the others need no plan that can be read
+    if asked and asked.question:
+        from medsilo.check.approving import question_in_words
+
+        for line in question_in_words(asked.question):
+            screen.say(line)
+    elif asked and verdict == "approved":  # the others need no plan that can be read
         from medsilo.check.approving import never_runs, plan_in_words
 
         plan = home.plan_of(asked)

@@ -18,6 +18,7 @@ from medsilo.registry import INQUIRIES, check_allowed
 from medsilo.runs.messages import Message
 from medsilo.runs.paths import site_folder
 from medsilo.sealing.signing import Signer, Unsigned
+from medsilo.site.approvals import AskingPlan
 from medsilo.site.book import Asker, Book, data_set
 from medsilo.site.ledger import CountedStudy, Spending
 from medsilo.site.settings import FILE_NAME, SiteSettings
@@ -54,10 +55,11 @@ class SiteOfInquiry:
         """A name of the hospital's data that tells nothing of them."""
         return data_set(self.settings.data.folder if self.settings.data else None, "")
 
-    def check_approved(self, question: str, method: str, sites: Sequence[str]) -> None:
+    def check_approved(self, question: str, method: str, sites: Sequence[str], told: Mapping[str, Any]) -> None:
         """Raise Refused unless the hospital approved the question with this hash, where it wants to approve.
 
-        method: what an approval may be bound to; sites: those that the question names.
+        method: what an approval may be bound to; sites: those that the question names; told: its title, and what
+        `medsilo approve` says of it before somebody decides.
         """
         if self.settings.approval == "none":
             return
@@ -66,9 +68,12 @@ class SiteOfInquiry:
             raise Refused(
                 f"this hospital wants to approve questions (approval in its {FILE_NAME}), and has no kit here"
             )
-        decision = approvals_of(self.book, self.name, self.kit, self.settings).last(question)
+        approvals = approvals_of(self.book, self.name, self.kit, self.settings)
+        decision = approvals.last(question)
         own = f"question {question}"
         if decision is None:
+            about = {"study": self.study[:200], "lead": self.lead[:200], "sites": tuple(sites), "at": int(time.time())}
+            approvals.keep(AskingPlan(plan={"question": dict(told)}, hash=question, **about))
             raise Refused(f"this hospital has not approved {own}; {where}")
         if objection := decision.objection(own, method, sites, sites, 0, self.data, time.time()):
             raise Refused(f"this hospital {objection}; {where}")

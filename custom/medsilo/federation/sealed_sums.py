@@ -26,7 +26,7 @@ from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
 WORD = 8  # bytes
 
-Step = Literal["keys", "meet", "offer", "seal", "open"]
+Step = Literal["keys", "meet", "seal", "open"]
 Shapes = Mapping[str, tuple[int, ...]]  # of the counts of one sum, by name
 
 
@@ -73,13 +73,10 @@ class SummedSite:
         return self._member
 
     def meet(self, asked: SumRequest) -> Parcel:
-        """Take the keys of all hospitals."""
-        self.check(asked).meet(Assembly.read(SERVER_SAYS, asked.letter))
-        return Parcel()
-
-    def offer(self, asked: SumRequest) -> Parcel:
-        """Return keys for one sum."""
-        return Parcel(facts=self.check(asked).offer(asked.sum).facts())
+        """Take the keys of all hospitals; return those for the first sum."""
+        member = self.check(asked)
+        member.meet(Assembly.read(SERVER_SAYS, asked.letter))
+        return Parcel(facts=member.offer(1).facts())
 
     def seal(self, asked: SumRequest, group: str, counts: Tensors, most: float) -> Parcel:
         """Return this hospital's counts sealed, as a group of tensors. most: no count is above it."""
@@ -92,11 +89,13 @@ class SummedSite:
         return Parcel({group: sealed})
 
     def open(self, asked: SumRequest) -> Parcel:
-        """Return this hospital's share in opening a sum."""
+        """Return this hospital's share in opening a sum, and keys for the next one."""
         if asked.sum not in self.blocks:
             raise Refused("the server: it opens a sum that this hospital has not sealed")
         request = UnmaskingRequest.read(SERVER_SAYS, asked.letter)
-        return Parcel(facts=self.check(asked).unmask(request, [self.blocks[asked.sum]]).facts())
+        member = self.check(asked)
+        share = member.unmask(request, [self.blocks[asked.sum]])
+        return Parcel(facts={"share": share.facts(), "next": member.offer(asked.sum + 1).facts()})
 
 
 class SealedSums:
@@ -107,6 +106,7 @@ class SealedSums:
         self._terms, self._ask = _terms(token_hex(16), about, sites), ask
         self.study, self.sites = self._terms.study, self._terms.sites
         self._gathering = Gathering(self._terms)
+        self._offers: dict[str, Offer] = {}  # of the next sum
 
     def introduce(self, site: str, introduction: dict[str, Any]) -> None:
         """Take a hospital's answer to `keys`."""
@@ -114,24 +114,30 @@ class SealedSums:
 
     def meet(self) -> None:
         """Relay the keys of all to all."""
+
+        def met(site: str, reply: Parcel) -> None:
+            self._offers[site] = Offer.read(site, reply.facts)
+
         self._assembly = self._gathering.assembly()
-        self._ask("meet", _nothing, dict.fromkeys(self.sites, self._assembly.facts()))
+        self._ask("meet", met, dict.fromkeys(self.sites, self._assembly.facts()))
 
     def sum(self, number: int, group: str, shapes: Shapes, most: float, **more: Any) -> Tensors:
-        """Return the sum of what all hospitals seal. more: what a hospital is told when it seals."""
+        """Return the sum of what all hospitals seal. Sums have the numbers 1, 2, ... in turn.
+
+        more: what a hospital is told when it seals.
+        """
         block = _block(shapes, most, len(self.sites))
         sums = MaskedSums(self._terms, self._assembly, number, [block])
-
-        def offered(site: str, reply: Parcel) -> None:
-            sums.offer(site, Offer.read(site, reply.facts))
+        for site, offer in self._offers.items():
+            sums.offer(site, offer)
 
         def sealed(site: str, reply: Parcel) -> None:
             sums.add(site, reply.groups.get(group, {}))
 
         def revealed(site: str, reply: Parcel) -> None:
-            sums.reveal(site, Reveal.read(site, reply.facts))
+            sums.reveal(site, Reveal.read(site, reply.facts.get("share")))
+            self._offers[site] = Offer.read(site, reply.facts.get("next"))
 
-        self._ask("offer", offered, sum=number)
         self._ask("seal", sealed, {site: deal.facts() for site, deal in sums.deals().items()}, sum=number, **more)
         self._ask("open", revealed, dict.fromkeys(self.sites, sums.request().facts()), sum=number)
         return sums.read(block, sums.open()[1])
@@ -140,7 +146,3 @@ class SealedSums:
 def sealed_bounds(counts: int, values: int = 0) -> Bounds:
     """Return the bounds of an answer with so many sealed counts. values: that it tells in clear beside them."""
     return Bounds(SLACK + WORD * (counts + CHECK), BESIDE + PER_TENSOR + values)
-
-
-def _nothing(site: str, reply: Parcel) -> None:
-    """Take an answer that tells nothing but that it came."""

@@ -133,6 +133,33 @@ def line_chart(
     return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
 
 
+def interval_chart(
+    rows: Sequence[tuple[str, float, float, float, str]], *, key: str, title: str, nothing: str
+) -> Markup:
+    """Draw estimates below each other. rows: name, value, its interval, and both in words; nothing: the word for 0."""
+    width, start, end, line = 640, 220, 490, 18
+    svg = ElementTree.Element(
+        "svg", {"class": "chart", "viewBox": f"0 0 {width} {line * len(rows) + 40}", "role": "img"}
+    )
+    svg.set("aria-labelledby", f"{key}-title")
+    _text(svg, "title", title, id=f"{key}-title")
+    low, high = min(0.0, *(row[2] for row in rows)), max(0.0, *(row[3] for row in rows))
+
+    def x(value: float) -> float:
+        return round(start + (value - low) / (high - low) * (end - start), 1)
+
+    dashed = {"class": "axis", "d": f"M{x(0)} 6V{line * len(rows) + 14}", "stroke-dasharray": "3 3"}
+    ElementTree.SubElement(svg, "path", dashed)
+    _text(svg, "text", nothing, x=x(0), y=line * len(rows) + 30, **{"text-anchor": "middle"})
+    for place, (name, value, least, most, told) in enumerate(rows, 1):
+        _text(svg, "text", name[:34], x=4, y=line * place + 4)
+        group = ElementTree.SubElement(svg, "g", {"class": "s0"})
+        ElementTree.SubElement(group, "path", {"class": "line", "d": f"M{x(least)} {line * place}H{x(most)}"})
+        ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(1, x(value), line * place)})
+        _text(svg, "text", told, x=width - 4, y=line * place + 4, **{"text-anchor": "end"})
+    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
+
+
 def swatch(style: int) -> Markup:
     """A piece of a series' line with its marker, for a legend."""
     svg = ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"})

@@ -113,7 +113,7 @@ class Decision(Section):
 
 
 class AskingPlan(Section):
-    """A plan that asked to run here."""
+    """A plan that asked to run here, or a question that asked for an answer."""
 
     plan: dict[str, Any]  # whoever reads it checks that it has this hash
     hash: PlanHash
@@ -121,6 +121,12 @@ class AskingPlan(Section):
     lead: Text = ""
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)
     at: When
+
+    @property
+    def question(self) -> dict[str, Any] | None:
+        """What is told of a question that asked; None of a plan."""
+        own = self.plan.get("question")
+        return own if isinstance(own, dict) else None
 
 
 class _RoundsRecord(Section):

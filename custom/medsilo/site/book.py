@@ -29,7 +29,7 @@ from medsilo.tasks.sources import Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
 KEY, ANSWERS, PATIENTS, PLACES, SUMS = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "sums.jsonl"
-GROUPS = "groups.jsonl"
+GROUPS, POINTS = "groups.jsonl", "points.jsonl"
 LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds that another process may hold the lock
 MARK = 16  # hexadecimal digits that stand for a patient
@@ -163,6 +163,18 @@ class Book:
             for line in new:
                 self._add(GROUPS, line)
         return None
+
+    def ask_point(self, of: str, point: str, most: int) -> bool:
+        """Remember a point at which sums of the same patients were asked; return whether it is among the first `most`.
+
+        A point that was asked before tells nothing new.
+        """
+        own = {"of": _mark(self.key(), f"points\x1f{of}"), "point": hashlib.sha256(point.encode()).hexdigest()[:MARK]}
+        with self._locked.alone():
+            known = {line.get("point") for line in self._lines(POINTS) if line.get("of") == own["of"]}
+            if own["point"] not in known and len(known) < most:
+                self._add(POINTS, own)
+            return own["point"] in known or len(known) < most
 
     # ------------------------------------------------------------------ sealed sums
     def join_sum(self, of: str, sites: Collection[str], study: str, number: int | None = None) -> None:

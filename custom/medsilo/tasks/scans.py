@@ -32,6 +32,15 @@ class Scan:
     source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
     lacks: tuple[int, ...] = ()  # channels of the plan that are not there, so that values have the others alone
 
+    def columns(self) -> dict[str, float]:
+        """Return its size, spacing and intensities as columns of a table."""
+        sizes, spacing = self.values.shape[:0:-1], zip("xyz", self.spacing, strict=False)
+        low, middle, high = np.percentile(self.values, (1, 50, 99))
+        told = {f"size_{axis}": float(size) for axis, size in zip("xyz", sizes, strict=False)}
+        told |= {f"spacing_{axis}": round(float(own), 6) for axis, own in spacing}
+        told |= {"intensity_low": float(low), "intensity_median": float(middle), "intensity_high": float(high)}
+        return told | {"intensity_mean": float(self.values.mean()), "channels": float(len(self.values))}
+
     def on_own_grid(self, labels: np.ndarray) -> Any:
         """Labels [D, H, W] or [H, W] of these values as a SimpleITK image with exactly the file's geometry."""
         import SimpleITK

@@ -2,7 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -243,6 +244,18 @@ class FolderTask(OwnFolder):
         if self.segments and set(self.labels) <= set(names):
             raise DataError("data.absent names all structures of the plan, so that nothing is learned here")
         return names
+
+    def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
+        """Yield each image's patient and columns. What can't be read is left out, as in training."""
+        self.check_source(source)
+        reader = self._reader(source)
+        for entry in self._listing(source, self._folder(site, source)).entries:
+            with suppress(DataError):
+                yield entry.patient, {**reader.scan(entry).columns(), **self._of_header(entry)}
+
+    def _of_header(self, entry: Entry) -> Mapping[str, float | str]:
+        """Return more columns of an image, which its header tells."""
+        return {}
 
     def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
         """The class of every entry of a classification, by its name."""

@@ -40,7 +40,7 @@ from medsilo.tasks.own.columns import (
     own_names,
 )
 from medsilo.tasks.own.dividing import dealt, divided
-from medsilo.tasks.own.sheet import Sheet, read_sheet
+from medsilo.tasks.own.sheet import Sheet, mixes_patients, read_sheet
 from medsilo.tasks.own.standardising import Scales, check_scales, from_training_cases, largest, scaled, scales_told
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
@@ -214,7 +214,10 @@ class PatientTable(ByKind):
                 "data: a table has no images, labels, patient pattern or cache on the disk; leave these keys out, and "
                 "name columns under data.columns and data.names"
             )
-        found = self.rows(self.file(source, self._folder(site, source)), source)
+        path = self.file(source, self._folder(site, source))
+        if source.each_alone and mixes_patients(path):
+            raise DataError(from_training_cases("column"))
+        found = self.rows(path, source)
         listing = found.listing
         without_who_left(listing, source)
         if self.partition is not None:

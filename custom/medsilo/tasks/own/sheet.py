@@ -87,6 +87,11 @@ def _brought(path: Path) -> Callable[[Path], tuple[list[str], Iterator[tuple[str
     return next((entry.load() for entry in found if entry.dist and entry.dist.name == NAME), None)
 
 
+def mixes_patients(path: Path) -> bool:
+    """Return whether a plug-in reads this table so that a patient changes other patients' cells."""
+    return bool(getattr(_brought(path), "mixes_patients", False))
+
+
 def first_lines(path: Path, most: int) -> list[list[str]]:
     """Return the first lines of a table, that with its columns' names among them."""
     if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
