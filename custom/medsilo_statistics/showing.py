@@ -253,7 +253,7 @@ def page(found: StatisticsFound) -> str:
     ]
     apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
     asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
-    charts = [
+    curves = [
         (question.curves[n], survival_chart(n, own, question.curves[n].time), own) for n, own in enumerate(found.curves)
     ]
     return fill(
@@ -269,8 +269,12 @@ def page(found: StatisticsFound) -> str:
         limits=LIMITS,
         tables=tables(found),
         curves=[
-            (f"{curve.event} by {curve.time}", chart, [(charts.swatch(n), g.title or "All") for n, g in enumerate(own.groups)])
-            for curve, chart, own in charts
+            (
+                f"{curve.event} by {curve.time}",
+                chart,
+                [(charts.swatch(n), g.title or "All") for n, g in enumerate(own.groups)],
+            )
+            for curve, chart, own in curves
             if chart
         ],
         forests=_forests(question, found),
