@@ -20,8 +20,8 @@ from medsilo.course.group import places_of, views
 from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
 from medsilo.federation import inprocess
-from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.participant import Participant
+from medsilo.federation.trainer import Trainer
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Summary
@@ -29,7 +29,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo_papers.finished import FinishedRun
 
 
-class WatchedTrainer(LeadingTrainer):
+class WatchedTrainer(Trainer):
     """A site that measures ‖θ_{i,k} − θ^t‖² after each of its K steps of a round.
 
     θ are the trained weights of one network that travel in the round; running

@@ -8,15 +8,15 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.course.phase import Phase
-from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.participant import Participant
+from medsilo.federation.trainer import Trainer
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.learning.loop import Compute, Stop
 from medsilo.tasks.metrics import Measures
 
 
-class IdleTrainer(LeadingTrainer):
+class IdleTrainer(Trainer):
     """Everything but the work."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:

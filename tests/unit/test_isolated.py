@@ -16,13 +16,13 @@ import torch
 from medsilo.core.errors import Aborted, Died, ParticipationError, Refused
 from medsilo.course.phase import Phase
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.process import isolated
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.seams import Place
+from medsilo.federation.trainer import Trainer
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
@@ -57,12 +57,12 @@ def lead(plan: Plan, folder: Path, participants: dict[str, Any]) -> Summary:
     return Coordinator(plan, plan.participation.sites, Loop(participants), Record(folder), "in-process").run()
 
 
-def of(trainer: type[LeadingTrainer]) -> type[Participant]:
+def of(trainer: type[Trainer]) -> type[Participant]:
     """Return participants that train so."""
     return type(trainer.__name__, (Participant,), {"trainer_kind": trainer})
 
 
-class Refusing(LeadingTrainer):
+class Refusing(Trainer):
     """A trainer that dies, without any process: the round is lost before anything of it is saved."""
 
     def work(self, number: int, phase: Phase, stop: Any) -> float:
@@ -112,7 +112,7 @@ def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: 
     assert_same_run(tmp_path / "run", tmp_path / "plain")
 
 
-class Dying(LeadingTrainer):
+class Dying(Trainer):
     """A site whose process cannot live."""
 
     def work(self, number: int, phase: Phase, stop: Any) -> float:

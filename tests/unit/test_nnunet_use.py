@@ -20,10 +20,10 @@ from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.scoring import read_measures
+from medsilo.federation.trainer import Trainer
 from medsilo.learning.loop import Stop
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
@@ -203,7 +203,7 @@ def test_a_study_that_was_cut_off_goes_on_to_the_same_bits(hospitals: tuple[Path
     assert whole.summary.mean_test == again.summary.mean_test
 
 
-class Watched(LeadingTrainer):
+class Watched(Trainer):
     """A site that notes what each round's training begins and ends with; it dies within a round if it is told to."""
 
     dies_in = 0

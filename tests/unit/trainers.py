@@ -7,14 +7,14 @@ import time
 import torch
 
 from medsilo.course.phase import Phase
-from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.participant import Participant
+from medsilo.federation.trainer import Trainer
 from medsilo.learning.loop import Stop
 
 WHEN = 2  # the round in which it happens
 
 
-class FragileTrainer(LeadingTrainer):
+class FragileTrainer(Trainer):
     """Killed in the middle of a round, once: what the next process does is another matter."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
@@ -26,7 +26,7 @@ class FragileTrainer(LeadingTrainer):
         return loss
 
 
-class HungryTrainer(LeadingTrainer):
+class HungryTrainer(Trainer):
     """Needs a gigabyte in one round."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
@@ -35,7 +35,7 @@ class HungryTrainer(LeadingTrainer):
         return super().work(number, phase, stop)
 
 
-class TroubledTrainer(LeadingTrainer):
+class TroubledTrainer(Trainer):
     """Trains for ever in the first round, hears nothing in the second, and fails with a patient's name in the third."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
@@ -47,7 +47,7 @@ class TroubledTrainer(LeadingTrainer):
         raise ValueError("/data/patients/MUELLER_HANS_1961.nii.gz is truncated")
 
 
-class DeafTrainer(LeadingTrainer):
+class DeafTrainer(Trainer):
     """Hears nothing in a batch that never ends."""
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:

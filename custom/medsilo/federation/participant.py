@@ -19,7 +19,6 @@ from medsilo.course.group import views
 from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_ranges, same_layout
-from medsilo.federation.crew import LeadingTrainer
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.envelope import Envelope
 from medsilo.federation.evaluation import Evaluation
@@ -40,6 +39,7 @@ from medsilo.federation.reasons import DIVERGED
 from medsilo.federation.scoring import write_measures
 from medsilo.federation.seams import Place
 from medsilo.federation.site_state import SiteState
+from medsilo.federation.trainer import Trainer
 from medsilo.learning.loop import Compute, Stop, evaluate
 from medsilo.learning.seeds import seed_for
 from medsilo.runs import paths
@@ -51,7 +51,7 @@ from medsilo.tasks.task import SiteData
 class Participant:
     """One site of a study. Its state after a round lies in its folder, so any process may take over from there."""
 
-    trainer_kind = LeadingTrainer
+    trainer_kind = Trainer
 
     def __init__(self, place: Place, data: SiteData | None = None, envelope: Envelope | None = None) -> None:
         """data: instead of those of the settings; envelope: what tensors travel in, by default none."""

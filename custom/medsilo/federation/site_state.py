@@ -145,33 +145,6 @@ class SiteState:
             self.best = None if facts["best"] is None else float(facts["best"])
         self.done = number
 
-    # ------------------------------------------------------------------ in another process of this site
-    def tensors(self) -> Tensors:
-        """Return all that training starts from, and changes."""
-        tensors = {
-            f"module/{module}/{name}": tensor
-            for module, network in self.modules.items()
-            for name, tensor in network.state_dict().items()
-        }
-        for name, optimizer in self.optimizers.items():
-            tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
-        return tensors
-
-    def numbers_of_optimizers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the numbers, such as a learning rate, of every optimizer's groups of parameters."""
-        return {
-            name: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-            for name, optimizer in self.optimizers.items()
-        }
-
-    def take(self, tensors: Tensors, numbers: dict[str, list[dict[str, Any]]]) -> None:
-        """Be in the state of the process that gave these."""
-        self.make_optimizers()
-        self._put(tensors)
-        for name, groups in numbers.items():
-            for group, own in zip(self.optimizers[name].param_groups, groups, strict=True):
-                group.update(own)
-
     def _put(self, tensors: Tensors) -> None:
         for module, network in self.modules.items():
             network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)

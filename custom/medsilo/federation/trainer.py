@@ -1,9 +1,6 @@
-"""A site's training: its cases and networks, and passes of the one over the other, in each process that trains."""
+"""A site's training: its cases and networks, and passes of the one over the other."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
@@ -22,15 +19,10 @@ from medsilo.federation.site_state import SiteState
 from medsilo.learning.class_weights import balanced, weighted
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
-from medsilo.learning.team import ALONE, Team
 from medsilo.tasks.task import SiteData, label_counts, names_of, patients_of
 
 SHUFFLE = "shuffle"  # for what data are drawn in training
 Tells = Callable[[nn.Module, Stop], float | None]  # a network's number, as it may leave
-
-
-def tells_nothing(model: nn.Module, stop: Stop) -> None:
-    """A further process of a site: the first one knows, and tells."""
 
 
 class Trainer:
@@ -42,15 +34,14 @@ class Trainer:
         data: SiteData,
         state: SiteState,
         protection: Protection,
-        private: PrivateSite | None = None,
-        tells: tuple[Tells, Tells] = (tells_nothing, tells_nothing),
+        private: PrivateSite | None,
+        tells: tuple[Tells, Tells],
     ) -> None:
         """tells: a network's loss over the training cases and its score over the validation cases."""
         self.place, self.data, self.state, self.protection = place, data, state, protection
         self.private, self.tells = private, tells
         self.train: Dataset = data.train  # the training cases of this study
         self.doing = NowFile(place.folder, device=str(state.compute.device))
-        self.team: Team = ALONE
 
     @property
     def compute(self) -> Compute:
@@ -71,10 +62,6 @@ class Trainer:
     def samples(self) -> int:
         """Return the cases that this site trains on."""
         return len(self.train)  # type: ignore[arg-type]
-
-    def mark_of_cases(self) -> str:
-        """Return a hash of whose the training cases are, in their order."""
-        return hashlib.sha256("\x1f".join(patients_of(self.data.train)).encode()).hexdigest()
 
     # ------------------------------------------------------------------ whose cases
     def truncate(self, cases: int | None) -> None:
@@ -114,17 +101,12 @@ class Trainer:
             self.state.make_optimizers()
         for optimizer in self.state.optimizers.values():
             plan.training.begin_round(optimizer, number, plan.rounds)
-        with self.together(number, phase):
-            bench = self.bench(SHUFFLE, number, stop)
-            if phase.trains:
-                self.doing.begin("training", plan.training.steps_of_round(bench.steps))
-            else:
-                self.doing.begin("measuring")
-            return phase.work(bench)
-
-    def together(self, number: int, phase: Phase) -> AbstractContextManager:
-        """Inside, all processes of this site train; here is one alone."""
-        return nullcontext()
+        bench = self.bench(SHUFFLE, number, stop)
+        if phase.trains:
+            self.doing.begin("training", plan.training.steps_of_round(bench.steps))
+        else:
+            self.doing.begin("measuring")
+        return phase.work(bench)
 
     def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""
@@ -135,7 +117,7 @@ class Trainer:
         if task.draws:  # there are no passes to begin anew
             steps = plan.training.local_steps or steps
         private = self.private.training(number, self.state.modules) if self.private and purpose == SHUFFLE else None
-        compute = replace(self.compute, team=self.team) if purpose == SHUFFLE else self.compute
+        compute = self.compute
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(plan.seed, site, purpose, number, local_epoch)
@@ -172,8 +154,8 @@ class Trainer:
             plan.algorithm.perturbation,
             private,
             self._labels,
-            lambda model: compute.team.told(self.tells[0](model, stop)),
-            lambda model: compute.team.told(self.tells[1](model, stop)),
+            lambda model: self.tells[0](model, stop),
+            lambda model: self.tells[1](model, stop),
         )
 
     @cached_property

@@ -183,7 +183,6 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
     one_machine = {
         "isolation": False,
-        "devices": 1,
         "memory_limit": None,
         "keep_received": False,
     }  # its sites are processes of a run that one person started

@@ -15,7 +15,6 @@ from medsilo.core.errors import Refused
 from medsilo.learning.contrast import frozen_features
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Lesson
-from medsilo.learning.team import ALONE, Team
 
 SHRINKAGE = 0.1  # share of the features' covariances that is taken for chance, as few cases can't tell them
 LEAST = 1e-6  # share of the features' mean square that a feature varies by at least
@@ -42,30 +41,28 @@ class FeatureSums(nn.Module):
         self.register_buffer("products", torch.zeros(features, features, dtype=torch.float64))
 
     @contextmanager
-    def collecting(self, network: nn.Module, place: int, team: Team = ALONE) -> Iterator[Lesson]:
+    def collecting(self, network: nn.Module, place: int) -> Iterator[Lesson]:
         """Give a lesson that changes no weight; afterwards hold the sums over the cases of all batches that it met.
 
         Features are what the network's last layer is given. place: the hospital's.
         """
-        mean, products, cases = torch.zeros_like(self.means[0]), torch.zeros_like(self.products), 0.0
+        mean, products, cases = torch.zeros_like(self.means[0]), torch.zeros_like(self.products), 0
 
         @torch.no_grad()
         def collect(inputs: Tensor, targets: Tensor) -> Tensor:
             nonlocal cases
-            features, weight = frozen_features(network, inputs).double(), team.weight()
-            mean.add_(features.sum(0), alpha=weight)
-            products.add_(features.T @ features, alpha=weight)
-            cases += weight * len(features)
+            features = frozen_features(network, inputs).double()
+            mean.add_(features.sum(0))
+            products.add_(features.T @ features)
+            cases += len(features)
             return mean.new_zeros(())
 
         yield collect
         for sums in (self.present, self.means, self.products):
             sums.zero_()
-        means = mean / cases, products / cases
-        team.average(means, mean.new_zeros(()), cases)
         self.present[place] = 1
-        self.means[place] = means[0]
-        self.products.copy_(means[1])
+        self.means[place] = mean / cases
+        self.products.copy_(products / cases)
 
 
 def tell_hospitals_apart(network: nn.Module, sums: FeatureSums) -> None:

@@ -13,7 +13,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.steps import Step, plain_step
-from medsilo.learning.team import ALONE, Team
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
@@ -25,16 +24,12 @@ Stop = Callable[[], None]  # raises when the run was told to stop; asked before 
 
 @dataclass(frozen=True)
 class Compute:
-    """A site's device and precision. They come from the site's own settings, never from a plan.
-
-    team: who trains together with this process.
-    """
+    """A site's device and precision. They come from the site's own settings, never from a plan."""
 
     device: torch.device = CPU
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = 1
     workers: int = 0
-    team: Team = ALONE
 
     @staticmethod
     def choose(device: str = "auto", **others: object) -> "Compute":
@@ -81,21 +76,19 @@ def is_finite(tensor: Tensor) -> bool:
 def batches(
     dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None, whole: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The data set in batches on the site's device; shuffled when a generator is given, and shared out in a team.
+    """The data set in batches on the site's device; shuffled when a generator is given.
 
     A last training batch of one case is left out: batch norm can't be trained on it. `whole` leaves out none.
     """
     size = len(dataset)  # type: ignore[arg-type]
     drop_last = shuffle is not None and not whole and steps_in(size, batch_size) * batch_size < size
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
-    team = compute.team if shuffle is not None and not whole else ALONE
-    sampler: Any = map(team.share, BatchSampler(order, batch_size, drop_last))
+    sampler: Any = BatchSampler(order, batch_size, drop_last)
     if isinstance(dataset, TensorDataset):  # lies in memory: one indexing per batch, not one per case
         loader = DataLoader(dataset, sampler=sampler, batch_size=None)
     else:
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=compute.workers)
-    for number, (inputs, targets) in enumerate(loader):
-        team.begin(min(batch_size, size - number * batch_size))
+    for inputs, targets in loader:
         yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
 
 
@@ -139,7 +132,7 @@ def lesson(
             with compute.cast():
                 loss = objective(model, inputs, targets)
             loss.backward()
-            return compute.team.average([weight.grad for weight in model.parameters()], loss.detach(), len(inputs))
+            return loss.detach()
 
         return step(optimizer, closure)
 
@@ -153,10 +146,9 @@ def train_epoch(
     total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
     for inputs, targets in data:
         stop()
-        here = compute.team.whole or len(inputs)
         first, *_ = [learn(inputs, targets) for learn in lessons]
-        total += first * here
-        cases += here
+        total += first * len(inputs)
+        cases += len(inputs)
     return float(total / cases)
 
 

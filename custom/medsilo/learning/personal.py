@@ -65,7 +65,6 @@ def choosing_alpha(
             with keeping_statistics(own), compute.cast():
                 height = interpolated(loss, shared, slope)(own, inputs, targets)
             (gradient,) = torch.autograd.grad(height, slope)
-            compute.team.average([gradient], height.detach(), len(inputs))
             alpha.sub_(rate * gradient).clamp_(0, 1)
         return lesson(inputs, targets)
 
@@ -126,9 +125,7 @@ class MetaGradient:
         inputs, targets = batch
         with self.compute.cast():
             loss = self.loss(model(inputs), targets)
-        gradients = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
-        self.compute.team.average(gradients, loss.detach(), len(inputs))
-        return gradients
+        return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
 
 
 def adapt(

@@ -410,7 +410,7 @@ class FedSM(ModelsAndSelector):
             return
         selector, sums = bench.modules["selector"], cast(FeatureSums, bench.modules["sums"])
         tell_hospitals_apart(selector, sums)
-        with sums.collecting(selector, bench.sites.index(bench.site), bench.compute.team) as lesson:
+        with sums.collecting(selector, bench.sites.index(bench.site)) as lesson:
             yield lesson
 
     def learning_models(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:

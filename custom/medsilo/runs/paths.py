@@ -50,7 +50,6 @@ CASES = "test.csv"
 DATA = "data.json"
 ERRORS = "errors.log"
 WORKER_LOG = "worker.log"
-TEAM = "team"
 RECEIVED = "received"
 WORKED = "worked.json"
 DIARY = "diary.jsonl"
@@ -111,7 +110,6 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{WORKER_LOG}": "the output of the training process. It never leaves the site",
     f"{SITES}/<site>/{RECEIVED}/": "under NVFlare, until the test: large tensors of the last order, which are not sent "
     "again where they stay the same",
-    f"{SITES}/<site>/{TEAM}/": "while several processes train for the site: the file in which they meet",
     f"{SITES}/<site>/{WORKED}": "the minutes that the site has worked for the study, against its limits.study_minutes",
     f"{SITES}/<site>/{NOW}": "while the site works on an answer: what it does, and the share of its training that is "
     "done. It never leaves the site",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psutil
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -66,11 +66,6 @@ class SiteSettings(Section):
     data: DataSource | None = None  # this hospital's data: their folder, or a section that describes them
     output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
     device: str = "auto"
-    devices: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        1,
-        description="processes that train a study here together, each on a device of its own (CUDA devices, or CPU) "
-        "and with its share of every batch; auto: one for each CUDA device, where the plan allows it",
-    )
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
     # At the server: MiB that models which wait for others may take in memory, all together; the rest wait on the disk,
@@ -172,33 +167,6 @@ class SiteSettings(Section):
             raise ValueError("memory_limit holds for the training process of its own: set isolation: true")
         return self
 
-    @model_validator(mode="after")
-    def _processes_of_their_own(self) -> Self:
-        if self.devices not in (1, "auto") and not self.isolation:
-            raise ValueError("devices are for training processes of their own: set isolation: true")
-        if self.devices not in (1, "auto") and ":" in self.device:
-            raise ValueError(f"device {self.device} is one device: set device: cuda, or devices: 1")
-        return self
-
-    @property
-    def processes(self) -> int:
-        """The processes that train a study together."""
-        if self.devices != "auto":
-            return self.devices
-        if self.device == "cpu" or ":" in self.device:
-            return 1
-        from torch import cuda
-
-        return max(1, cuda.device_count())
-
-    def device_of(self, rank: int) -> str:
-        """Return the device of one of the processes, of which the first has number 0."""
-        if self.processes == 1 or self.device == "cpu":
-            return self.device
-        from torch import cuda
-
-        return f"cuda:{rank}" if cuda.is_available() else self.device
-
     @property
     def most_memory(self) -> int:
         """The bytes that the training process may take."""
@@ -244,13 +212,11 @@ class SiteSettings(Section):
     def check_sites(self, sites: Collection[str]) -> None:
         """Raise an error if there are settings for a site that is none of these."""
 
-    def compute(self, rank: int = 0) -> "Compute":
-        """The device and precision of one of the processes that train; an error when the device is not there."""
+    def compute(self) -> "Compute":
+        """The device and precision that train; an error when the device is not there."""
         from medsilo.learning.loop import Compute
 
-        return Compute.choose(
-            self.device_of(rank), precision=self.precision, threads=self.threads, workers=self.workers
-        )
+        return Compute.choose(self.device, precision=self.precision, threads=self.threads, workers=self.workers)
 
 
 class EachSites(SiteSettings):

@@ -3,6 +3,7 @@
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -13,7 +14,6 @@ from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
 from medsilo.core.files import make_folder
 from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
-from medsilo.federation.process.deaths import how_it_died
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.seams import Place
 from medsilo.learning.loop import Stop
@@ -23,6 +23,10 @@ from medsilo.runs.paths import WORKER_LOG
 POLL = 0.2  # seconds between looks at whether the run was told to stop
 STOP_LIMIT = 10.0  # seconds the process has to end a batch after that; then it is ended
 STALL = 60.0  # seconds the process has to take a parcel in or to give one back
+WHY: dict[signal.Signals | None, str] = {
+    signal.SIGKILL: "the system does that when memory runs out; lower training.batch_size or free memory there"
+}
+UNKNOWN = f"the site's own {WORKER_LOG}, beside its results, may say why"
 log = logging.getLogger(__name__)
 
 
@@ -112,6 +116,13 @@ class IsolatedParticipant:
             process.wait(timeout=STOP_LIMIT)
         code = process.poll()
         self._renew()
-        reason = f"the training process died {how_it_died(code)}"
+        reason = f"the training process died {_how_it_died(code)}"
         log.warning(reason)
         return reason
+
+
+def _how_it_died(code: int | None) -> str:
+    """Return what an exit code tells, and what to do; None: the process stood still."""
+    died_of = signal.Signals(-code) if code and code < 0 else None
+    how = died_of.name if died_of else "it stood still" if code is None else f"exit code {code}"
+    return f"({how}): {WHY.get(died_of, UNKNOWN)}; a new one goes on from the site's saved state"

@@ -54,9 +54,7 @@ class Worker:
         if self.answering is None:
             module, _, name = self.site["kind"].rpartition(".")
             kind = getattr(import_module(module), name)
-            answering = training_site(Place.read(self.site), kind)
-            answering.participant.trainer.share_out()
-            self.answering = answering
+            self.answering = training_site(Place.read(self.site), kind)
         return self.answering
 
     def _stop(self) -> None:
