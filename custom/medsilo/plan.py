@@ -42,7 +42,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Tracking(Feature):
-    """The round whose model is tested and kept as the result, and who is shown the rounds beside TensorBoard."""
+    """The round whose model is tested and kept as the result."""
 
     select: Literal["best", "last"] = Field(
         "best",
@@ -62,9 +62,6 @@ class Tracking(Feature):
         le=10_000,
         description="sites validate the model before the first round, after every so many rounds and after the last; "
         "only such rounds can be the best one",
-    )
-    mlflow: bool = Field(
-        False, description="write `mlflow.db` beside TensorBoard's files; needs the package `mlflow` at the server"
     )
 
     def conflicts(self, plan: "Plan", networks: Modules) -> Iterable[str]:

@@ -1,12 +1,10 @@
-"""The numbers in TensorBoard and MLflow: those of the rounds, of the server and each site, and nothing else."""
+"""The numbers in TensorBoard: those of the rounds, of the server and each site, and nothing else."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.federation.tracking import EventFiles, Points
 from medsilo.runs.reading import read_summary
@@ -68,25 +66,6 @@ def test_a_tracker_that_fails_ends_no_study(
     monkeypatch.setattr(EventFiles, "write", full)
     assert inprocess.run(make_plan("local", *SMALL), folder=tmp_path / "run").summary.finished
     assert caplog.text.count("EventFiles can't be written (OSError) and stops here") == 1
-
-
-def test_mlflow_is_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(MedsiloError, match="mlflow is not installed"):
-        inprocess.run(make_plan("local", *SMALL, "tracking.mlflow=true"), folder=tmp_path / "run")
-
-
-def test_mlflow_holds_the_rounds(tmp_path: Path) -> None:
-    tracking = pytest.importorskip("mlflow.tracking", reason="MLflow is not installed")
-    inprocess.run(make_plan("local", *SMALL, "tracking.mlflow=true"), folder=tmp_path / "run")
-    client = tracking.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/run/mlflow.db")
-    experiment = client.get_experiment_by_name("run")
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert sorted(runs) == [*SITES, "server"]
-    for site, curves in curves_of(tmp_path / "run").items():
-        for name, points in curves.items():
-            history = client.get_metric_history(runs[site].info.run_id, name)
-            assert sorted((point.step, pytest.approx(point.value)) for point in history) == points
 
 
 def test_a_run_that_goes_on_is_tracked_as_if_it_had_not_stopped(tmp_path: Path) -> None:

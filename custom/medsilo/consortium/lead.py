@@ -154,9 +154,9 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
             if by_nvflare and (left.rounds or packed is None):
                 why.append(MEANT.get(job["status"], NO_REASON))
             elif by_nvflare and packed:
-                unable = ", ".join(_unable(session, packed, sites)) or "a hospital"
                 why.append(
-                    f"{unable} can't run medsilo {__version__}: it is not installed there, or the policies forbid it"
+                    f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the "
+                    "policies forbid it; 'medsilo check --kit' at each says which"
                 )
             began = left.rounds or not packed
             raise MedsiloError(f"{f'job {job_id} has ended' if began else 'not started'}: {'; '.join(why)}")
@@ -174,24 +174,6 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
             say(f"{job['status']}: {waits}; 'medsilo status {job_id} --watch' goes on looking")
             return
         time.sleep(POLL)
-
-
-def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]:
-    """The sites that can't even load the package: NVFlare doesn't say whose process failed, so ask each alone."""
-    from medsilo.flare.jobs import add_meta, plan_of, write_job
-
-    jobs = {}
-    for site in sites:
-        alone = packed.with_name(f"roll-call-{site}")
-        write_job(alone, plan_of(packed), packed, roll_call=True)
-        add_meta(alone, {"deploy_map": {"app": ["server", site]}, "min_clients": 1})
-        jobs[site] = session.submit_job(str(alone))
-    deadline, ended = time.monotonic() + 2 * STARTING, dict[str, str]()
-    while len(ended) < len(jobs) and time.monotonic() < deadline:
-        time.sleep(POLL)
-        statuses = {site: str(session.get_job_status(job_id)) for site, job_id in jobs.items()}
-        ended = {site: status for site, status in statuses.items() if _is_over(status)}
-    return [site for site in sites if ended.get(site) != COMPLETED]
 
 
 def abort(job_id: str, kit: Path) -> str:

@@ -108,7 +108,7 @@ def run(
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         work = _run_central if plan.algorithm.pooled else partial(_run_federated, kind=kind)
-        with tracked(plan, Record(root), bool(folder)) as tracking:
+        with tracked(Record(root), bool(folder)) as tracking:
 
             def follow(line: Round) -> None:
                 tracking.round(line)

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder
-from medsilo.plan import Plan
-from medsilo.runs.paths import MLFLOW, MLFLOW_FILES, TENSORBOARD
+from medsilo.runs.paths import TENSORBOARD
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, Summary
 
@@ -84,46 +82,6 @@ class EventFiles:
             writer.close()
 
 
-class MlflowRuns:
-    """MLflow's database in the run's folder: the run is an experiment, the server and each site a run of it."""
-
-    def __init__(self, run: Path) -> None:
-        check_mlflow()
-        from mlflow.tracking import MlflowClient
-
-        self.client = MlflowClient(tracking_uri=address(run))
-        files = (run / MLFLOW_FILES).resolve().as_uri()
-        self.experiment = self.client.create_experiment(run.name, artifact_location=files)
-        self.runs: dict[str, str] = {}
-
-    def write(self, points: Points) -> None:
-        for who, own in points.items():
-            if who not in self.runs:
-                self.runs[who] = self.client.create_run(self.experiment, run_name=who).info.run_id
-            for name, value, step in own:
-                self.client.log_metric(self.runs[who], name, value, step=step)
-
-    def close(self) -> None:
-        for run in self.runs.values():
-            self.client.set_terminated(run)
-
-
-def check_mlflow() -> None:
-    """Raises MedsiloError where MLflow is not installed."""
-    try:
-        import mlflow  # noqa: F401
-    except ImportError:
-        raise MedsiloError(
-            "the plan has tracking.mlflow, but the Python package mlflow is not installed where the results are kept; "
-            "install it there (pip install mlflow), or set tracking.mlflow=false"
-        ) from None
-
-
-def address(run: Path) -> str:
-    """That of MLflow's database of a run."""
-    return f"sqlite:///{(run / MLFLOW).resolve()}"
-
-
 class Trackers:
     """Those to whom a run is shown; of one that goes on, the rounds before come first.
 
@@ -160,14 +118,13 @@ class Trackers:
 
 
 @contextmanager
-def tracked(plan: Plan, record: Record, kept: bool = True) -> Iterator[Trackers]:
-    """Show a run to the plan's trackers; to none where the run's folder is not kept."""
+def tracked(record: Record, kept: bool = True) -> Iterator[Trackers]:
+    """Show a run to its trackers; to none where the run's folder is not kept."""
     shutil.rmtree(record.folder / TENSORBOARD, ignore_errors=True)
-    (record.folder / MLFLOW).unlink(missing_ok=True)
     found: list[Tracker] = []
     if kept:
         make_folder(record.folder)
-        found = [EventFiles(record.folder), *([MlflowRuns(record.folder)] if plan.tracking.mlflow else [])]
+        found = [EventFiles(record.folder)]
     try:
         yield Trackers(record, found)
     finally:

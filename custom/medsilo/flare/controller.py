@@ -26,7 +26,7 @@ from medsilo.flare.patience import LONGEST, Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.presence import Presence
 from medsilo.flare.transport import Away, FlareTransport, Longest, dead
-from medsilo.flare.wire import PRESENT, let_tensors_travel
+from medsilo.flare.wire import let_tensors_travel
 from medsilo.flare.workspace import (
     cloned_from,
     kit_of,
@@ -37,12 +37,10 @@ from medsilo.flare.workspace import (
     settings_of_site,
     submitter_of,
 )
-from medsilo.runs.messages import Parcel
 from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
 
-ROLL_CALL = 120.0  # seconds that sites have to say that they are there
 TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites; one round if it alone has more
 
 
@@ -54,17 +52,16 @@ class MedsiloController(Controller):
         study: str = "",
         resume: bool = False,
         engine: str = "nvflare",
-        roll_call: bool = False,
         share: bool = False,
     ) -> None:
         """`study` names the run's folder (by default method, task and time); `resume` goes on from its checkpoint.
 
         A clone of a job whose study did not end goes on with that study by itself: so `medsilo resume` works.
-        `roll_call` runs nothing: it only asks the sites for an answer. `share` lets everybody in the consortium follow
+        `share` lets everybody in the consortium follow
         the study, and not only its lead.
         """
         super().__init__(task_check_period=0.05)
-        self.study, self.resume, self.engine, self.roll_call = study, resume, engine, roll_call
+        self.study, self.resume, self.engine = study, resume, engine
         self.share = share
         self.running: Coordinator | None = None
         self.transport: FlareTransport | None = None
@@ -112,9 +109,6 @@ class MedsiloController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
-            if self.roll_call:
-                self._call(abort_signal, fl_ctx)
-                return
             self.log_info(fl_ctx, f"medsilo finished: {self._lead(abort_signal, fl_ctx)}")
         except Aborted as error:
             self.log_warning(fl_ctx, str(error))
@@ -123,13 +117,6 @@ class MedsiloController(Controller):
             if self.engine == "nvflare":
                 publish_refusal(str(error), fl_ctx)
             self.system_panic(str(error), fl_ctx)
-
-    def _call(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        sites = [client.name for client in fl_ctx.get_engine().get_clients()]
-        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
-        missing = transport.ask(sites, lambda site: Parcel(facts=PRESENT), lambda site, reply: None, ROLL_CALL)
-        if missing:
-            raise MedsiloError(f"no answer of {', '.join(sorted(missing))}")
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str | None:
         """Lead a study to its end; returns its name."""
@@ -177,7 +164,7 @@ class MedsiloController(Controller):
             self.gate.allow(answer_bounds(plan))
             PatientRequests(self.gate.cell, Patience.of(plan))
         try:
-            with record.led_by(fl_ctx.get_job_id()), tracked(plan, record) as tracking:
+            with record.led_by(fl_ctx.get_job_id()), tracked(record) as tracking:
                 tell = self._tell(tracking, fl_ctx)
                 kit = kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)

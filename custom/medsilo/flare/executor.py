@@ -39,7 +39,7 @@ from medsilo.flare.gate import Gate
 from medsilo.flare.patches import LEFTOVERS, filters_of_answers
 from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
-from medsilo.flare.wire import PRESENT, TASK, let_tensors_travel, refusal, to_parcel, to_shareable
+from medsilo.flare.wire import TASK, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
@@ -99,8 +99,6 @@ class MedsiloExecutor(Executor):
                 raise Refused("took longer than participation.timeout: nobody waits for this answer any more")
 
         def work() -> Shareable:
-            if parcel.facts == PRESENT:
-                return to_shareable(parcel)
             site, clock = self._site(parcel, fl_ctx, stop)
             with clock.running():
                 checks.extend([clock.check, Busy().check] if self.measured else [clock.check])

@@ -21,7 +21,6 @@ from medsilo.runs.messages import Parcel, held
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
 REFUSAL, DIED, LACKS, HOLDS = "medsilo.refusal", "medsilo.died", "medsilo.lacks", "medsilo.holds"
-PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
 
 
 def let_tensors_travel(to_files: bool = False) -> None:

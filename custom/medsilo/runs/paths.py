@@ -26,8 +26,6 @@ SUPER_MODEL = "supermodel"
 FIGURES = "figures"
 SITES = "sites"
 TENSORBOARD = "tensorboard"
-MLFLOW = "mlflow.db"
-MLFLOW_FILES = "mlflow"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
@@ -120,7 +118,6 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "
     "test case with the structures found in it. Only synthetic images, or where the site's `pictures` allows it",
     f"{TENSORBOARD}/": "event files of the server and of each site: `tensorboard --logdir runs`",
-    MLFLOW: "with `tracking.mlflow: true`: `mlflow ui --backend-store-uri sqlite:///runs/<run>/mlflow.db`",
     f"{JOB}/": "the submitted job (simulator only)",
     f"{NVFLARE}/": "NVFlare's workspace (simulator only)",
     NVFLARE_LOG: "NVFlare's log (simulator only)",
