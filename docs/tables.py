@@ -261,13 +261,13 @@ def tree(entries: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------------- the commands
 def lines() -> str:
     """Return NVFlare's limits that a line can hit: its own, and those of a plan's defaults and of a patient plan."""
-    plans = [Patience(silence=420), Patience(silence=3600)]
+    plans = [Patience(silence=420), Patience(silence=3600, rate=8000)]
     rows = [
         f"| `{limit.key}` | {limit.default:,.0f} | {' | '.join(f'{limit.ours(plan):,.0f}' for plan in plans)} | "
         f"{limit.meaning} |"
         for limit in LIMITS
     ]
-    head = "| limit | NVFlare's own | the defaults | an hour | meaning |\n|---|---|---|---|---|"
+    head = "| limit | NVFlare's own | the defaults | an hour, 64 kbit/s | meaning |\n|---|---|---|---|---|"
     return "\n".join([head, *rows, ""])
 
 

@@ -192,9 +192,9 @@ def test_pieces_that_make_no_tensor_are_refused(false: dict) -> None:
 
 def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
     plan = make_plan("fedavg", "participation.timeout=600")
-    assert plan.hash == plan.with_changes(["participation.silence=420"]).hash
+    assert plan.hash == plan.with_changes(["participation.silence=420", "transport.slowest=4000"]).hash
     write_job(tmp_path / "job", plan)
-    patient = plan.with_changes(["participation.timeout=9000", "participation.silence=3600"])
+    patient = plan.with_changes(["participation.timeout=9000", "participation.silence=3600", "transport.slowest=64"])
     write_job(tmp_path / "patient", patient, tmp_path / "job")
     for name, side in ((SERVER, "server"), (CLIENT, "site")):
         for job, of in (("job", plan), ("patient", patient)):
@@ -206,7 +206,7 @@ def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
         "max_runner_sync_timeout": 1200.0,
     }
     assert limits(Patience.of(patient), "server") == {
-        "tensor_download_chunk_size": 1 << 20,
+        "tensor_download_chunk_size": 80_000,
         "streaming_idle_timeout": 7200.0,
         "dead_client_grace_period": 3600.0,
     }

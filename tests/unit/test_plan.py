@@ -415,6 +415,7 @@ OTHERS = {
     "participation.silence": 300,
     "participation.same": "[nvflare, torch]",
     "transport.precision": "bfloat16",
+    "transport.slowest": 64,
     "transport.sealing": "pairwise",
     "transport.sealing_bits": 32,
     "transport.sealing_bound": 8.0,

@@ -47,11 +47,21 @@ def promises(sealing: Sealing, clear: Sequence[str], counts: bool) -> list[str]:
     return [SEALING[sealing], COUNTED if counts else OPEN, rest]
 
 
+MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
+
+
 class TransportSettings(Feature):
     """Settings of the tensors on their way: precision and sealing."""
 
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
+    )
+    slowest: int = Field(
+        MEASURED_LINE,
+        ge=8,
+        le=1_000_000,
+        description="kbit/s of the slowest line, of which ten seconds' worth is sent in one piece. Leave 4000, the "
+        "default, and pieces have 1 MiB, of which two seconds' worth of the line's own speed are on their way",
     )
     sealing: Sealing = Field(
         "none",
@@ -98,6 +108,11 @@ class TransportSettings(Feature):
         if given == "group":
             raise ValueError("'group' is no more: one hospital that helped the server opened everything; set pairwise")
         return given
+
+    @property
+    def rate(self) -> float | None:
+        """The bytes a second of the slowest line, as the plan sets it; None where lines are measured."""
+        return None if self.slowest == MEASURED_LINE else self.slowest * 1000 / 8
 
     @property
     def sealed(self) -> bool:

@@ -1,9 +1,10 @@
 """The time that a site has.
 
-NVFlare's time limits that a hospital's line can hit stand here only. They follow from what is measured, or from two
+NVFlare's time limits that a hospital's line can hit stand here only. They follow from what is measured, or from three
 keys of the plan where these are set.
 
 `participation.silence`: how long a site may be silent. `participation.timeout`: how long a site has for one answer.
+`transport.slowest`: how slow a line may be.
 """
 
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from typing import Any, Literal
 
 from medsilo.plan import Plan
 
-PIECE = 16 << 20  # bytes
+PIECE_SECONDS = 10.0  # that a piece of a tensor takes on the slowest line
+LARGEST_PIECE = 16 << 20  # bytes
 SMALLEST_PIECE = 1 << 14
-PIECE = 1 << 20  # bytes of tensors that travel in one piece
+PIECE = 1 << 20  # bytes, where lines are measured
 ASK_AGAIN = 30.0  # seconds after which a request is made again whose reply a cut line may have swallowed
 DOWN = 1200.0  # seconds that a line may be down where nobody says less: twice the longest cuts that hospitals told of
 LONGEST = 86_400.0  # seconds for one answer of a site that shows signs of life
@@ -25,6 +27,7 @@ class Patience:
     """The time and the bytes that a plan allows."""
 
     silence: float  # of a site
+    rate: float | None = None  # bytes a second of the slowest line; None: lines are measured
     again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
     away: float = 0.0  # that a round waits for a site that is lost
 
@@ -34,7 +37,14 @@ class Patience:
         own = plan.participation
         silence = float(min(own.longest_silence or DOWN, own.limit or LONGEST))
         away = own.patience if own.when_missing == "wait" else 0
-        return cls(silence, min(ASK_AGAIN, silence / 4), float(away))
+        return cls(silence, plan.transport.rate, min(ASK_AGAIN, silence / 4), float(away))
+
+    @property
+    def piece(self) -> int:
+        """Return the bytes of a piece of a tensor: what arrived stays when the line is cut within the next."""
+        if self.rate is None:
+            return PIECE
+        return min(LARGEST_PIECE, max(SMALLEST_PIECE, int(PIECE_SECONDS * self.rate)))
 
 
 @dataclass(frozen=True)
@@ -53,8 +63,8 @@ LIMITS = (
         "tensor_download_chunk_size",
         "both",
         2 << 20,
-        lambda patience: PIECE,
-        "bytes of tensors that travel in one piece: what arrived stays when the line is cut within the next",
+        lambda patience: patience.piece,
+        "bytes of tensors that travel in one piece: 1 MiB, or ten seconds of `transport.slowest`",
     ),
     Limit(
         "tensor_streaming_per_request_timeout",
