@@ -89,7 +89,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.learning import layers
     from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
     from medsilo.learning.seeds import generator_for, seed_for
-    from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
+    from medsilo.models import blocks
     from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
     from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
@@ -121,7 +121,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
-    from medsilo.tasks import splits, survival
+    from medsilo.tasks import splits, survival, volumes
     from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
     from medsilo.tasks.headers import check_size, open_reader
     from medsilo.tasks.listing import (
@@ -155,7 +155,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
     from medsilo.tasks.use import InMonai
-    from medsilo.tasks.volumes import labels_of_slices, read_pair, slices_of
 
 
 def _places() -> list[dict[str, str]]:

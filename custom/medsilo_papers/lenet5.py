@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.extend import NORM, Network, Norm, norm_layer
+from medsilo.extend import NORM, Network, blocks
 
 
 class LeNet5(Network):
@@ -16,7 +16,7 @@ class LeNet5(Network):
 
     name: Literal["lenet5"] = "lenet5"
     size: int = Field(default=28, ge=16, le=1024, description="height and width of the images")
-    norm: Norm = Field(
+    norm: blocks.Norm = Field(
         "batch",
         description=NORM,
     )
@@ -25,7 +25,7 @@ class LeNet5(Network):
         side = ((self.size - 4) // 2 - 4) // 2
         layers: list[nn.Module] = []
         for before, after in ((channels, 6), (6, 16)):
-            layers += [nn.Conv2d(before, after, 5), *norm_layer(2, after, self.norm), nn.ReLU(inplace=True)]
+            layers += [nn.Conv2d(before, after, 5), *blocks.norm_layer(2, after, self.norm), nn.ReLU(inplace=True)]
             layers.append(nn.MaxPool2d(2))
         return nn.Sequential(
             *layers,

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.extend import CONVOLUTIONS, NORM, POOLS, Dimensions, Network, Norm, norm_layer
+from medsilo.extend import NORM, Dimensions, Network, blocks
 
 LINEAR = {2: "bilinear", 3: "trilinear"}
 
@@ -25,7 +25,7 @@ class PooledUNet(Network):
         default=(16, 32, 64), min_length=2, max_length=7, description="features of each level, the finest first"
     )
     dimensions: Dimensions = 3
-    norm: Norm = Field("batch", description=NORM)
+    norm: blocks.Norm = Field("batch", description=NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
         return _Levels(self, channels, classes)
@@ -38,9 +38,9 @@ class _Levels(nn.Module):
         self.down = nn.ModuleList(_two(own, before, here // 2, here) for before, here in pairwise(levels))
         coarse_first = tuple(pairwise(own.features[::-1]))
         self.up = nn.ModuleList(_two(own, below + here, here, here) for below, here in coarse_first)
-        self.pool = POOLS[own.dimensions](2)
+        self.pool = blocks.POOLS[own.dimensions](2)
         self.enlarge = nn.Upsample(scale_factor=2, mode=LINEAR[own.dimensions], align_corners=False)
-        self.head = CONVOLUTIONS[own.dimensions](own.features[0], classes, 1)
+        self.head = blocks.CONVOLUTIONS[own.dimensions](own.features[0], classes, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         kept: list[Tensor] = []
@@ -57,6 +57,6 @@ def _two(own: PooledUNet, channels: int, first: int, second: int) -> nn.Sequenti
     """Return two convolutions, each with its norm and a ReLU whose slope below 0 is learned."""
     layers: list[nn.Module] = []
     for before, here in ((channels, first), (first, second)):
-        norms = norm_layer(own.dimensions, here, own.norm)
-        layers += [CONVOLUTIONS[own.dimensions](before, here, 3, padding=1, bias=not norms), *norms, nn.PReLU()]
+        norms = blocks.norm_layer(own.dimensions, here, own.norm)
+        layers += [blocks.CONVOLUTIONS[own.dimensions](before, here, 3, padding=1, bias=not norms), *norms, nn.PReLU()]
     return nn.Sequential(*layers)

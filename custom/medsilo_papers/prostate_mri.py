@@ -20,11 +20,9 @@ from medsilo.extend import (
     Segmentation,
     SiteData,
     Task,
-    labels_of_slices,
-    read_pair,
     resized,
-    slices_of,
     splits,
+    volumes,
 )
 from medsilo_papers.basic_unet import BasicUNet
 from medsilo_papers.public_files import files_in, site_folder
@@ -71,7 +69,7 @@ class Prostate(Task):
 
     @property
     def use(self) -> ImageUse:
-        return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of_slices)
+        return ImageUse(lambda scan: self.inputs_of(scan.values), volumes.labels_of_slices)
 
     @property
     def mixes_patients(self) -> bool:
@@ -104,7 +102,7 @@ class Prostate(Task):
             raise DataError(message, private=without)
         volumes, masks, cases, patients, spacings = [], [], [], [], []
         for image_path, mask_path in pairs:
-            image, mask = read_pair(image_path, mask_path)
+            image, mask = volumes.read_pair(image_path, mask_path)
             organ = (mask.values > 0).astype(np.float32)
             volumes.append(self._single(image.values))
             masks.append((resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
@@ -157,7 +155,7 @@ class Prostate(Task):
         else:
             values = np.floor(np.clip(volume, 0, BRIGHTEST) * (255 / BRIGHTEST)) / 255
         scaled = (values * self.brightest).astype(np.float32)
-        return slices_of(scaled[None], (1, self.size, self.size))[:, 0]
+        return volumes.slices_of(scaled[None], (1, self.size, self.size))[:, 0]
 
 
 class Slices(Dataset):
