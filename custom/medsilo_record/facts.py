@@ -211,9 +211,8 @@ def _recipients(plan: Plan) -> Iterator[str]:
     yield f"Hospitals of the study: {others}."
     told: dict[str, None] = {}
     for flow in flows({"study": plan}):
-        told[
-            f"{sentence(flow.sender)} to {flow.receiver}, {flow.when}: {flow.what}{f' ({flow.size})' if flow.size else ''}."
-        ] = None
+        size = f" ({flow.size})" if flow.size else ""
+        told[f"{sentence(flow.sender)} to {flow.receiver}, {flow.when}: {flow.what}{size}."] = None
     yield from told
 
 
