@@ -140,7 +140,7 @@ def _processing(case: Case) -> Iterator[RecordEntry]:
 
 def _assessment(case: Case) -> Iterator[RecordEntry]:
     plan, settings = case.plan, case.settings
-    words = tuple(f"{name}: {what.rstrip('.')}." for name, what in plan_in_words(plan))
+    words = tuple(f"{sentence(name)}: {what.rstrip('.')}." for name, what in plan_in_words(plan))
     yield RecordEntry("description", "Systematic description", words)
     least = (
         f"{size_text(sum(leak.bytes * leak.rounds for leak in leaks(plan)))} of tensors leave in {plan.rounds} rounds."
@@ -211,9 +211,8 @@ def _recipients(plan: Plan) -> Iterator[str]:
     yield f"Hospitals of the study: {others}."
     told: dict[str, None] = {}
     for flow in flows({"study": plan}):
-        told[f"{flow.sender} to {flow.receiver}, {flow.when}: {flow.what}{f' ({flow.size})' if flow.size else ''}."] = (
-            None
-        )
+        size = f" ({flow.size})" if flow.size else ""
+        told[f"{sentence(flow.sender)} to {flow.receiver}, {flow.when}: {flow.what}{size}."] = None
     yield from told
 
 
@@ -230,7 +229,7 @@ def _leaving(case: Case) -> Iterator[str]:
         yield f"{leak.group}: rounds {leak.when}, {leak.bytes:,} bytes a round; {bound}.{read}"
     for what, price in prices.items():
         if not what.startswith("tensors: "):
-            yield f"{what}: {price}."
+            yield f"{sentence(what)}: {price}."
 
 
 def _kept() -> Iterator[str]:

@@ -140,7 +140,7 @@ class SitePages:
             costs=list(privacy_findings(plan, home.settings, home.book, files_of(home.kit))),
             ledger=_ledger_lines(home),
             check=self._works.get((hash, CHECK)),
-            actions=[(name, PAGE_ACTIONS[name], self._works.get((hash, name))) for name in PAGE_ACTIONS],
+            actions=[(name, PAGE_ACTIONS[name], self._works.get((hash, name))) for name in _actions(home)],
             goes_on=next((name for (of, name), work in self._works.items() if of == hash and work.goes_on), ""),
             now=time.time_ns(),
             decisions=list(reversed(decisions)),
@@ -196,7 +196,7 @@ class SitePages:
     def _decide(self, query: Query, hash: str, verb: str) -> Reply:
         home = self._home()
         asked = self._asked(home, hash)
-        if verb in (CHECK, *PAGE_ACTIONS) and asked:
+        if verb in (CHECK, *_actions(home)) and asked:
             self._begin(home, home.plan_of(asked), verb)
             return Reply(goes_to=f"/plan/{hash}#{verb}")
         if verb not in VERBS or (asked is None and verb != "withdraw"):
@@ -276,6 +276,11 @@ class SitePages:
 
     def _asked(self, home: KitAtHome, hash: str) -> AskingPlan | None:
         return next((one for one in home.approvals.asked() if one.hash == hash), None)
+
+
+def _actions(home: KitAtHome) -> list[str]:
+    """Return the actions that medsilo brings, and those of packages that this hospital allows."""
+    return [name for name in PAGE_ACTIONS if PAGE_ACTIONS.package_of(name) in (None, *home.settings.packages)]
 
 
 def _sentence(watched: StudyMoment) -> str:
