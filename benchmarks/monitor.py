@@ -175,7 +175,8 @@ Written by `python -m benchmarks.monitor --runs {runs} --write`. What is watched
 One of eight hospitals changes (SYNTHETIC histology, two classes; each hospital has a look of its own; the model of
 FedAvg is right in {right:.0%} of cases). The charts rest on {REFERENCE} patients of its validation and are set for one
 false alarm in a year of {A_YEAR:,} patients. {BEFORE} patients come before the change. Found: an alarm within the next
-{WITHIN}. {runs} runs each, with other patients, two for each reference. Outcomes are known at once, or never ("without outcomes").
+{WITHIN}. {runs} runs each, with other patients, two for each reference.
+Outcomes are known at once, or never ("without outcomes").
 
 Without a change there were **{np.mean(years):.2f} ± {sure:.2f} alarms a year** (95 % interval over runs), and none in
 {np.mean(np.array(years) == 0):.0%} of the years.
