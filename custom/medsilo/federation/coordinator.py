@@ -23,14 +23,7 @@ from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import (
-    Delivered,
-    End,
-    SiteAnswer,
-    Tested,
-    Trained,
-    Tried,
-)
+from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained, Tried
 from medsilo.runs.record import Record, now
 from medsilo.runs.schema import STOPPED, Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
