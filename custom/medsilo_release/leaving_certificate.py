@@ -32,6 +32,8 @@ def certify(gone: Departure, out: Path, key: signing.PrivateKey) -> LeavingCerti
     cross.finished_run(out)
     if load_plan(out / paths.PLAN).hash != gone.plan.hash:
         raise MedsiloError("the run is not of this study without who left; run 'medsilo leave' into a new folder")
+    if _hash(out / paths.ROUNDS) == _hash(gone.study / paths.ROUNDS):
+        raise MedsiloError("that run is the study itself; name another one with -o")
     told = LeavingCertificate(
         hospital=gone.hospital,
         patients=gone.patients,

@@ -12,7 +12,8 @@ from medsilo.extend import MedsiloError, Section, cross, package_facts, signed, 
 from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
 
 MOST_RECEIPTS = 4096
-Hospital = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+Hospital = Annotated[str, Field(pattern=NAME)]
 Drift = Annotated[float, Field(ge=-10, le=10)]
 
 

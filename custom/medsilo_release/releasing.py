@@ -1,5 +1,6 @@
 """The commands after a study: release, validate, receipts merge."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,10 +76,12 @@ def validate(
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo.extend import cross, settings_of, signed, signing
     from medsilo_release.patient_sums import Validated, WatchFolder
-    from medsilo_release.receipts import write_receipt
+    from medsilo_release.receipts import NAME, write_receipt
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
 
+    if not re.match(NAME, hospital):
+        raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
     opened = [Release.open(folder, lead) for folder in releases]

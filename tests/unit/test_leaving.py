@@ -138,6 +138,7 @@ def test_a_patient_leaves_as_if_never_listed(here: Path) -> None:
     (own / "cases.csv").write_text("\n".join(line for line in lines if not line.startswith(("b-7,", "b-31,"))) + "\n")
     inprocess.run(plan, folder=here / "fresh", settings=settings_in(here / "hospitals"))
     assert same(here / "runs/new", here / "fresh") and not same(here / "runs/study", here / "fresh")
+    assert cli.main(["leave", "runs/study", "b", "-o", "runs/study", "--patients"]) == 1, "the old run is certified"
     for path in (here / "runs/new").rglob("*.json*"):
         assert "b-31" not in path.read_text(), path
 

@@ -99,6 +99,7 @@ def test_several_kinds_of_models_are_released(tmp_path: Path, monkeypatch: pytes
 
 def test_two_releases_are_compared_on_the_same_patients(here: Path) -> None:
     shutil.copytree(here / "release", here / "other")
+    assert cli.main(["validate", "release", "--as", "../x"]) == 1
     assert cli.main(["validate", "release", "other", "--as", "x", "-o", "both", "--device", "cpu"]) == 0
     assert "+0.0 points" in (here / "both" / "validation.html").read_text()
 

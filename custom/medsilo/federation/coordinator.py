@@ -23,14 +23,7 @@ from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import (
-    Delivered,
-    End,
-    SiteAnswer,
-    Tested,
-    Trained,
-    Tried,
-)
+from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained, Tried
 from medsilo.runs.record import Record, now
 from medsilo.runs.schema import STOPPED, Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
@@ -167,7 +160,8 @@ class Coordinator:
             self.rounds = self.record.forget_after(self.state.done)
             return
         if breach is None:
-            if number > 1 and exchange.replies.keys() - self._contributors():  # somebody is new
+            others = exchange.replies.keys() - {*self.rounds[-1].answered} if self.rounds else set()
+            if others and others - self._contributors():  # somebody is new
                 self.record.keep_before(number - 1)
             self._consider_best(exchange, number - 1)
             self.state.finish(number)

@@ -62,7 +62,14 @@ class Departure:
         folder = self.study / paths.CHECKPOINTS / paths.BEFORE.replace("*", str(self.first - 1))
         last = [max(own.glob(paths.STATE_FILES), key=_round_of, default=None) for own in self._folders()]
         alone = all(path and not load_tensors(path)[0] and load_facts(path)["best"] is None for path in last)
-        return folder if folder.is_dir() and alone else None
+        return folder if folder.is_dir() and alone and not self._depends_on_sites() else None
+
+    def _depends_on_sites(self) -> bool:
+        """Return whether rounds before the hospital came would have been others without it in the plan."""
+        plan = self.before
+        dealt = plan.task.synthetic or plan.task.deals or plan.training.truncate
+        shared = plan.transport.sealed or plan.mixing != type(plan.mixing)()
+        return bool(dealt or shared or any(phase.turn or phase.before for phase in plan.course.phases))
 
     def _folders(self) -> list[Path]:
         return [paths.site_folder(self.study, site) for site in self.plan.participation.sites]
