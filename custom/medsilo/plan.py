@@ -380,7 +380,10 @@ def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Out
         )
     names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
     names |= {f"layers.{place}": layer.name for place, layer in enumerate(plan.layers)}
-    names |= {"network.of": plan.network.plain.name}
+    key, inner = "network", plan.network
+    while isinstance(inner := getattr(inner, "of", None), Network):
+        key = f"{key}.of"
+        names[key] = inner.name
     return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 

@@ -88,6 +88,8 @@ class Tuned(_Begun):
         """The whole network is one that a site can hold, and it suits the plan."""
         if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > MOST_PARAMETERS:
             yield f"network.of: has {numbers} numbers, frozen or not; {MOST_PARAMETERS} may be"
+        if isinstance(self.of, Tuned):
+            yield "network.of: a tuned network in a tuned one; write one of them"
         yield from self.of.conflicts(plan, networks)
 
     def build(self, channels: int, classes: int) -> nn.Module:

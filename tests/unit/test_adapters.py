@@ -142,6 +142,7 @@ def test_what_does_not_fit_is_one_line(backbone: dict[str, Any], tmp_path: Path)
     for wrong, told in (
         ({"train": "haed"}, "network.train: 'haed' names no parameter"),
         ({"adapters": {"of": ["*.kqv"]}}, "network.adapters.of: '*.kqv' is no linear layer"),
+        ({"train": "head", "of": {"name": "tuned", "of": VIT, "train": "head"}}, "a tuned network in a tuned one"),
         ({"train": ["all"], "of": {"name": "vitt"}}, "network.of.name: 'vitt' is not known; did you mean 'vit'?"),
         ({"of": {"name": "densenet121"}, "train": "head", "from": backbone}, "the file is not of this network: 1 tens"),
         ({"train": "norms", "from": {**backbone, "sha256": "0" * 64}}, "(SHA-256 000000000000..., "),
@@ -189,8 +190,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "adafed": {"pretraining": {"epochs": 1}},
     "fedbn": {"keeps": "norms"},
     "ditto": {},
-    "scaffold": {},
-    "fedprox": {},
 }
 
 
