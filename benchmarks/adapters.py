@@ -96,6 +96,9 @@ def cell(values: list[float]) -> str:
 def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     """Return the document. found: by row and seed."""
     seeds = len(found[PRETRAINING])
+    told = f"{seeds} seeds, each with a backbone of its own"
+    if seeds < 3:
+        told = "**One seed**: no row is told from another by this table" if seeds == 1 else f"**{told}: too few**"
     first, lines = found["all, from initial weights"], []
     for row, own in found.items():
         every = list(own.values())
@@ -114,7 +117,7 @@ def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
 Real data (MoNuSAC 2020, MoNuSeg 2018 and TNBC; not part of this project): three hospitals with 41, 50 and 38 training
 tiles, 48 pixels wide. MONAI's basic U-Net of 488,394 weights. The backbone is trained without labels (`masked-images`,
 20 rounds) on the training images of the same three hospitals; then 12 rounds with labels, Adam, learning rate 0.003 in
-all rows, which was chosen for none of them. {seeds} seeds, each with a backbone of its own. Written by
+all rows, which was chosen for none of them. {told}. Written by
 
     python -m benchmarks.adapters --write
 

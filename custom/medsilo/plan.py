@@ -377,7 +377,10 @@ def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Out
         )
     names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
     names |= {f"layers.{place}": layer.name for place, layer in enumerate(plan.layers)}
-    names |= {"network.of": plan.network.plain.name}
+    key, inner = "network.of", getattr(plan.network, "of", None)
+    while isinstance(inner, Network):
+        names[key] = inner.name
+        key, inner = f"{key}.of", getattr(inner, "of", None)
     return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 

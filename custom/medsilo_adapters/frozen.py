@@ -34,12 +34,7 @@ class Frozen(Tensor):
         return there.setdefault((found.device, found.dtype), found.as_subclass(Frozen))
 
 
-def freeze(
-    network: nn.Module,
-    trained: Collection[str],
-    known: MutableMapping[Key, Frozen],
-    key: Key = (),
-) -> None:
+def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[Key, Frozen], key: Key = ()) -> None:
     """Freeze all parameters but these, and the buffers of layers that have none of them.
 
     known: frozen tensors of networks that were made before, by what decides over them (`key`) and name; new ones are
@@ -50,9 +45,10 @@ def freeze(
 
     def frozen(name: str, tensor: Tensor) -> Frozen:
         if id(tensor) not in done:
-            made = known.get((*key, name))
+            own = (*key, name, str(tensor.shape))
+            made = known.get(own)
             if made is None:
-                made = known[*key, name] = tensor.detach().as_subclass(Frozen)
+                made = known[own] = tensor.detach().as_subclass(Frozen)
             done[id(tensor)] = made
         return done[id(tensor)]
 

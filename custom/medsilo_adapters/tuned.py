@@ -31,7 +31,7 @@ class Checkpoint(Section):
 
     file: str = Field("", max_length=200, description="its name, by which people know it")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its bytes, which decides")
-    bytes: int = Field(ge=1, le=1 << 40, description="how many it has")
+    bytes: int = Field(ge=1, le=1 << 32, description="how many it has")
     least: float = Field(
         0.5, gt=0, le=1, description="the share of the network's numbers that must be found in it, by name and shape"
     )
@@ -88,6 +88,8 @@ class Tuned(_Begun):
         """The whole network is one that a site can hold, and it suits the plan."""
         if (numbers := sum(own.numel() for _, own in values_of(networks["model"]))) > MOST_PARAMETERS:
             yield f"network.of: has {numbers} numbers, frozen or not; {MOST_PARAMETERS} may be"
+        if isinstance(self.of, Tuned):
+            yield "network.of: a tuned network in a tuned one; write one of them"
         yield from self.of.conflicts(plan, networks)
 
     def build(self, channels: int, classes: int) -> nn.Module:
@@ -108,13 +110,9 @@ class Tuned(_Begun):
         freeze(network, trained, _KNOWN if same else {}, key)
         return network
 
-    def report(self, channels: int, classes: int) -> Match:
-        """Return how the file and the network fit."""
-        return self._matched(self.of.build(channels, classes))
-
     def _matched(self, network: nn.Module) -> Match:
         assert self.start
-        found = match(network.state_dict(), read_checkpoint(shelf.find(self.start.sha256, self.start.file)))
+        found = match(network.state_dict(), read_checkpoint(shelf.find(self.start.sha256, self.start.bytes)))
         if found.share < self.start.least:
             raise MedsiloError(f"network.from: the file is not of this network: {found}; give another, or lower least")
         return found

@@ -81,7 +81,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Write a file atomically."""
     with _replacing(path) as temporary:
         temporary.write_bytes(content)

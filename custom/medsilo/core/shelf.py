@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from medsilo.core.errors import MedsiloError, Refused
 
 FOLDER = "models"  # of files that a run needs, in its own folder
 HASH = re.compile(r"[0-9a-f]{64}")
-MOST_FILES = 1000  # of a folder that are looked at
 
 _folders: dict[Path, None] = {}  # in the order in which they were noted
 _hashes: dict[tuple[str, int, int], str] = {}  # of files, by path, size and time of change
@@ -36,58 +35,47 @@ def hash_of_file(path: Path) -> str:
     return _hashes[key]
 
 
-def find(sha256: str, name: str = "") -> Path:
-    """Return the file with this hash. name: the one that it most likely has."""
-    for path in _candidates({sha256, name}):
-        with suppress(OSError):
-            if hash_of_file(path) == sha256:
-                return path
-    shown = f"{name} " if name else ""
+def find(sha256: str, size: int) -> Path:
+    """Return a file with this hash and of so many bytes; no other is looked into."""
+    for folder in filter(Path.is_dir, _folders):
+        for path in sorted(folder.iterdir()):
+            with suppress(OSError):
+                if path.is_file() and path.stat().st_size == size and hash_of_file(path) == sha256:
+                    return path
     raise MedsiloError(
-        f"the file {shown}(SHA-256 {sha256[:12]}...) is not here; put it into a folder and name that under 'models' in "
-        "this party's medsilo.yaml"
+        f"the file that the network begins with (SHA-256 {sha256[:12]}..., {size} bytes) is not here; put it into a "
+        "folder and name that under 'models' in this party's medsilo.yaml"
     )
 
 
-def _candidates(names: set[str]) -> Iterator[Path]:
-    """Yield files, those of these names before all others."""
-    for folder in _folders:
-        yield from (folder / name for name in sorted(names) if name and (folder / name).is_file())
-    for folder in _folders:
-        if folder.is_dir():
-            every = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in names)
-            yield from every[:MOST_FILES]
-
-
-def keep(sha256: str, content: bytes | bytearray | memoryview, folder: Path, most: int) -> None:
+def keep(sha256: str, content: memoryview, folder: Path, most: int) -> None:
     """Keep a file that came, under its hash, in a folder of such files that may have so many bytes in all."""
     from medsilo.core.files import write_bytes  # which takes time to import, and who reads names does without
 
     if hashlib.sha256(content).hexdigest() != sha256:
         raise Refused("the file that came is not the one of the plan; its hash is another")
-    size = memoryview(content).nbytes
-    if size > most:
+    if (size := content.nbytes) > most:
         raise Refused(f"the plan's network begins with a file of {size} bytes, and {most} may be kept (models_disk)")
     older = [path for path in folder.glob("*") if HASH.fullmatch(path.name)] if folder.is_dir() else []
     sizes = {path: path.stat().st_size for path in sorted(older, key=lambda path: path.stat().st_mtime_ns)}
     for path in sizes:
         if sum(own for other, own in sizes.items() if other.exists()) + size > most:
             path.unlink()
-    write_bytes(folder / sha256, bytes(content))
+    write_bytes(folder / sha256, content)
     look_in(folder)
 
 
-def keep_beside(sha256: str, folder: Path) -> None:
-    """Have a file in a folder too, under its hash: as a second name of the same bytes where the disk allows it."""
+def keep_beside(files: Mapping[str, int], folder: Path) -> None:
+    """Have files in a folder too, under their hashes: as second names of the same bytes where the disk allows it."""
     from medsilo.core.files import make_folder
 
-    place = folder / sha256
-    if place.is_file() and hash_of_file(place) == sha256:
-        return
-    found = find(sha256)
-    make_folder(folder)
-    place.unlink(missing_ok=True)
-    try:
-        os.link(found, place)
-    except OSError:
-        shutil.copyfile(found, place)
+    for sha256, size in files.items():
+        found, place = find(sha256, size), folder / sha256
+        if found == place.absolute():
+            continue
+        make_folder(folder)
+        place.unlink(missing_ok=True)
+        try:
+            os.link(found, place)
+        except OSError:
+            shutil.copyfile(found, place)

@@ -130,8 +130,7 @@ def copy_model(folder: Path, source: Source, out: Path) -> None:
         out.mkdir(parents=True)
         shutil.copyfile(folder / paths.PLAN, out / paths.PLAN)
         shutil.copyfile(folder / source.facts["file"], out / paths.BEST)
-    for file in source.plan.network.files:
-        shelf.keep_beside(file, out / shelf.FOLDER)
+    shelf.keep_beside(source.plan.network.files, out / shelf.FOLDER)
     source.carry(out)
 
 

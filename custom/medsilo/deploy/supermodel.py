@@ -94,8 +94,7 @@ class SuperModel(Experts):
         networks |= {_personal_file(site): self.expert(site) for site in self.agreed}
         for name, network in networks.items():
             save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
-        for file in origin.plan.network.files:
-            shelf.keep_beside(file, folder / shelf.FOLDER)
+        shelf.keep_beside(origin.plan.network.files, folder / shelf.FOLDER)
         write_text(folder / PLAN, origin.plan.to_yaml())
         write_text(folder / CARD, card(self, origin))
         manifest = Manifest(

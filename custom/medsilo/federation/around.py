@@ -116,7 +116,7 @@ def asking(
     for layer in reversed(plan.layers):
         inner = layer.server(inner, plan)
     if plan.network.files:
-        inner = FileSupply(inner, list(plan.network.files))
+        inner = FileSupply(inner, plan.network.files)
     inner = KnownTensors(inner, plan.transport.sealed, lost)
     if plan.privacy:
         inner = LedgerWatch(inner, heads)

@@ -5,6 +5,7 @@ A file travels as one tensor of bytes, in pieces like all tensors. Its hash stan
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -29,9 +30,9 @@ class SuppliedSite:
     def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
         groups = dict(parcel.groups)
         self._take(groups.pop(FILES, {}))
-        for file in self.place.plan.network.files:
+        for file, size in self.place.plan.network.files.items():
             try:
-                shelf.find(file)
+                shelf.find(file, size)
             except MedsiloError as error:
                 raise Lacks(str(error)) from error
         self.inner = self.inner or self.make()
@@ -48,7 +49,7 @@ class SuppliedSite:
 class FileSupply:
     """A channel that sends a site what it lacks: each site once, as the server had it."""
 
-    def __init__(self, inner: Channel, files: Sequence[str]) -> None:
+    def __init__(self, inner: Channel, files: Mapping[str, int]) -> None:
         self.inner, self.files = inner, files
         self.sent: set[str] = set()
 
@@ -61,7 +62,7 @@ class FileSupply:
         if not lacking:
             return missing
         self.sent |= set(lacking)
-        files = {file: _content(file) for file in self.files}
+        files = {file: _content(shelf.find(file, size), size) for file, size in self.files.items()}
 
         def going(site: str) -> Parcel:
             order = outgoing(site)
@@ -71,7 +72,6 @@ class FileSupply:
         return {**{site: gone for site, gone in missing.items() if site not in lacking}, **again}
 
 
-def _content(file: str) -> torch.Tensor:
+def _content(path: Path, size: int) -> torch.Tensor:
     """Return a file's bytes, which stay on the disk until they are sent."""
-    path = shelf.find(file)
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)

@@ -92,8 +92,7 @@ def run(
     if not record.make_way() or any((record.folder / name).exists() for name in (paths.JOB, paths.CHECKPOINTS)):
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
-    for file in plan.network.files:
-        shelf.keep_beside(file, record.folder / shelf.FOLDER)
+    shelf.keep_beside(plan.network.files, record.folder / shelf.FOLDER)
     try:
         return _simulate(record, plan, settings, threads, on_round, say)
     except BaseException:

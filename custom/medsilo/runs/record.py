@@ -82,8 +82,7 @@ class Record:
         """Write what is known before the first round. A run never writes over another that had begun to train."""
         if not self.make_way():
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
-        for file in plan.network.files:
-            shelf.keep_beside(file, self.folder / shelf.FOLDER)
+        shelf.keep_beside(plan.network.files, self.folder / shelf.FOLDER)
         write_text(self.folder / paths.PLAN, plan.to_yaml())
         provenance = Provenance(
             package=Package(**package_facts()),
