@@ -174,7 +174,7 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     server = ServerSide(["a", "b", "c"], {}, joined, set, goal, None, 0, None, None, None)  # type: ignore[arg-type]
     mixer = WeightedMean()
     tensors = model.state_dict()
-    mix_by_structure(mixer, tensors, model, server)
+    mix_by_structure({"model": mixer}, {"model": tensors}, model, server)
     mixer.start(["a", "b", "c"], {name: torch.zeros_like(one) for name, one in tensors.items()})
     for site, value, samples in (("a", 1.0, 1), ("b", 2.0, 1), ("c", 4.0, 2)):
         mixer.add(site, {name: torch.full_like(one, value) for name, one in tensors.items()}, samples)
@@ -186,7 +186,8 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     others = next(name for name in tensors if name not in axes and tensors[name].is_floating_point())
     torch.testing.assert_close(found[others], torch.full_like(found[others], 11 / 4))
     plain = WeightedMean()
-    mix_by_structure(plain, tensors, model, ServerSide(["c"], {}, {"c": Answer()}, *server_rest(server)))
+    alone = ServerSide(["c"], {}, {"c": Answer()}, *server_rest(server))
+    mix_by_structure({"model": plain}, {"model": tensors}, model, alone)
     assert plain.weigh is None
 
 
