@@ -115,7 +115,8 @@ def volumes(source: Path) -> Part:
     return Part(
         "Structures: two hospitals drew one, two the other",
         "Hippocampus volumes of the Medical Segmentation Decathlon (CC BY-SA 4.0), one centre dealt to four "
-        "hospitals of 20 by each seed; 30 others are tested. Two hospitals drew the anterior part, two the posterior. "
+        "hospitals of 20 by each seed; of 30 others the six of the test part "
+        "are tested. Two hospitals drew the anterior part, two the posterior. "
         "*Naive* takes what was not drawn for background.",
         hippocampus(source),
         {
@@ -174,8 +175,8 @@ ALL_FOUR, FEWER = _taken({}), _taken({"b": 3, "c": 2, "d": 1})
 BRAINS = Part(
     "Channels: hospitals with 4, 3, 2 and 1 of four",
     "GENERATED heads of 20 voxels a side with lesions that every channel shows with its own contrast and noise; 15 at "
-    "each hospital and 15 that are tested, with all four channels. `lacking: 0.25` drops a quarter of the channels in "
-    "training.",
+    "each hospital and 3 of 15 others tested, with all four channels. `lacking: 0.25` drops a quarter of the "
+    "channels in training.",
     write_brains,
     {
         "task": {"name": "nifti-folder", "modalities": list(CHANNELS), "size": [20, 20, 20], "lacking": 0.0},
@@ -215,7 +216,7 @@ LACKS = {"b": COLUMNS[:4], "c": COLUMNS[4:9], "d": COLUMNS[9:15]}
 EVERYWHERE = [name for name in COLUMNS if not any(name in lacks for lacks in LACKS.values())]
 TABLES = Part(
     "Columns: three of four hospitals lack 4, 5 and 6 of 18",
-    "GENERATED tables of 18 numbers, 300 lines at each hospital and 2,000 that are tested, with all columns. Logistic "
+    "GENERATED tables of 18 numbers, 300 lines at each hospital and 400 that are tested, with all columns. Logistic "
     "regression, `missing: mark`.",
     write_tables,
     {
