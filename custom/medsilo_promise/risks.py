@@ -110,7 +110,7 @@ class Structure(Risk):
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         share = output.softmax(1)[:, self.labels].sum(1).flatten(1)
         share = torch.where(torch.isin(output.argmax(1).flatten(1), _like(target, self.labels)), 1.0, share)
-        right = torch.isin(target, _like(target, self.labels)).flatten(1)
+        right = self.goal.masks(target)[:, 0].flatten(1)
         cuts = SHARES.to(share).flip(0)  # rising
         place = torch.bucketize(share, cuts, right=True) - 1  # the last cut that is not above the share
 

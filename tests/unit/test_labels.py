@@ -4,6 +4,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nibabel
 import numpy as np
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from medsilo.check.data import data_tables
 from medsilo.core.errors import DataError, MedsiloError
+from medsilo.course import structures
 from medsilo.course.server_side import ServerSide
 from medsilo.course.structures import mix_by_structure, outputs_of
 from medsilo.deploy.images import predict_images
@@ -100,7 +102,10 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def study(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResult, Path]:
     folder = tmp_path_factory.mktemp("runs") / "study"
-    return run(plan_of(), folder=folder, settings=each(hospitals, OWN)), folder
+    with mock.patch.object(structures, "_along", wraps=structures._along) as weighed:
+        found = run(plan_of(), folder=folder, settings=each(hospitals, OWN))
+    assert weighed.call_count == 6 * len(OWN) * 2  # in each round every hospital's weight and bias of the last layer
+    return found, folder
 
 
 # ------------------------------------------------------------------------------------------------ the loss
@@ -174,7 +179,7 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     server = ServerSide(["a", "b", "c"], {}, joined, set, goal, None, 0, None, None, None)  # type: ignore[arg-type]
     mixer = WeightedMean()
     tensors = model.state_dict()
-    mix_by_structure(mixer, tensors, model, server)
+    mix_by_structure({"model": mixer}, {"model": tensors}, model, server)
     mixer.start(["a", "b", "c"], {name: torch.zeros_like(one) for name, one in tensors.items()})
     for site, value, samples in (("a", 1.0, 1), ("b", 2.0, 1), ("c", 4.0, 2)):
         mixer.add(site, {name: torch.full_like(one, value) for name, one in tensors.items()}, samples)
@@ -186,7 +191,8 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     others = next(name for name in tensors if name not in axes and tensors[name].is_floating_point())
     torch.testing.assert_close(found[others], torch.full_like(found[others], 11 / 4))
     plain = WeightedMean()
-    mix_by_structure(plain, tensors, model, ServerSide(["c"], {}, {"c": Answer()}, *server_rest(server)))
+    alone = ServerSide(["c"], {}, {"c": Answer()}, *server_rest(server))
+    mix_by_structure({"model": plain}, {"model": tensors}, model, alone)
     assert plain.weigh is None
 
 
@@ -256,6 +262,7 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     assert "no mask shows" not in said("a", absent=["post"])
     assert "masks show a structure that data.absent names" in said("c", absent=["post"])
     assert "names all structures" in said("c", absent=["ant", "post"])
+    assert "names all modalities" in said("c", absent=["t1", "flair"])
     assert "'liver' can't be absent; ant, post, t1, flair can" in said("c", absent=["liver"])
     assert NiftiFolder(**{**TASK, "lacking": None}).may_be_absent == ("ant", "post")
 

@@ -1,50 +1,42 @@
 """Mixing of a network's last layer by structure: what finds a structure is learned from the hospitals that drew it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.group import Group
+from medsilo.core.tensors import Groups
 from medsilo.course.server_side import ServerSide
 from medsilo.learning.layers import names_of_last_layers
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 from medsilo.mixing.spread import Numbers
 from medsilo.tasks.segmentation import Segmentation
 
-
-def mixer_of(group: Group, layout: Modules, server: ServerSide, plain: bool) -> Mixer:
-    """Return a group's mixer. plain: whether sites' tensors are read one by one and averaged by no robust rule."""
-    mixer = group.mix(server)
-    if plain:
-        mix_by_structure(mixer, group.of(layout), layout["model"], server)
-    return mixer
+PLAIN = (WeightedMean, UniformMean)
 
 
-def mix_by_structure(mixer: Mixer, tensors: Tensors, model: nn.Module, server: ServerSide) -> None:
-    """Let a plain mean weigh each output of the last layer by the sites that drew its structure.
+def mix_by_structure(mixers: Mapping[str, Mixer], groups: Groups, model: nn.Module, server: ServerSide) -> None:
+    """Let plain means weigh each output of the last layer by the sites that drew its structure.
 
-    tensors: what it mixes, in which the last layer has to be. Nothing changes where all sites drew all structures.
+    groups: what they mix; those that hold the whole last layer are meant. Nothing changes where all drew everything.
     """
     goal = server.task.goal
-    absent = {site: answer.absent for site, answer in server.joined.items() if answer.absent}
-    if not (absent and isinstance(goal, Segmentation) and type(mixer) in (WeightedMean, UniformMean)):
+    if not isinstance(goal, Segmentation) or not any(answer.absent for answer in server.joined.values()):
         return
-    assert isinstance(mixer, WeightedMean)
     axes = outputs_of(model, goal.outputs)
     shapes = {name: model.get_parameter(name).shape for name in axes}
-    same = all(name in tensors and tensors[name].shape == shapes[name] for name in axes)
-    if mixer.weigh is not None or not axes or not same:
-        return
 
-    def weigh(site: str, samples: float) -> Numbers:
-        drawn = torch.tensor([float(name not in absent.get(site, ())) for name in goal.label_names])
-        return dict.fromkeys(tensors, samples) | {
-            name: samples * _along(drawn, axes[name], shapes[name]) for name in axes
-        }
+    def weigh(names: Iterable[str], site: str, samples: float) -> Numbers:
+        drawn = torch.tensor([float(name not in server.joined[site].absent) for name in goal.label_names])
+        own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}
+        return dict.fromkeys(names, samples) | own
 
-    mixer.weigh = weigh
+    for group, tensors in groups.items():
+        mixer = mixers[group]
+        same = axes and all(name in tensors and tensors[name].shape == shapes[name] for name in axes)
+        if isinstance(mixer, WeightedMean) and type(mixer) in PLAIN and mixer.weigh is None and same:
+            mixer.weigh = partial(weigh, tensors)
 
 
 def outputs_of(model: nn.Module, outputs: int) -> Mapping[str, int]:

@@ -15,7 +15,7 @@ from medsilo.core.tensors import Groups
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
-from medsilo.course.structures import mixer_of
+from medsilo.course.structures import mix_by_structure
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
@@ -73,6 +73,8 @@ class ServerState:
         hidden = self.plan.sealed_forms(phase)
         read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
         kept = views(read, self.layout)
+        if not self.shield:
+            mix_by_structure(self.mixers, kept, self.layout["model"], self.server)
         seed, before = seed_for(self.plan.seed, "sketch", number), self.directions
         self.directions = RoundDirections(self._packed(kept), self.trained, seed, before)
         self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
@@ -97,7 +99,7 @@ class ServerState:
         self.once = {group.name for group in phase.once if group.name in travelling}
 
     def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
-        mixer = mixer_of(group, self.layout, self.server, plain=not (self.shield or self.plan.transport.sealed))
+        mixer = group.mix(self.server)
         mixer.let_wait(self.waiting)
         if self.shield and group.goes_up and not group.personal:
             mixer.defend(self.shield)

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from medsilo.core.errors import DataError
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.models.network import Dimensions
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
@@ -73,6 +74,12 @@ class VolumeFolder(FolderTask):
     @property
     def may_be_absent(self) -> tuple[str, ...]:
         return (*super().may_be_absent, *(() if self.lacking is None else self.modalities))
+
+    def absent(self, source: DataSource) -> tuple[str, ...]:
+        names = super().absent(source)
+        if set(self.modalities) <= set(names):
+            raise DataError("data.absent names all modalities of the plan, so that nothing is read here")
+        return names
 
     def lacking_of(self, source: DataSource) -> tuple[int, ...]:
         return tuple(place for place, name in enumerate(self.modalities) if name in source.absent)
