@@ -94,7 +94,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.agreed import stricter
     from medsilo.registry import TABLES, TASKS
-    from medsilo.report.charts import WIDE, Series, interval_chart, line_chart, swatch
+    from medsilo.report import charts
     from medsilo.report.findings import Answer
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from medsilo.extend import WIDE, Series, fill, interval_chart, line_chart, save, swatch
+from medsilo.extend import charts, fill, save
 from medsilo_statistics.asked_question import Question, make_question
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import Curves, StatisticsFound, TableCell
@@ -196,13 +196,13 @@ def survival_chart(number: int, curves: Curves, label: str) -> Markup | None:
         first = min(own.marks[0], times[0])
         steps = [[1.0, 1.0, *(value for value in line for _ in "||")][:-1] for line in (own.share, own.low, own.high)]
         band = list(zip(*steps[1:], strict=True))
-        series.append(Series(own.title or "All", steps[0], style, None, [first, *times], band))
+        series.append(charts.Series(own.title or "All", steps[0], style, None, [first, *times], band))
     if not series:
         return None
     title = f"Survival by {label}, with bands of 95 %"
     last = max(place for one in series for place in one.places or ())
     about = {"x_label": label, "y_label": "share", "y_ticks": [0, 0.25, 0.5, 0.75, 1], "last_x": last, "unit": label}
-    return line_chart(series, key=f"survival-{number}", title=title, width=WIDE, **about)  # type: ignore[arg-type]
+    return charts.line_chart(series, key=f"survival-{number}", title=title, width=charts.WIDE, **about)  # type: ignore[arg-type]
 
 
 def forest(key: str, title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
@@ -213,7 +213,7 @@ def forest(key: str, title: str, rows: Sequence[tuple[str, float, float]], ratio
             ends = [own + sign * NORMAL * error for sign in (0, -1, 1)]
             told = [math.exp(min(end, 700.0)) if ratio else end for end in ends]
             drawn.append((name, *ends, f"{_number(told[0], 3)} ({_range(*told[1:])})"))
-    return interval_chart(drawn, key=key, title=title, nothing="1" if ratio else "0") if drawn else None
+    return charts.interval_chart(drawn, key=key, title=title, nothing="1" if ratio else "0") if drawn else None
 
 
 def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Markup]]:
@@ -253,7 +253,7 @@ def page(found: StatisticsFound) -> str:
     ]
     apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
     asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
-    charts = [
+    drawn = [
         (question.curves[n], survival_chart(n, own, question.curves[n].time), own) for n, own in enumerate(found.curves)
     ]
     return fill(
@@ -269,8 +269,12 @@ def page(found: StatisticsFound) -> str:
         limits=LIMITS,
         tables=tables(found),
         curves=[
-            (f"{curve.event} by {curve.time}", chart, [(swatch(n), g.title or "All") for n, g in enumerate(own.groups)])
-            for curve, chart, own in charts
+            (
+                f"{curve.event} by {curve.time}",
+                chart,
+                [(charts.swatch(n), g.title or "All") for n, g in enumerate(own.groups)],
+            )
+            for curve, chart, own in drawn
             if chart
         ],
         forests=_forests(question, found),
