@@ -180,8 +180,9 @@ class StatisticsSite:
         for model in question.models:
             for name in model.variables:
                 add(names[name], self.patients.known(model.variables))
-        for name in question.harmonise.variables if question.harmonise else ():
-            add(names[name], self.patients.known(question.harmonise.variables))
+        if harmonised := question.harmonise:
+            for name in harmonised.variables:
+                add(names[name], self.patients.known(harmonised.variables))
         return found
 
     @cached_property

@@ -93,9 +93,9 @@ class SurvivalCurve:
         assert variable.range
         events = counts[:, 0]
         risk = np.cumsum(counts.sum(1)[::-1])[::-1]
-        later = 2.0 * np.arange(len(risk), 0, -1)  # counts that those at risk are the sum of
-        ends = np.flatnonzero(risk <= 4 * np.sqrt(noise * later)) if noise else ()
-        shown = np.arange(ends[0] if len(ends) else len(risk)) if noise else np.flatnonzero(events > 0)
+        later = np.arange(2.0 * len(risk), 0.0, -2.0)  # counts that those at risk are the sum of
+        seen = np.cumprod(risk > 4 * np.sqrt(noise * later)) > 0
+        shown = np.flatnonzero(seen if noise else events > 0)
         d, n = events[shown], risk[shown]
         with np.errstate(divide="ignore", invalid="ignore"):
             share: Floats = np.cumprod(1 - d / n, dtype=np.float64)
@@ -103,7 +103,7 @@ class SurvivalCurve:
             square = np.cumsum(each)
             if noise:
                 share = np.minimum.accumulate(np.clip(share, 1e-9, 1 - 1e-9))
-                square = np.maximum(square, 0) + noise * _moved(square, 1 / (n - d), later[shown])
+                square = np.maximum(square, 0) + noise * _moved(square, np.float64(1) / (n - d), later[shown])
             spread = np.sqrt(square) / np.log(share)
             low, high = (share ** np.exp(sign * NORMAL * spread) for sign in (-1, 1))
         ended = share <= 0

@@ -138,8 +138,8 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
             [] if bins is None or not np.isfinite(bins).all() else [quantile(variable, bins, q) for q in QUARTERS]
         )
         parts = [] if bins is None else [told(float(own.sum())) for own in np.array_split(bins, min(BINS, len(bins)))]
-        quarters = [own if np.isfinite(own) else None for own in quarters]
-        return TableCell(**counts, **shown, quarters=quarters, bins=parts)
+        finite = [own if np.isfinite(own) else None for own in quarters]
+        return TableCell(**counts, **shown, quarters=finite, bins=parts)
 
     titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
     found = []

@@ -210,9 +210,9 @@ def forest(key: str, title: str, rows: Sequence[tuple[str, float, float]], ratio
     drawn = []
     for name, own, error in rows:
         if math.isfinite(own) and error > 0:
-            ends = [own + sign * NORMAL * error for sign in (0, -1, 1)]
-            told = [math.exp(min(end, 700.0)) if ratio else end for end in ends]
-            drawn.append((name, *ends, f"{_number(told[0], 3)} ({_range(*told[1:])})"))
+            low, high = own - NORMAL * error, own + NORMAL * error
+            told = [math.exp(min(end, 700.0)) if ratio else end for end in (own, low, high)]
+            drawn.append((name, own, low, high, f"{_number(told[0], 3)} ({_range(*told[1:])})"))
     return charts.interval_chart(drawn, key=key, title=title, nothing="1" if ratio else "0") if drawn else None
 
 
@@ -253,7 +253,8 @@ def page(found: StatisticsFound) -> str:
     ]
     apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
     asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
-    curves = [
+    asked += [f"what left each hospital, {line}" for line in question.leaves()]
+    drawn = [
         (question.curves[n], survival_chart(n, own, question.curves[n].time), own) for n, own in enumerate(found.curves)
     ]
     return fill(
@@ -274,7 +275,7 @@ def page(found: StatisticsFound) -> str:
                 chart,
                 [(charts.swatch(n), g.title or "All") for n, g in enumerate(own.groups)],
             )
-            for curve, chart, own in curves
+            for curve, chart, own in drawn
             if chart
         ],
         forests=_forests(question, found),

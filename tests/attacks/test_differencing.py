@@ -212,7 +212,7 @@ def test_intervals_include_the_noise_and_an_audit_stays_below_epsilon(tmp_path: 
         widths.append(cell.high - cell.low)
         counts.append(noisy.columns[-1].patients)
     bare = exact.cells["score"]
-    assert held >= 36 and np.mean(widths) > (bare.high or 0) - (bare.low or 0)
+    assert held >= 30 and np.mean(widths) > (bare.high or 0) - (bare.low or 0)
     spread = float(np.std(np.array(counts)))
     assert 0.6 < spread / noisy.deviation < 1.6
     # The noise that was seen on the number of patients, which one patient moves by 1.
@@ -283,7 +283,7 @@ def test_steps_that_a_lying_server_chooses(tmp_path: Path) -> None:
 
 def test_intervals_of_curves_and_rates_include_the_noise() -> None:
     """Over drawn patients and drawn noise, 95 % intervals hold the truth that they were drawn by."""
-    from medsilo_statistics.describing import SurvivalCurve
+    from medsilo_statistics.describing import GroupMoments, SurvivalCurve
     from medsilo_statistics.newton import PRIVATE_STEPS, Climb
     from medsilo_statistics.patients import Patients
     from medsilo_statistics.sums import regression
@@ -292,7 +292,7 @@ def test_intervals_of_curves_and_rates_include_the_noise() -> None:
     variables = {"age": {"range": [-1, 1]}, "visits": {"range": [0, 20]}, "time": {"range": [0, 49], "step": 1}}
     model = {"kind": "poisson", "outcome": "visits", "covariates": ["age"]}
     question = make_question({"variables": variables, "models": [model], "privacy": OFFER}, "q")
-    held, bare = np.zeros(5), 0
+    held, bare = np.zeros(6), 0
     for _ in range(150):
         x = numbers.uniform(-1, 1, count)
         values = {"age": x, "visits": numbers.poisson(np.exp(1 + 0.5 * x)).clip(0, 20).astype(float)}
@@ -312,6 +312,9 @@ def test_intervals_of_curves_and_rates_include_the_noise() -> None:
         )
         exact = SurvivalCurve.of(question.variables["time"], counts)
         truth = 0.98 ** (np.arange(50) + 1.0)
-        held[2:] += [curve.low[t] <= truth[t] <= curve.high[t] for t in (5, 15, 30)]
+        row = np.array([count, x.sum(), np.square(x).sum()]) + numbers.normal(0, 4 * deviation, 3)
+        low, high = GroupMoments.of(question.variables["age"], row, 16 * deviation**2).interval
+        held[5] += low <= 0 <= high
+        held[2:5] += [curve.low[t] <= truth[t] <= curve.high[t] for t in (5, 15, 30)]
         bare += curve.high[15] - curve.low[15] > exact.high[15] - exact.low[15]
     assert (held >= 150 * 0.9).all() and bare == 150, (held, bare)

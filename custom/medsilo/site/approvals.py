@@ -124,7 +124,7 @@ class AskingPlan(Section):
 
     @property
     def question(self) -> dict[str, Any] | None:
-        """Facts that are told of a question that asked; None of a plan."""
+        """The words about a question that asked; None of a plan."""
         own = self.plan.get("question")
         return own if isinstance(own, dict) else None
 

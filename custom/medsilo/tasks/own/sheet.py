@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -83,8 +84,13 @@ def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence
 
 def _brought(path: Path) -> Callable[[Path], tuple[list[str], Iterator[tuple[str, list[str]]]]] | None:
     """Return what a plug-in that comes with medsilo reads tables of this ending with: its columns and lines."""
-    found = (entry for entry in entry_points(group=SHEETS) if path.name.lower().endswith(f".{entry.name}"))
-    return next((entry.load() for entry in found if entry.dist and entry.dist.name == NAME), None)
+    return next((entry.load() for entry in _kinds() if path.name.lower().endswith(f".{entry.name}")), None)
+
+
+@cache
+def _kinds() -> tuple[EntryPoint, ...]:
+    """Return the kinds of tables that plug-ins read which come with medsilo. Finding them takes long."""
+    return tuple(entry for entry in entry_points(group=SHEETS) if entry.dist and entry.dist.name == NAME)
 
 
 def mixes_patients(path: Path) -> bool:
