@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from medsilo.core.memory import forget_most, most_held
 from medsilo.learning.loop import Compute, Lesson, lesson, objective_of
-from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
+from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
 from medsilo.privacy.noise import NoiseSource
@@ -39,7 +39,7 @@ def lessons(model: nn.Module, cases: int) -> dict[str, Lesson]:
     secret = NoiseSource()
     sample = PoissonSample([str(case // 2) for case in range(cases)], cases, cases, secret)
     sample.owners = torch.arange(cases) // 2
-    private = PrivateSteps(sample, GradientBounds(["model"], 1.0), 1.0, secret)
+    private = PrivateSteps(sample, 1.0, 1.0, secret)
     return {
         "plain": lesson(model, objective_of(functional.cross_entropy), optimizer, Compute()),
         "private": private.lesson("model", model, functional.cross_entropy, optimizer),

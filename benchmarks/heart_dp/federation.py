@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 from benchmarks.heart_dp.data import Hospital, accuracy
 from medsilo.learning.loop import Compute, batches, lesson, objective_of, train_epoch
-from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
+from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import correcting, pull_back, pull_towards
 from medsilo.mixing.mixers import UniformMean, WeightedMean
@@ -101,7 +101,7 @@ class _Site:
         self.name, self.data, self.setup, self.promise, self.seed = name, hospital.train, setup, promise, seed
         self.cases = len(hospital.train)
         self.batch = min(setup.batch or self.cases, self.cases)
-        self.bounds = GradientBounds(["model"], setup.clip)
+        self.bound = setup.clip
 
     def noise(self) -> float:
         return noise_of(self.promise, self.batch / self.cases, self.setup.rounds * self.setup.steps)
@@ -126,7 +126,7 @@ class _Site:
                 return self._train_openly(model, optimizer, number)
             secret = NoiseSource.from_seed(self.seed, self.name, number)  # the data are public
             sample = PoissonSample(None, self.cases, self.batch, secret)
-            private = PrivateSteps(sample, self.bounds, self.noise(), secret)
+            private = PrivateSteps(sample, self.bound, self.noise(), secret)
             learn = private.lesson("model", model, _loss, optimizer)
             train_epoch(sample.batches(self.data, self.setup.steps, COMPUTE), [learn], COMPUTE)
 

@@ -28,7 +28,6 @@ from medsilo.course.robust_mixing import Mixing
 from medsilo.course.sealable import forms_of, means_of
 from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.course.workbench import Blueprint
-from medsilo.learning.private import GradientBounds
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Summed
@@ -36,7 +35,6 @@ from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages
 from medsilo.tasks.task import Task
 
-BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
 FROM_FILES = ("question", "plans", "first_stage")  # keys of a task that may name a file beside the plan
 HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -208,8 +206,6 @@ class Plan(Section):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "initial weights"))
             networks = self.algorithm.modules(self._blueprint())
-        if self.privacy:
-            networks[BOUNDS] = GradientBounds(self.private.networks, self.privacy.clip, self.privacy.adaptive)
         return networks
 
     @property

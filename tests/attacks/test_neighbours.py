@@ -245,7 +245,6 @@ MEASURES = {"statistics": {"epsilon": 1.0}}
 FILE = {"pretraining": {"source": "file"}}
 OF_METHODS: dict[str, tuple[Choices, Choices]] = {
     "fedavg, two gradients": ({"name": "fedavg", "perturbation": {}}, {}),
-    "fedavg, a bound that follows": ({"name": "fedavg"}, {"adaptive": {}}),
     "fedprox": ({"name": "fedprox"}, {}),
     "fedbn": ({"name": "fedbn", "keeps": "norms"}, {}),
     "fedper": ({"name": "fedper"}, {}),
@@ -266,15 +265,11 @@ class Sums:
     """The exact sums of a study. A second study that goes on from the first one's is told what the first was."""
 
     def __init__(self, first: "Sums | None" = None) -> None:
-        self.first, self.exact, self.bounds = first, [], []  # type: ignore[var-annotated]
-        self.deviation = 0.0
+        self.first, self.exact = first, list[Tensor]()
 
     def told(self, source: NoiseSource, exact: Tensor, deviation: float) -> Tensor:
         """Take the place of what adds noise."""
-        if exact.ndim and not self.deviation:
-            self.deviation = deviation
         self.exact.append(exact.detach().double().clone())
-        self.bounds.append(deviation)
         return exact if self.first is None else self.first.exact[len(self.exact) - 1].to(exact.dtype)
 
     def moved(self) -> list[float]:
@@ -319,18 +314,13 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
 def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[float]:
     """Return by how many bounds each sum of a study moves when the odd patient, or one record of that, was never there.
 
-    All bounds are 1; one that follows the lengths is known by its noise.
+    All bounds are 1.
     """
     leaves = {(ODD, number) for number in range(RECORDS if unit == "patient" else 1)}
     with_all = study(folder / "with", setting, unit, set(), part, Sums())
     without = study(folder / "without", setting, unit, leaves, part, Sums(with_all))
     moved = without.moved()
     assert moved and all(own.isfinite().all() for own in with_all.exact)
-    if setting.privacy.get("adaptive") is not None:
-        return [
-            distance / (deviation / with_all.deviation if own.ndim else 0.5)
-            for distance, deviation, own in zip(moved, with_all.bounds, with_all.exact, strict=True)
-        ]
     return moved
 
 

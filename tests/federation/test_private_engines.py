@@ -22,7 +22,7 @@ from tests.conftest import SITES
 from tests.federation.test_simulator import CPU, assert_same_outcome
 from tests.unit.test_private_training import promised, same, tensors_of
 
-SAMPLED = ["training.rounds=2", "privacy.adaptive={}"]  # batches of eight: Poisson samples
+SAMPLED = ["training.rounds=2"]  # batches of eight: Poisson samples
 
 
 @pytest.mark.slow

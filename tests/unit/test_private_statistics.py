@@ -9,7 +9,7 @@ import torch
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
+from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.statistics import batch_norm_input_statistics, moments_of_cases, statistics_from
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.plan import Plan
@@ -27,7 +27,7 @@ HISTOLOGY = ["task.name=synthetic-histology", "network.name=small-cnn", "network
 def releasing(units: list[str], noise: float, clip: float = 1.0, size: int | None = None) -> PrivateSteps:
     secret = NoiseSource()
     sample = PoissonSample(units, len(units), 4, secret, size)
-    return PrivateSteps(sample, GradientBounds([], 1.0), 1.0, secret, releasing=noise, clip=clip)
+    return PrivateSteps(sample, 1.0, 1.0, secret, releasing=noise, clip=clip)
 
 
 # ---------------------------------------------------------------------------------------------------- one release

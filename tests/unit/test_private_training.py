@@ -9,10 +9,9 @@ import torch
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.declared import PrivacyOffer, Private
+from medsilo.course.declared import Private
 from medsilo.federation import inprocess
 from medsilo.federation.private_site import PrivateSite
-from medsilo.learning.private import AdaptiveClipping
 from medsilo.methods.fedavg import FedAvg
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon
@@ -122,16 +121,6 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
     assert site.noise == pytest.approx(of.noise * gradients**0.5)  # so many gradients of a batch count together
 
 
-def test_counts_of_an_adaptive_bound_are_part_of_the_account() -> None:
-    offer = PrivacyOffer(epsilon=1, delta=1e-3, adaptive=AdaptiveClipping(noise=2.0))
-    noise = offer.noise(1.0, 1)
-    assert 1 / noise**2 + 1 / 4.0**2 == pytest.approx(1.0)
-    assert offer.effective(noise, 1) == pytest.approx(1.0)
-    assert offer.effective(offer.noise(5.0, 1) if False else noise, 2) == pytest.approx(0.5**0.5)
-    with pytest.raises(PlanError, match="privacy.adaptive.noise: the counts alone would cost more"):
-        offer.noise(4.0, 1)
-
-
 def test_the_stricter_of_plan_and_hospital_holds() -> None:
     plan = promised()
     assert at(plan).promise.unit == "record"
@@ -191,7 +180,7 @@ def test_a_hospital_s_model_hardly_depends_on_one_record_where_the_promise_is_st
 
 def test_a_resumed_study_gives_the_same_tensors(tmp_path: Path) -> None:
     """Rounds, bounds and noise: what a later round needs is on the disk, or follows from the round's number."""
-    plan = promised("mr-mtl", "training.rounds=3", "privacy.adaptive={}", "training.batch_size=64")
+    plan = promised("mr-mtl", "training.rounds=3", "training.batch_size=64")
     whole = run(plan, tmp_path / "whole")
 
     class Killed(Exception):

@@ -8,10 +8,9 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from medsilo.core.errors import PlanError
 from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
-from medsilo.learning.private import AdaptiveClipping, mixes_cases
+from medsilo.learning.private import mixes_cases
 from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
 
 
@@ -61,9 +60,6 @@ class PrivacyOffer(Feature, Promise):
         gt=0,
         le=1e6,
         description="length to which the gradient of a unit is cut: of a record, or of a patient's cases together",
-    )
-    adaptive: AdaptiveClipping | None = Field(
-        None, description="`{}`: the length follows a quantile of the gradients' lengths, beginning with `clip`"
     )
     scores: NumbersOffer | None = Field(
         None,
@@ -148,19 +144,9 @@ class PrivacyOffer(Feature, Promise):
 
     def noise(self, effective: float, gradients: int) -> float:
         """Return the noise on each gradient, over the bound, where so many of each batch must cost together as one with
-        the noise `effective` would. Raises PlanError where counts of clipped gradients cost all of that by themselves.
-        """
-        left = 1 / (gradients * effective**2)
-        if self.adaptive:
-            left -= 1 / self.adaptive.multiplier**2
-        if left <= 0:
-            raise PlanError(
-                f"privacy.adaptive.noise: the counts alone would cost more than ε = {self.epsilon:g}; raise it above "
-                f"{effective * math.sqrt(gradients) / 2:.3g}"
-            )
-        return 1 / math.sqrt(left)
+        the noise `effective` would."""
+        return effective * math.sqrt(gradients)
 
     def effective(self, noise: float, gradients: int) -> float:
         """Return the noise that one gradient of each batch would have, if it cost what all of them cost together."""
-        each = 1 / noise**2 + (1 / self.adaptive.multiplier**2 if self.adaptive else 0.0)
-        return 1 / math.sqrt(gradients * each)
+        return noise / math.sqrt(gradients)

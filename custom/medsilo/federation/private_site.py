@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import Refused
-from medsilo.core.tensors import Modules
 from medsilo.course.phase import Phase
 from medsilo.federation.private_numbers import PrivateNumbers, units_of
 from medsilo.learning.loop import steps_in
-from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
-from medsilo.plan import BOUNDS, Plan
+from medsilo.learning.private import PoissonSample, PrivateSteps
+from medsilo.plan import Plan
 from medsilo.privacy.accounting import gaussian_for, noise_for
 from medsilo.privacy.agreed import Demands, Promise, stricter
 from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Gaussian, SampledGaussian
@@ -129,11 +127,12 @@ class PrivateSite:
             return NoiseSource.from_seed(self.plan.seed, self.site, "round", number)
         return NoiseSource()
 
-    def training(self, number: int, modules: Modules) -> PrivateSteps:
+    def training(self, number: int) -> PrivateSteps:
         """Return how the networks of this site learn in one attempt at a round."""
         secret = self.secret(number)
-        bounds = cast(GradientBounds, modules[BOUNDS])
-        steps = PrivateSteps(self.sample(secret), bounds, self.noise, secret, self.plan.private.at_home)
-        if self.plan.privacy and self.plan.privacy.statistics:
+        assert self.plan.privacy
+        clip = self.plan.privacy.clip
+        steps = PrivateSteps(self.sample(secret), clip, self.noise, secret, self.plan.private.at_home)
+        if self.plan.privacy.statistics:
             steps.releasing, steps.clip = self.releasing, self.plan.privacy.statistics.clip
         return steps

@@ -116,7 +116,7 @@ class Trainer:
         steps = self.private.steps_in_epoch if self.private else steps_in(self.samples, size)
         if task.draws:  # there are no passes to begin anew
             steps = plan.training.local_steps or steps
-        private = self.private.training(number, self.state.modules) if self.private and purpose == SHUFFLE else None
+        private = self.private.training(number) if self.private and purpose == SHUFFLE else None
         compute = self.compute
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:

@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -23,7 +22,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.section import Section
 from medsilo.learning.layers import is_frozen
 from medsilo.learning.loop import Case, Compute, Lesson, LossFunction
 from medsilo.learning.steps import Step, plain_step
@@ -58,7 +56,6 @@ class PoissonSample:
         self.rate = min(1.0, expected / known)
         self.expected = self.rate * known  # in a batch
         self.size = len(self.members) if size in (None, cases) else known  # units, as everybody may know
-        self.expected_units = self.rate * self.size
         self.secret = secret
         self.owners = torch.zeros(0, dtype=torch.int64)
 
@@ -92,51 +89,6 @@ def _no_cases(dataset: Dataset) -> Case:
     return inputs[None][:0], torch.as_tensor(targets)[None][:0]
 
 
-# ---------------------------------------------------------------------------------------------------- how long
-class AdaptiveClipping(Section):
-    """A bound that follows a quantile of the gradients' lengths (Andrew et al. 2021, Algorithm 1)."""
-
-    quantile: float = Field(0.5, gt=0, lt=1, description="share of gradients that shall be within the bound")
-    rate: float = Field(
-        0.2, gt=0, le=10, description="how fast the bound follows: C ← C · exp(−rate · (share − quantile))"
-    )
-    noise: float = Field(
-        10.0,
-        gt=0.5,
-        le=1e6,
-        description="standard deviation of the noise on each step's count of gradients within the bound; the count is "
-        "part of the account",
-    )
-
-    @property
-    def multiplier(self) -> float:
-        """Return the count's noise over what one unit changes: ½, since ½ is taken off for each unit of the batch."""
-        return 2 * self.noise
-
-
-class GradientBounds(nn.Module):
-    """The bound on a unit's gradient for every network that learns privately, kept from round to round."""
-
-    def __init__(self, networks: Sequence[str], bound: float, adaptive: AdaptiveClipping | None = None) -> None:
-        super().__init__()
-        self.networks, self.adaptive = tuple(networks), adaptive
-        for number in range(len(self.networks)):
-            self.register_buffer(f"bound_{number}", torch.tensor(bound, dtype=torch.float64))
-
-    def of(self, network: str) -> Tensor:
-        """Return a network's bound, a number on the CPU or the site's device."""
-        return self.get_buffer(f"bound_{self.networks.index(network)}")
-
-    def follow(self, network: str, lengths: Tensor, expected: float, secret: NoiseSource) -> None:
-        """Move a bound by the noisy share of these lengths that were within it."""
-        if self.adaptive is None:
-            return
-        bound = self.of(network)
-        within = (lengths <= float(bound)).double().sub(0.5).sum().cpu()
-        share = secret.with_normal(within, self.adaptive.noise) / expected + 0.5
-        bound.mul_(torch.exp(-self.adaptive.rate * (share - self.adaptive.quantile)).to(bound.device)).clamp_(1e-6, 1e6)
-
-
 # ---------------------------------------------------------------------------------------------------- what is learned
 def mixes_cases(module: nn.Module) -> str | None:
     """Return the kind of layer through which cases of a batch reach each other, or leave traces; None without one."""
@@ -150,14 +102,14 @@ def mixes_cases(module: nn.Module) -> str | None:
 
 @dataclass
 class PrivateSteps:
-    """The tools that private lessons of a round share: the sample, the bounds, the noise.
+    """The tools that private lessons of a round share: the sample, the bound, the noise.
 
     noise: its standard deviation over the bound, of one network's gradient in one step. at_home: networks that learn by
     exact steps, since nothing of them leaves.
     """
 
     sample: PoissonSample
-    bounds: GradientBounds
+    bound: float  # on the length of a unit's gradient
     noise: float
     secret: NoiseSource
     at_home: tuple[str, ...] = ()
@@ -188,8 +140,7 @@ class PrivateSteps:
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in weights:
             weight.grad = None
-        bound = float(self.bounds.of(name))
-        clipped = ClippedSum(weights, bound)
+        clipped = ClippedSum(weights, self.bound)
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         with gradients_of_cases(model) as gradients:
             for part in self._portions(len(inputs), sum(weight.numel() for weight in weights)):
@@ -200,12 +151,11 @@ class PrivateSteps:
                 total += losses.detach().sum()
                 clipped.add(gradients(losses.sum(), here, weights), self.sample.owners[part])
                 self.checked.add(name)
-            lengths = clipped.finish()
+            clipped.finish()
         exact = torch.cat([own.flatten() for own in clipped.total])
-        noisy = self.secret.with_normal(exact, self.noise * bound) / self.sample.expected
+        noisy = self.secret.with_normal(exact, self.noise * self.bound) / self.sample.expected
         for weight, own in zip(weights, noisy.split([w.numel() for w in weights]), strict=True):
             weight.grad = own.view_as(weight).to(weight.dtype)
-        self.bounds.follow(name, lengths, self.sample.expected_units, self.secret)
         return total / max(1, len(inputs))
 
     def noisy_mean(self, vectors: Iterable[Tensor]) -> Tensor:
@@ -257,7 +207,6 @@ class ClippedSum:
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
         self.bound = bound
         self.total = [torch.zeros(weight.shape, dtype=torch.float64, device=weight.device) for weight in weights]
-        self.lengths: list[Tensor] = []
         self.open: tuple[int, list[Tensor]] | None = None  # the unit whose cases may go on, and its gradient so far
 
     def add(self, gradients: Sequence[Tensor], owners: Tensor) -> None:
@@ -274,12 +223,11 @@ class ClippedSum:
         self._clip([own[:-1] for own in gradients])
         self.open = int(units[-1]), [own[-1].clone() for own in gradients]
 
-    def finish(self) -> Tensor:
-        """Close the last unit; returns the lengths of all units' gradients before they were cut."""
+    def finish(self) -> None:
+        """Close the last unit."""
         if self.open:
             self._clip([own[None] for own in self.open[1]])
             self.open = None
-        return torch.cat(self.lengths) if self.lengths else torch.zeros(0)
 
     def _clip(self, gradients: Sequence[Tensor]) -> None:
         if not len(gradients[0]):
@@ -287,7 +235,6 @@ class ClippedSum:
         parts = [torch.linalg.vector_norm(own.flatten(1), dim=1, dtype=torch.float64) for own in gradients]
         lengths = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         factors = (WITHIN * self.bound / lengths).clamp(max=1.0)  # a length of 0 gives 1
-        self.lengths.append(lengths)
         for total, own in zip(self.total, gradients, strict=True):
             whole, each = total.view(-1), own.flatten(1)
             for start in range(0, len(whole), COLUMNS):  # float32 would round by more than the bound has to spare
