@@ -440,27 +440,13 @@ def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
         plan.algorithm.make_f(server, networks)
 
 
-def test_noise_changes_statistics_and_is_not_drawn_from_the_plans_seed(tmp_path: Path) -> None:
-    sent = []
-    for name, noise in (("none", 0.0), ("one", 0.5), ("two", 0.5)):
-        study = Study(quick("adafed", f"algorithm.noise={noise}"), tmp_path / name)
-        study.coordinator.run()
-        replies = [r.groups["statistics"] for t, n, _, _, r in study.transport.carried if (t, n) == ("round", 1)]
-        sent.append(torch.stack([torch.cat([reply["layer0_mean"], reply["layer1_mean"]]) for reply in replies]))
-    assert not torch.equal(sent[1], sent[2])
-    assert (sent[1] - sent[0]).std().item() == pytest.approx(0.5, rel=0.3)
-
-
 @pytest.mark.parametrize(("method", "numbers"), [("adafed", 96), ("d-adafed", 128), ("f-adafed", 96)])
 def test_the_leaks_are_listed(method: str, numbers: int) -> None:
     plan = quick(method)
     lines = "\n".join(told_besides(plan))
     assert f"{numbers} numbers, once; the method adds no noise of its own" in lines
     assert ("declared public" in lines) == (method != "f-adafed")
-    noisy = plan.with_changes(["algorithm.noise=0.1", "algorithm.refresh=3"])
-    lines = "\n".join(told_besides(noisy))
-    assert "after every 3 weighted rounds" in lines and "no differential privacy" in lines
-    assert told_besides(plan.with_changes(["algorithm.noise=0"]))
+    assert "after every 3 weighted rounds" in "\n".join(told_besides(plan.with_changes(["algorithm.refresh=3"])))
 
 
 # ------------------------------------------------------------------------------------------------ bad input

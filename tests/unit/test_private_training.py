@@ -75,7 +75,6 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
         ("fedavg", ["training.truncate=true"], "training.truncate"),
         ("adafed", ["network.norm=batch", "algorithm.keeps=batch-norm"], "BatchNorm1d of network model"),
         ("adafed", ["algorithm.pretraining.source=share"], "a share of the cases is declared public"),
-        ("adafed", ["algorithm.noise=0.1"], "this noise has no account"),
         ("adafed", ["privacy.statistics=null"], "set privacy.statistics.epsilon"),
         ("fedavg", ["privacy.statistics.epsilon=0.5"], "nothing leaves before training under this plan"),
         ("f-adafed", ["network.norm=batch"], "so the promise would be false; use fedavg"),

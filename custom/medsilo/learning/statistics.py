@@ -183,21 +183,6 @@ def running_statistics(model: nn.Module) -> Statistics:
     return found
 
 
-def with_noise(statistics: Statistics, scale: float, generator: torch.Generator) -> Statistics:
-    """The statistics with independent Gaussian noise of this standard deviation on every number; variances stay ≥ 0.
-
-    What it does: a mean over n samples and the noise cannot be told apart below `scale`, so single samples of a site
-    with few of them are blurred. What it does not: it is no differential privacy. The statistics are not clipped, so
-    no sample's influence is bounded and no ε follows from the scale; every further measurement averages noise away.
-    The generator's seed must be unknown to the server, or the noise can be drawn again and subtracted.
-    """
-
-    def noisy(numbers: Tensor) -> Tensor:
-        return numbers + scale * torch.randn(numbers.shape, generator=generator, dtype=numbers.dtype)
-
-    return [(noisy(mean.cpu()), noisy(variance.cpu()).clamp(min=0)) for mean, variance in statistics]
-
-
 class StatisticsHolder(nn.Module):
     """A place for a site's statistics until they are sent; `samples` is 0 until they were measured.
 

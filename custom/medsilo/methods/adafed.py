@@ -29,15 +29,12 @@ from medsilo.learning.statistics import (
     moments_of_cases,
     statistics_from,
     statistics_of,
-    with_noise,
 )
 from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
 from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, UniformMean
 from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 from medsilo.tasks.task import Task
-
-SIGMAS = 10  # no noise is further away
 
 
 class StatisticsMixture(Algorithm):
@@ -54,7 +51,6 @@ class StatisticsMixture(Algorithm):
         "algorithm.weights": "similarity",
         "algorithm.refresh": None,
         "algorithm.bn_share": "local",
-        "algorithm.noise": 0.0,
         "training.optimizer": "sgd",
         "training.momentum": 0.0,
     }
@@ -82,13 +78,6 @@ class StatisticsMixture(Algorithm):
     absent: Literal["leave-out", "last"] = Field(
         "leave-out",
         description="if a site misses a round: leave it out of the others' average, or use its last contribution",
-    )
-    noise: float = Field(
-        0.0,
-        ge=0,
-        le=1e6,
-        description="standard deviation of Gaussian noise on each statistic; this is not differential privacy "
-        "([adafed.md](adafed.md))",
     )
 
     @property
@@ -172,36 +161,27 @@ class StatisticsMixture(Algorithm):
 
     def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
         assert isinstance(mixer, SimilarityMix) and isinstance(mixer.weights, Tensor)
-        return {"similarity": {"sites": list(sites), "weights": mixer.weights.tolist(), "noise": self.noise}}
+        return {"similarity": {"sites": list(sites), "weights": mixer.weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:
-        """Statistics have the ranges of running statistics, and the noise on them."""
-        largest, noise = FURTHEST * max(1.0, task.largest_input), SIGMAS * self.noise
-        of = {"mean": (-largest - noise, largest + noise), "variance": (0.0, largest**2 + noise)}
+        """Statistics have the ranges of running statistics."""
+        largest = FURTHEST * max(1.0, task.largest_input)
+        of = {"mean": (-largest, largest), "variance": (0.0, largest**2)}
         names = modules["statistics"].state_dict()
         return {name: of[kind] for name in names for kind in of if name.endswith(kind)}
 
     def _said(self, tensors: Mapping[str, Tensor]) -> list[str]:
         numbers = sum(tensor.numel() for name, tensor in tensors.items() if name != "samples")
         when = "once" if self.refresh is None else f"after every {self.refresh} weighted rounds"
-        noise = (
-            f"Gaussian noise of standard deviation {self.noise} is added to each; it is no differential privacy"
-            if self.noise
-            else "the method adds no noise of its own"
-        )
         return [
             f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "
-            f"{numbers} numbers, {when}; {noise}",
+            f"{numbers} numbers, {when}; the method adds no noise of its own",
             "statistics: means over few cases come close to single cases' features; with one case they are its own",
             "statistics: how similar two sites' data are shows in the mixing weights that the summary holds",
         ]
 
     def hold(self, bench: Workbench, statistics: Statistics) -> None:
         """Put the statistics where they are sent from."""
-        if self.noise:
-            secret = torch.Generator()
-            secret.seed()  # from the machine, not from the plan: the server knows the plan's seed
-            statistics = with_noise(statistics, self.noise, secret)
         holder = bench.modules["statistics"]
         assert isinstance(holder, StatisticsHolder)
         holder.take(statistics, bench.samples)
@@ -255,8 +235,6 @@ class AdaFed(StatisticsMixture):
 
     def _private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""
-        if self.noise:
-            raise PlanError("algorithm.noise: this noise has no account; set it to 0, privacy.statistics adds its own")
         if (self.measures or self.init_from_pretrained) and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: a share of the cases is declared public and read at the server, so the "

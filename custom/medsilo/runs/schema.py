@@ -319,7 +319,6 @@ class Similarity(RecordPart):
 
     sites: list[str] = Field(description="the order of rows and columns")
     weights: list[list[Number]] = Field(description="row i: what site i takes from each site")
-    noise: Number | None = Field(None, description="standard deviation of the noise on each statistic")
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
