@@ -548,3 +548,17 @@ def test_groups_of_tests_are_kept_together(request: pytest.FixtureRequest) -> No
     if not request.config.getoption("loadgroup", False):
         pytest.skip("only 'make test' has groups")
     assert request.node.nodeid.endswith("@a-group"), "install pytest and pytest-xdist as requirements-dev.txt has them"
+
+
+@pytest.fixture(scope="module")
+def made_once() -> list[str]:
+    return []
+
+
+def test_tests_that_share_what_their_file_makes_are_a_group(request: pytest.FixtureRequest, made_once: list) -> None:
+    """Without a word in the file; those that share nothing go wherever a process is free."""
+    of = {
+        item.name: item.get_closest_marker("xdist_group") for item in request.session.items if item.path == request.path
+    }
+    assert of.pop(request.node.name).args == ("test_houserules",)
+    assert not any(mark and mark.args == ("test_houserules",) for mark in of.values())
