@@ -78,6 +78,16 @@ def pytest_configure(config: pytest.Config) -> None:
         xml.add_global_property(BUILD, package_facts()["hash"])
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that share what their file makes once in one process: else each process makes it for itself."""
+    for item in items:
+        made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+        shared = any(one[-1].scope == "module" and one[-1].baseid == item.nodeid.partition("::")[0] for one in made)
+        if shared and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 def pytest_collection_finish() -> None:
     """Keep a million objects of what was imported out of every search for garbage that a test makes: 0.6 s each."""
     gc.freeze()

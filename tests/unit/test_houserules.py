@@ -448,12 +448,15 @@ def test_the_search_lets_pass_what_is_not() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- light
-def modules_after(root: Path, *arguments: str, code: int = 0) -> set[str]:
+def modules_after(root: Path, *commands: list[str], code: int = 0) -> set[str]:
+    """Return what one process has loaded after these commands, each of which ends with this code."""
     program = (
         "import json, runpy, sys\n"
-        f"sys.argv = ['medsilo', *{list(arguments)!r}]\n"
-        "try:\n    runpy.run_module('medsilo.cli', run_name='__main__')\n"
-        f"except SystemExit as end:\n    assert (end.code or 0) == {code}, end.code\n"
+        f"for arguments in {list(commands)!r}:\n"
+        "    sys.argv, code = ['medsilo', *arguments], 0\n"
+        "    try:\n        runpy.run_module('medsilo.cli', run_name='__main__')\n"
+        "    except SystemExit as end:\n        code = end.code or 0\n"
+        f"    assert code == {code}, (arguments, code)\n"
         "print('MODULES', json.dumps(sorted(sys.modules)))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(root / "custom")}
@@ -461,12 +464,9 @@ def modules_after(root: Path, *arguments: str, code: int = 0) -> set[str]:
     return set(json.loads(done.stdout.rpartition("MODULES")[2]))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["predict", "--help"], ["check", "--help"], ["--version"]]
-)
-def test_help_answers_at_once(root: Path, arguments: list[str]) -> None:
+def test_help_answers_at_once(root: Path) -> None:
     """Without what takes seconds to import."""
-    heavy = {
+    heavy = [
         "torch",
         "nvflare",
         "pydantic",
@@ -478,31 +478,32 @@ def test_help_answers_at_once(root: Path, arguments: list[str]) -> None:
         "scipy",
         "PIL",
         "filelock",
-    }
-    loaded = modules_after(root, *arguments)
+    ]
+    asked = [["--help"], ["run", "--help"], ["predict", "--help"], ["check", "--help"], ["--version"]]
+    loaded = modules_after(root, *asked)
     assert "medsilo.cli.running" in loaded
-    assert loaded & heavy == set()
+    assert loaded & {*heavy} == set()
 
 
 def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
     """`medsilo status` and its like talk to a server: a fifth of the processor time without torch."""
-    for command in (["status"], ["status", "job", "--watch"], ["abort", "job"], ["fetch", "job"]):
-        loaded = modules_after(root, *command, "--kit", str(root), code=1)
-        assert "medsilo.consortium.lead" in loaded
-        assert loaded & {"torch", "monai", "numpy", "scipy", "medsilo.plan", "medsilo.flare.controller"} == set()
+    commands = (["status"], ["status", "job", "--watch"], ["abort", "job"], ["fetch", "job"])
+    loaded = modules_after(root, *([*command, "--kit", str(root)] for command in commands), code=1)
+    assert "medsilo.consortium.lead" in loaded
+    assert loaded & {"torch", "monai", "numpy", "scipy", "medsilo.plan", "medsilo.flare.controller"} == set()
 
 
 def test_what_reads_a_hospital_s_files_loads_nothing_that_trains(root: Path, tmp_path: Path) -> None:
     """A command that waits for no server answers within half a second of the processor."""
     kit = ["--kit", str(tmp_path)]
-    for command in (["approve", *kit], ["ledger", "--records", str(tmp_path)], ["clean", str(tmp_path / "none")]):
-        loaded = modules_after(root, *command, code=1)
-        assert loaded & {"torch", "monai", "scipy", "nvflare", "medsilo.plan"} == set(), command
+    commands = (["approve", *kit], ["ledger", "--records", str(tmp_path)], ["clean", str(tmp_path / "none")])
+    loaded = modules_after(root, *commands, code=1)
+    assert loaded & {"torch", "monai", "scipy", "nvflare", "medsilo.plan"} == set()
 
 
 def test_a_plan_is_read_without_torch_s_compiler(root: Path) -> None:
     """It costs a second, and MONAI three."""
-    loaded = modules_after(root, "leak-report", str(root / "jobs/fedavg"))
+    loaded = modules_after(root, ["leak-report", str(root / "jobs/fedavg")])
     assert "medsilo.plan" in loaded and loaded & {"torch._dynamo", "sympy", "monai", "scipy.stats", "nvflare"} == set()
 
 
@@ -551,3 +552,17 @@ def test_groups_of_tests_are_kept_together(request: pytest.FixtureRequest) -> No
     if not request.config.getoption("loadgroup", False):
         pytest.skip("only 'make test' has groups")
     assert request.node.nodeid.endswith("@a-group"), "install pytest and pytest-xdist as requirements-dev.txt has them"
+
+
+@pytest.fixture(scope="module")
+def made_once() -> list[str]:
+    return []
+
+
+def test_tests_that_share_what_their_file_makes_are_a_group(request: pytest.FixtureRequest, made_once: list) -> None:
+    """Without a word in the file; those that share nothing go wherever a process is free."""
+    of = {
+        item.name: item.get_closest_marker("xdist_group") for item in request.session.items if item.path == request.path
+    }
+    assert of.pop(request.node.name).args == ("test_houserules",)
+    assert not any(mark and mark.args == ("test_houserules",) for mark in of.values())
