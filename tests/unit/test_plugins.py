@@ -124,7 +124,7 @@ def test_an_inquiry_needs_to_be_allowed(counting: None) -> None:
 
 def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
     tables = [value for value in vars(registry).values() if isinstance(value, registry.PluginTable)]
-    assert len(tables) == 10
+    assert len(tables) == 11
     for table in tables:
         for name in table:
             assert table[name] is not None and table.package_of(name) is None

@@ -90,7 +90,7 @@ def test_results_of_this_build_show_claims(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_the_gate_waits_for_all_but_long_tests(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A named test that did not run fails it, unless `make test-long` alone has it; no outcome names such a one."""
+    """A named test that did not run fails it, unless it is long; one that this machine skips is told."""
     late = [test for test in NAMED if is_long(test)]
     assert 0 < len(late) < 10 and not {test for own in OUTCOMES for test in own.tests} & {*late}
     report = all_passed(tmp_path / "test.xml", package_facts()["hash"])
@@ -107,7 +107,7 @@ def test_the_gate_waits_for_all_but_long_tests(tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     soon = next(test for test in NAMED if test not in late)
     assert left_out(soon) == 1 and f"{soon} did not run" in capsys.readouterr().out
-    assert left_out(soon, "<skipped/>") == 1 and f"{soon} was skipped" in capsys.readouterr().out
+    assert left_out(soon, "<skipped/>") == 0 and f"{soon} was skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("build", ["", "0" * 64])
