@@ -124,9 +124,8 @@ def test_a_surface_restores_the_model_when_the_loss_fails() -> None:
     assert all(map(torch.equal, before, model.parameters()))
 
 
-@pytest.mark.parametrize("method", ["harmofl", "fedbn"])
-def test_the_centre_is_the_models_own_loss(method: str, finished: Callable[..., Path]) -> None:
-    run = only(finished(method))
+def test_the_centre_is_the_models_own_loss(finished: Callable[..., Path]) -> None:
+    run = only(finished("fedbn"))  # each site has a model of its own
     asked = Question(CPU, cases=20, steps=1)
     found = landscape.landscapes([run], asked).data["surfaces"]
     lines = landscape.profiles([run], asked).data["profiles"]
@@ -207,7 +206,7 @@ def drift_order(plan: Plan, site: str) -> list[list[int]]:
     return [places[first : first + 8] for first in range(0, cases, 8)]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "harmofl", "fedbn"])
+@pytest.mark.parametrize("method", ["harmofl", "fedbn"])
 def test_a_replay_is_the_run_and_measures_what_travels(method: str, finished: Callable[..., Path]) -> None:
     run = only(finished(method))
     (found,) = drift.drifts([run], Question(CPU)).data["drifts"]
@@ -237,17 +236,11 @@ def test_batch_norm_that_stays_is_no_drift(tmp_path: Path) -> None:
     assert len(sent) < len(list(site.participant.state.modules["model"].parameters()))
 
 
-@pytest.mark.parametrize(
-    ("method", "says"),
-    [
-        ("local", "sends no trained weights"),
-        ("central", "nothing drifts"),
-        ("pfedme", "no optimizer moves"),
-    ],
-)
-def test_what_sends_nothing_has_no_drift(method: str, says: str, finished: Callable[..., Path]) -> None:
-    with pytest.raises(MedsiloError, match=says):
-        drift.drifts([only(finished(method))], Question(CPU))
+def test_what_sends_nothing_has_no_drift(finished: Callable[..., Path]) -> None:
+    says = {"local": "sends no trained weights", "central": "nothing drifts", "pfedme": "no optimizer moves"}
+    for method, why in says.items():
+        with pytest.raises(MedsiloError, match=why):
+            drift.drifts([only(finished(method))], Question(CPU))
     with pytest.raises(MedsiloError, match="no trained weights of selector"):
         drift.drifts([only(finished("fedavg"))], Question(CPU, network="selector"))
 
