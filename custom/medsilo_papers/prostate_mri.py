@@ -100,16 +100,16 @@ class Prostate(Task):
             without = ", ".join(image.name for image, mask in found.items() if not mask)
             message = f"{len(found) - len(pairs)} of {len(found)} volumes have no mask; expected {LAYOUT}"
             raise DataError(message, private=without)
-        volumes, masks, cases, patients, spacings = [], [], [], [], []
+        images, masks, cases, patients, spacings = [], [], [], [], []
         for image_path, mask_path in pairs:
             image, mask = volumes.read_pair(image_path, mask_path)
             organ = (mask.values > 0).astype(np.float32)
-            volumes.append(self._single(image.values))
+            images.append(self._single(image.values))
             masks.append((resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
             reach = self.slices // 2
             shown = np.flatnonzero(organ.any((1, 2)))
             own = shown[(shown >= reach) & (shown < len(organ) - reach)]
-            cases += [(len(volumes) - 1, int(middle)) for middle in own]
+            cases += [(len(images) - 1, int(middle)) for middle in own]
             patients += [image_path.name] * len(own)
             spacings.append(image.spacing)
         if not cases:
@@ -118,7 +118,7 @@ class Prostate(Task):
         parts = splits.parts_by_draw(groups, self.shares, splits.split_seed(seed, site))
         chosen = [np.flatnonzero(parts == part) for part in range(3)]
         return SiteData(
-            *(Slices(volumes, masks, [cases[i] for i in part], [patients[i] for i in part], reach) for part in chosen),
+            *(Slices(images, masks, [cases[i] for i in part], [patients[i] for i in part], reach) for part in chosen),
             spacings=[spacings[volume] for volume in sorted({cases[i][0] for i in chosen[0]})],
         )
 
