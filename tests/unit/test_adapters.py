@@ -294,7 +294,9 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     (tmp_path / "text.safetensors").write_text("no tensors at all")
     (tmp_path / "cut.pt").write_bytes((tmp_path / "plain.pt").read_bytes()[:700])
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:90])
-    for name in ("code.pt", "empty.pt", "text.safetensors", "cut.pt", "cut.safetensors"):
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("models/model.pt", bytes(20_000_000))
+    for name in ("bomb.zip", "code.pt", "empty.pt", "text.safetensors", "cut.pt", "cut.safetensors"):
         with pytest.raises(MedsiloError, match="holds no tensors that can be read without running code") as told:
             read_checkpoint(tmp_path / name)
         assert str(tmp_path) not in str(told.value)

@@ -4,6 +4,7 @@ Around a site, from outside to inside, an order passes
 
     known tensors   fills in the tensors that the site has already (on NVFlare alone: elsewhere nothing has far to go)
     permission      no data are read, and nothing is answered, for a plan that the hospital has not approved
+    supply          files that the network begins with: who lacks one says so, and keeps what the plan's hash names
     isolation       a process of its own, whose death is an answer; what is exact or in clear never leaves it
     ledger          an answer that is charged leaves once, after its charge is written
     layers of the plan, in its order
@@ -15,6 +16,7 @@ and an answer passes them the other way round. Around the server's channel stand
     retry           asks again, as the plan's participation says
     ledger          keeps the heads of the hospitals' ledgers, where a plan promises privacy
     known tensors   names what a site has
+    supply          sends a site the files that it lacks, once
     layers of the plan, in its order
     turns           notes who is asked and who answered, and counts the bytes of tensors
     channel         NVFlare, or a loop over sites in this process
