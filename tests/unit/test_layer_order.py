@@ -1,23 +1,28 @@
 """The order of layers is part of what they promise: each pair that matters, in its order and in the other one."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from medsilo.core.errors import Refused
 from medsilo.federation.account import Accounting, PrivacyAccount
-from medsilo.federation.around import TrainingSite, training_site
+from medsilo.federation.around import TrainingSite, answering, training_site
 from medsilo.federation.kept_answer import digest_of
 from medsilo.federation.known import KnownTensors, ReceivedTensors, mark_of
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive
+from medsilo.federation.supplying import SuppliedSite
 from medsilo.federation.turns import TurnKeeper
 from medsilo.plan import parse_plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import FILES, Parcel
 from medsilo.runs.paths import site_folder
 from tests.unit.test_account import PRIVATE, ask, same, settings_of, standing, weights
+from tests.unit.test_approvals import Home
 from tests.unit.test_outside_layers import NOISE, installed
+from tests.unit.test_participant import Server
 from tests.unit.test_protection import NAMES, write_photos
 
 __all__ = ["installed"]  # a fixture
@@ -67,6 +72,24 @@ def test_known_tensors_are_filled_in_before_permission_counts_a_request(tmp_path
         site.answer(order, lambda: None)
     assert digest_of(came[0]) == digest_of(came[1])
     assert digest_of(whole) != digest_of(named)  # what permission would count, in the other order
+
+
+def test_a_file_comes_only_to_a_hospital_that_has_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the other order a server fills the disk of a hospital that has decided nothing."""
+    home, content = Home(tmp_path / "kit"), bytes(1000)
+    name, kept = hashlib.sha256(content).hexdigest(), home.folder / "medsilo/_models"
+    monkeypatch.setattr(type(home.plan.network), "files", {name: len(content)})
+    order = Server(home.plan).ask("join", 0)
+    order.groups[FILES] = {name: torch.frombuffer(bytearray(content), dtype=torch.uint8)}
+    permission = home.permission()
+    right = answering(permission.place, permission)
+    with pytest.raises(Refused, match="has not approved"):
+        right.answer(order, lambda: None)
+    assert not kept.exists()
+    wrong = SuppliedSite(permission.place, home.permission)
+    with pytest.raises(Refused, match="has not approved"):
+        wrong.answer(order, lambda: None)
+    assert (kept / name).read_bytes() == content
 
 
 class Line:
