@@ -141,7 +141,7 @@ OFFER = {"epsilon": 1.0, "delta": 1e-5}
 
 def test_noise_costs_what_the_ledger_says_and_no_more_is_answered(tmp_path: Path) -> None:
     demands = Demands(epsilon=50.5, delta=1e-5)
-    sites = settings_of(drawn(3, 60), tmp_path, privacy=demands)
+    sites = settings_of(drawn(3, 600), tmp_path, privacy=demands)
     question = {"table": ["age", "stage"], "models": [{"kind": "logistic", "outcome": "dead", "covariates": ["score"]}]}
     with pytest.raises(MedsiloError, match="answers only with noise"):
         asked(sites, tmp_path, **question)

@@ -348,7 +348,18 @@ def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_pat
 # Say how large something is, or what it is called, and not what is done.
 SIZES = {
     *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event", "most_windows"),
-    *("rate", "window", "step", "longest_fill", "size", "foreground", "overlap", "modalities", "target_spacing"),
+    *(
+        "rate",
+        "window",
+        "step",
+        "longest_fill",
+        "size",
+        "foreground",
+        "overlap",
+        "lacking",
+        "modalities",
+        "target_spacing",
+    ),
 }
 
 
@@ -371,7 +382,7 @@ def values_of(annotation: Any) -> list[Any]:
 def accepts(setting: Setting, **changes: Any) -> bool:
     try:
         setting.plan(**changes)
-    except PlanError:
+    except MedsiloError:
         return False
     return True
 

@@ -322,7 +322,7 @@ def test_a_file_that_is_gone_is_an_error(acme: Path, seen: Callable[[Path], None
     place = shutil.copytree(acme, tmp_path / "place")
     (place / "acme_gait/network.py").unlink()
     seen(place)
-    with pytest.raises(MedsiloError, match="a file of package acme-gait can't be read; install it again"):
+    with pytest.raises(MedsiloError, match="package acme-gait.* missing.*; install"):
         make_plan("fedavg", *GAIT)
 
 

@@ -19,10 +19,12 @@ INPUTS = {
     "mlp": (12,),
     "pooled-unet": (1, 16, 16, 16),
     "small-cnn": (3, 48, 48),
+    "swin-unetr": (1, 64, 64),
     "unet": (1, 48, 48),
     "vgg11": (1, 48, 48),
+    "vit": (3, 64, 64),
 }
-OWN = [name for name in NETWORKS if name != "nnunet"]  # which needs plans: test_nnunet_task.py
+OWN = [name for name in NETWORKS if name not in ("nnunet", "tuned")]  # test_nnunet_task.py, test_adapters.py
 NORMED = [name for name, network in NETWORKS.items() if "norm" in network.model_fields]
 NORMS = {
     "batch": nn.modules.batchnorm._BatchNorm,
@@ -149,7 +151,7 @@ def test_densenet_has_121_layers_and_the_basic_unet_the_papers_levels():
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in unet.modules()) == 18
 
 
-@pytest.mark.parametrize("name", [name for name, network in NETWORKS.items() if "dimensions" in network.model_fields])
+@pytest.mark.parametrize("name", [name for name in NORMED if "dimensions" in NETWORKS[name].model_fields])
 def test_volumes_as_well_as_slices(name):
     """Batch norm is found by its type there too, and the head is the same layer."""
     numbers = {"features": [2, 2, 2, 2, 2]} if name == "basic-unet" else {}
