@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -57,7 +58,10 @@ class SwinUnetr(Network):
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import SwinUNETR
 
-        return SwinUNETR(**self._arguments(channels, classes))
+        if torch.get_default_device().type != "meta":
+            return SwinUNETR(**self._arguments(channels, classes))
+        with torch.device("cpu"):  # MONAI reads numbers of tensors while it builds
+            return SwinUNETR(**self._arguments(channels, classes)).to("meta")
 
     def monai(self, channels: int, classes: int) -> dict[str, Any]:
         return {"_target_": "monai.networks.nets.SwinUNETR", **self._arguments(channels, classes)}

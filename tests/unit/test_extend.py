@@ -322,7 +322,7 @@ def test_a_file_that_is_gone_is_an_error(acme: Path, seen: Callable[[Path], None
     place = shutil.copytree(acme, tmp_path / "place")
     (place / "acme_gait/network.py").unlink()
     seen(place)
-    with pytest.raises(MedsiloError, match="package acme-gait.* missing.*; install"):
+    with pytest.raises(MedsiloError, match="package acme-gait.* install"):
         make_plan("fedavg", *GAIT)
 
 
