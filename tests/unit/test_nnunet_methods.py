@@ -36,7 +36,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return folder, narrow(plans_of(folder, SITES, 2000))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS.builtin)
 def test_each_method_trains_nnunets_networks_or_says_why_not(hospitals: tuple[Path, Any], method: str) -> None:
     folder, plans = hospitals
     training = {"rounds": 3, "batch_size": 2, "momentum": 0.0 if method in NO_MOMENTUM else 0.9}

@@ -211,7 +211,21 @@ class Watched(Trainer):
     ends: dict[int, tuple[Tensors, float]]
 
     def _momentum(self) -> Tensors:
-        return {name: tensor.clone() for name, tensor in self.state.tensors().items() if name.startswith("optimizer")}
+        return {name: tensor for name, tensor in self._all().items() if name.startswith("optimizer")}
+
+    def _all(self) -> Tensors:
+        """Copy all that training starts from, and changes."""
+        found = {
+            f"module/{module}/{name}": tensor.clone()
+            for module, network in self.state.modules.items()
+            for name, tensor in network.state_dict().items()
+        }
+        for name, optimizer in self.state.optimizers.items():
+            for place, kept in optimizer.state_dict()["state"].items():
+                found |= {
+                    f"optimizer/{name}/{place}/{key}": own.clone() for key, own in kept.items() if own is not None
+                }
+        return found
 
     def work(self, number: int, phase: Phase, stop: Stop) -> float:
         batches = count()
@@ -220,7 +234,7 @@ class Watched(Trainer):
             if number == self.dies_in and next(batches) == 1:
                 raise Died("killed")
 
-        self.begins[number] = {name: tensor.clone() for name, tensor in self.state.tensors().items()}
+        self.begins[number] = self._all()
         loss = super().work(number, phase, dies)
         self.ends[number] = self._momentum(), self.state.optimizers["model"].param_groups[0]["lr"]
         return loss

@@ -35,6 +35,8 @@ class ConDistFL(FedAvg):
         def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             output = model(inputs)
             loss = bench.loss(output, targets)
+            if not isinstance(output, Tensor):  # nnU-Net's outputs of several sizes, whose task has all drawn
+                return loss
             with no_grad():
                 taught = arrived(inputs)
             return loss + self.weight * distilled(output, taught, targets, self.temperature)
