@@ -131,7 +131,7 @@ def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor
         found = gradients(loss, inputs, list(model.parameters()))
     for case, expected in enumerate(by_hand):
         own = torch.cat([gradient[case].flatten() for gradient in found])
-        assert torch.allclose(own, expected, rtol=1e-3, atol=1e-5 * float(expected.norm()))
+        assert torch.allclose(own, expected, rtol=1e-3, atol=1e-4 * float(expected.norm()))
     assert before.keys() == model.state_dict().keys()  # and nothing stays on the network
     assert all(not layer._forward_hooks and not layer._backward_hooks for layer in model.modules())
     assert not any(hasattr(weight, "grad_sample") for weight in model.parameters())

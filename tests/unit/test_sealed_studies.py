@@ -70,7 +70,9 @@ def test_sealed_models_are_those_of_clear_mixing(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", long_if_newer([*READ_AT_SITES, *STEPPING]))
 def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
-    assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= 1e-5
+    assert (
+        furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= 5e-5
+    )  # single precision over ten rounds, on any processor
 
 
 COUNTED = ["fedavg", "fedbn", "fednova", "scaffold", "adafed", "harmofl"]
