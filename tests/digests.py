@@ -74,8 +74,7 @@ VARIANTS = {  # whatever takes a path of its own through the engine
     "fedavg, optimizer kept": ("synthetic-activity", "fedavg", ["training.optimizer_state=keep"]),
     "fedavg, truncated": ("synthetic-activity", "fedavg", ["training.truncate=true"]),
 }
-OLD = [method for method in shared.METHODS if method != "condistfl"]  # which is fedavg where all is drawn, as here
-SEALED = [method for method in OLD if method not in {"local", "cyclic", *shared.WEIGHED}]
+SEALED = [method for method in shared.METHODS if method not in {"local", "cyclic", *shared.WEIGHED}]
 VARIANTS |= {  # masks are secret and new in each run; their sums are the same bits
     f"{method}, sealed": (
         "synthetic-activity",
@@ -87,7 +86,7 @@ VARIANTS |= {  # masks are secret and new in each run; their sums are the same b
 CASES: dict[str, tuple[str, str, list[str]]] = {
     **{
         f"{method}, {task}": (task, method, [])
-        for method in [*OLD, "central"]
+        for method in [*shared.METHODS, "central"]
         for task in SMALL
         if (method, task) != ("fedrod", "synthetic-prostate")  # needs classes of cases
     },

@@ -18,7 +18,7 @@ from medsilo.extend import MedsiloError
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")  # keys that tensors lie under
 IN_BUNDLES = ("models/model.safetensors", "models/model.pt")
 MOST_PREFIXES = 32
-MOST_UNPACKED = 20  # times a bundle's bytes that its weights may have: weights hardly pack
+MOST_UNPACKED = 20  # times a file's bytes that its parts may have: weights hardly pack
 UNREADABLE: tuple[type[Exception], ...] = (  # the last where torch finds more than tensors and numbers
     *(OSError, RuntimeError, ValueError, KeyError, EOFError, AttributeError, TypeError),
     *(zipfile.BadZipFile, safetensors.SafetensorError, torch.serialization.pickle.UnpicklingError),
@@ -49,9 +49,9 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
             with zipfile.ZipFile(file) as archive:
                 every = archive.namelist()
                 inside = [name for ending in IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")]
+                if sum(part.file_size for part in archive.infolist()) > MOST_UNPACKED * path.stat().st_size:
+                    raise ValueError("weights that a few bytes unpack into")
                 if inside:
-                    if archive.getinfo(inside[0]).file_size > MOST_UNPACKED * path.stat().st_size:
-                        raise ValueError("weights that a few bytes unpack into")
                     content = archive.read(inside[0])
                     return _of(BytesIO(content), inside[0].endswith(".safetensors"))
         file.seek(8)

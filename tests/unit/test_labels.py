@@ -28,6 +28,8 @@ from medsilo.methods.condistfl import distilled
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.unet import UNet
 from medsilo.plan import Plan, parse_plan
+from medsilo.report.findings import notices
+from medsilo.report.read import read
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.own.image_patches import augmented, patch
@@ -258,7 +260,7 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     tables = {table.title: table.rows for table in data_tables(survey("b", **OWN["b"]), plan, 1)}
     assert [row for row in tables["Cases that show each label"] if row[0] == "ant"] == [["ant", *["not drawn"] * 3]]
     assert tables["Not here"] == [["t1"]]
-    assert "no mask shows 'post', so it counts as looked for" in said("a")
+    assert "no mask shows 'post': name it in data.absent" in said("a")
     assert "no mask shows" not in said("a", absent=["post"])
     assert "masks show a structure that data.absent names" in said("c", absent=["post"])
     assert "names all structures" in said("c", absent=["ant", "post"])
@@ -273,6 +275,18 @@ def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
     monkeypatch.setattr("medsilo.tasks.own.folder.FolderTask.absent", lambda self, source: ("liver",))
     with pytest.raises(MedsiloError, match="lacks liver, which no hospital may lack"):
         run(plan_of(), settings=each(hospitals, OWN))
+
+
+def test_what_nobody_has_ends_the_study_and_the_page_says_whose_scores_differ(
+    hospitals: Path, study: tuple[StudyResult, Path]
+) -> None:
+    nobody = {site: {"absent": ["post"], "label_map": {1: "ant", 2: "ant"}} for site in "abc"}
+    for sealing in ("none", "pairwise"):
+        plan = plan_of().with_changes([f"transport.sealing={sealing}"])
+        with pytest.raises(MedsiloError, match="no hospital that trains has post; take it out of the plan"):
+            run(plan, settings=each(hospitals, nobody))
+    told = [notice.text for notice in notices([read(study[1])])]
+    assert any("a not post, b not ant and t1" in text for text in told)
 
 
 # ------------------------------------------------------------------------------------------------ a table

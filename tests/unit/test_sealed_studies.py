@@ -70,9 +70,8 @@ def test_sealed_models_are_those_of_clear_mixing(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", long_if_newer([*READ_AT_SITES, *STEPPING]))
 def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
-    assert (
-        furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= 5e-5
-    )  # single precision over ten rounds, on any processor
+    most = 5e-5 if method == "harmofl" else 1e-5  # two passes a step amplify what single precision rounds
+    assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= most
 
 
 COUNTED = ["fedavg", "fedbn", "fednova", "scaffold", "adafed", "harmofl"]

@@ -6,6 +6,7 @@ It is inside of a round: a sum is opened when enough sites have answered, before
 from collections.abc import Mapping
 from typing import Any
 
+from medsilo.core.errors import ParticipationError
 from medsilo.core.tensors import Groups
 from medsilo.course.phase import Phase
 from medsilo.federation.seams import Missing
@@ -20,7 +21,10 @@ class RoundAggregation:
         self.state = state
 
     def agree(self, joined: Mapping[str, Joined]) -> None:
-        """Let those that have joined agree on what they need beside the plan."""
+        """Let those that have joined agree on what they need beside the plan, and somebody have all that it names."""
+        held = [{*answer.absent} for site, answer in joined.items() if site not in self.state.plan.participation.unseen]
+        if lacking := sorted(set.intersection(*held)) if held else []:
+            raise ParticipationError(f"no hospital that trains has {', '.join(lacking)}; take it out of the plan")
 
     def begin(self, number: int, phase: Phase) -> Mapping[str, Missing]:
         """Begin a round whose mixers are open; returns the sites that are not in it, and why."""

@@ -278,6 +278,13 @@ def _cautions(runs: Sequence[RunResult]) -> list[Notice]:
             found.append(
                 f"{run.label}: its sites ran different versions or processors, so its last digits are their own."
             )
+        lacks = {site: tuple(run.site(site).absent) for site in run.sites}
+        if len(set(lacks.values())) > 1:
+            told = ", ".join(f"{site} not {' and '.join(names)}" for site, names in lacks.items() if names)
+            found.append(
+                f"{run.label}: its sites do not have the same ({told}). Scores of sites that drew different "
+                "structures, and their mean, are of different things: compare a structure."
+            )
         untested = [site for site in run.sites if run.score(site) is None]
         if not run.failed and untested:
             found.append(f"{run.label} has no test score for {_listed(untested)}; its mean leaves them out.")

@@ -86,6 +86,7 @@ class SealedServer(RoundAggregation):
     # ------------------------------------------------------------------ the study begins
     def agree(self, joined: Mapping[str, Joined]) -> None:
         """Let the sites agree on fresh keys; without those that drop out meanwhile, as far as the plan allows it."""
+        super().agree(joined)
         left, ahead = [site for site in self.state.sites if site in joined], dict[str, int]()
         transport = self.plan.transport
         heaviest = transport.sealing_counts or max(joined[site].cases.train or 1 for site in left)

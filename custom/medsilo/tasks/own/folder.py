@@ -404,10 +404,8 @@ class FolderTask(OwnFolder):
         listing.add("stops", "masks show a structure that data.absent names; correct it, or data.label_map", drawn)
         for number, name in enumerate(self.labels, 1):
             if self.may_be_absent and number not in undrawn and not any(number in labels for labels in shown):
-                what = (
-                    f"no mask shows {name!r}, so it counts as looked for and not there; if nobody drew it, name it in "
-                )
-                listing.problems.append(Problem("note", f"{what}data.absent", len(every)))
+                what = f"no mask shows {name!r}: name it in data.absent if nobody drew it; now it counts as not there"
+                listing.problems.append(Problem("note", what, len(every)))
 
 
 @cache
