@@ -100,7 +100,7 @@ ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH - {"api"})
 ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(ROOMS) - {"api"})
 
 PLUGINS = {
-    "medsilo_adapters": "networks of which a part trains: checkpoints, adapters, and training without labels",
+    "medsilo_adapters": "networks that train only a part: checkpoints, adapters, and training without labels",
     "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
     "medsilo_new": "the start of a plug-in: a package with a method, a task or a network that works, and its test",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",

@@ -1,1 +1,1 @@
-"""Networks that begin with a checkpoint and of which a part trains: what is frozen is no part of what travels."""
+"""Networks that start from a checkpoint and train only a part. The frozen part does not travel."""

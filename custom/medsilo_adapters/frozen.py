@@ -1,7 +1,7 @@
 """Frozen tensors: buffers that no state dict has and no gradient reaches, once in memory for all networks.
 
 Methods, optimizers, sealing, accounts of privacy, states on the disk and leak reports work on state dicts and
-parameters. What is in neither is no part of a study's course, so none of them has to know of it.
+parameters. A frozen tensor is in neither, so they never meet it.
 """
 
 from collections.abc import Collection, Iterator, MutableMapping

@@ -1,4 +1,4 @@
-"""A network of which a part trains, from a checkpoint or from initial weights, with adapters where they are wanted."""
+"""A partly trained network: from a checkpoint or from initial weights, with or without adapters."""
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from fnmatch import fnmatchcase
@@ -55,7 +55,7 @@ _Begun: Any = create_model("_Begun", __base__=Network, **_FROM)
 
 
 class Tuned(_Begun):
-    """Another network, of which a part trains: that alone is kept from round to round, mixed, noised and sent."""
+    """Another network that trains only in part. Only that part is kept between rounds, mixed, noised and sent."""
 
     name: Literal["tuned"] = "tuned"
     of: Annotated[SerializeAsAny[Network], BeforeValidator(TABLES["network"].read)] = Field(

@@ -179,7 +179,7 @@ def _apart(one: TableCell, other: TableCell) -> Told:
 def curves_of(question: Question, curve: Curve, counts: Floats, floor: int, noise: float = 0.0) -> Curves:
     """Return curves, each as far as enough are at risk. Groups with fewer patients than the floor have none.
 
-    noise: variance of each count, which bands include; then there is no test.
+    noise: variance of each count. Bands include it; the log-rank test is left out.
     """
     variable, marks = question.variables[curve.time], 6
     groups, shown = [], []
