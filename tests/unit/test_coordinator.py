@@ -662,7 +662,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "silobn": 6,
         "harmofl": 0,
         **dict.fromkeys(["fedrdn", *WEIGHED], 0),
-        **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon", "cyclic"), 0),
+        **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon", "condistfl", "cyclic"), 0),
         **dict.fromkeys(("scaffold", "feddyn"), len(list(study.participants[A].participant.state.model.parameters()))),
         **dict.fromkeys(FEDSM, 0),
         "local": all_of_it,

@@ -164,8 +164,8 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         "With every answer: the numbers of training, validation and test cases, seconds, the memory that training "
         "took, medsilo's version and hash.",
         f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}; the "
-        "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; what "
-        "data.absent names.",
+        "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; "
+        "which structures, channels or columns are not here (data.absent).",
         f"In every round: the training loss; {scored}score and loss over the validation cases{few}.",
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]
