@@ -128,7 +128,7 @@ PARTS = {
     ),
     "ECG": Part(
         "ECG, three recording sites",
-        "The PTB-XL subset's sites 0, 1 and 3, normal or not, windows of 2.5 s of 12 leads, two convolutions along time. "
+        "PTB-XL's sites 0, 1 and 3 of a subset, normal or not, windows of 2.5 s of 12 leads, two convolutions. "
         "The backbone is of the recordings of sites 0 and 1; labels are used at all three.",
         recordings,
         ("site-0", "site-1"),
@@ -145,7 +145,7 @@ PARTS = {
         },
         {"name": "activity-cnn", "norm": "group"},
         "auroc",
-        rounds=(20, 25),
+        rounds=(15, 15),
     ),
     "hippocampus": Part(
         "Hippocampus, one centre dealt to four hospitals",
@@ -167,7 +167,7 @@ PARTS = {
         },
         {"name": "unet", "dimensions": 3, "features": [8, 16, 32], "norm": "instance"},
         "dice",
-        rounds=(16, 20),
+        rounds=(12, 15),
     ),
     "private": Part(
         "Under privacy: nuclei, every patient",
@@ -183,7 +183,7 @@ PARTS = {
         },
         SMALL_UNET,
         "dice",
-        rounds=(10, 8),
+        rounds=(8, 6),
         seeds=5,
         epsilons=EPSILONS,
     ),

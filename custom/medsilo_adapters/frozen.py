@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medsilo.extend import MedsiloError
 
 Key = tuple[str, ...]
+MULTIPLY = {
+    functional.linear,
+    *(getattr(functional, f"conv{turned}{n}d") for turned in ("", "_transpose") for n in (1, 2, 3)),
+}
 
 
 class Frozen(Tensor):
@@ -31,7 +37,28 @@ class Frozen(Tensor):
         if found is self:
             return self
         there: dict[Any, Frozen] = self.__dict__.setdefault("there", {})
-        return there.setdefault((found.device, found.dtype), found.as_subclass(Frozen))
+        kind = type(self) if found.dtype is self.dtype else Rounded
+        return there.setdefault((found.device, found.dtype), found.as_subclass(kind))
+
+
+class Rounded(Frozen):
+    """A frozen tensor with fewer bits than its network computes with outside of mixed precision."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if function in MULTIPLY and not torch.is_autocast_enabled(given[0].device.type):
+                kind = given[0].dtype
+                given = [Tensor.to(own, kind) if isinstance(own, Rounded) else own for own in given]
+            return function(*given, **(named or {}))
+
+
+def keep_rounded(network: nn.Module) -> None:
+    """Keep what frozen linear layers and convolutions multiply with in bfloat16, as which mixed precision reads it."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | _ConvNd):
+            for name, own in layer._buffers.items():
+                layer._buffers[name] = own.to(torch.bfloat16) if isinstance(own, Frozen) else own
 
 
 def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[Key, Frozen], key: Key = ()) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from medsilo.extend import MOST_PARAMETERS, TABLES, MedsiloError, Network, Section, layers, shelf
 from medsilo_adapters.checkpoint import Match, match, read_checkpoint
-from medsilo_adapters.frozen import Frozen, freeze, values_of
+from medsilo_adapters.frozen import Frozen, freeze, keep_rounded, values_of
 from medsilo_adapters.low_rank import Adapters, adapt, merged_weight
 
 WORDS: Mapping[str, Callable[[nn.Module], Iterable[str]]] = {
@@ -138,6 +138,11 @@ class Tuned(_Begun):
         if lacks:
             shown = f"{', '.join(lacks[:3])}{', ...' if len(lacks) > 3 else ''}"
             raise MedsiloError(f"network.from: the file lacks {shown}, which would stay as drawn; add to network.train")
+
+    def settled(self, module: nn.Module, compute: Any) -> nn.Module:
+        if compute.precision == "bfloat16":
+            keep_rounded(module)
+        return super().settled(module, compute)
 
     def finished(self, module: nn.Module, channels: int, classes: int) -> nn.Module:
         """Return the plain network with all values, adapters merged."""

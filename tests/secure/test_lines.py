@@ -3,12 +3,14 @@
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from medsilo.consortium import lead
+from medsilo.core import shelf
+from medsilo.core.files import save_tensors
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan
@@ -19,10 +21,24 @@ from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.secure.relay import Line, Relay
 from tests.secure.test_mutual_tls import gathered
 from tests.secure.test_resume import ended
+from tests.unit.test_adapters import tuned_plan
 
 A, B = SITES[:2]
 VPN = Line(rate=125_000, delay=0.15, loss=0.05)  # 1 Mbit/s, 300 ms there and back, every twentieth packet lost
+WIDTH, DEPTH, RATE, DOWN = 512, 3, 3e6, 5.0  # of a frozen network of 40 MB, its line, and seconds of a cut
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.xdist_group("pair")]
+
+
+@contextmanager
+def has_models(pair: Consortium, party: str, folder: Path) -> Iterator[None]:
+    """A party has the files of this folder."""
+    path = pair.kit(party) / "local" / "medsilo.yaml"
+    text = path.read_text() if path.exists() else ""
+    path.write_text(f"{text}\nmodels: ['{folder}']\n")
+    try:
+        yield
+    finally:
+        path.write_text(text)
 
 
 @contextmanager
@@ -83,3 +99,41 @@ def test_a_slow_lossy_line_from_far_away(pair: Consortium, tmp_path: Path) -> No
         time.sleep(45)
         relay.mend()
         check(pair, job, record, tmp_path)
+
+
+def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium, tmp_path: Path) -> None:
+    """The server and A have it, B does not: pieces that came before a cut do not come again, and a second study sends
+    what trains."""
+    vit = {"name": "vit", "size": 32, "patch": 8, "width": WIDTH, "depth": DEPTH}
+    plain = tuned_plan(of=vit, network={"train": "all"}, seed=7).build_networks()["model"]
+    (tmp_path / "models").mkdir()
+    save_tensors(tmp_path / "models" / "vit.safetensors", plain.state_dict())
+    file = tmp_path / "models" / "vit.safetensors"
+    size = file.stat().st_size
+    start_of = {"file": file.name, "sha256": shelf.hash_of_file(file), "bytes": size}
+    shelf.look_in(file.parent)
+    patient = {"sites": [A, B], "timeout": 900}
+    plan = tuned_plan(of=vit, network={"from": start_of, "train": ["adapters", "head"]}, participation=patient)
+    line = Line(rate=RATE, delay=0.02)
+    with ExitStack() as changed:
+        for party in (SERVER, A):
+            changed.enter_context(has_models(pair, party, file.parent))
+        relay = changed.enter_context(through(pair, line, tmp_path))
+        before, began = relay.down.passed, time.monotonic()
+        job, record = start(pair, plan, tmp_path, "frozen")
+        wait_until(lambda: relay.down.passed > before + 0.05 * size, 600, "the first pieces")
+        began = time.monotonic() - 0.05 * size / line.rate
+        wait_until(lambda: relay.down.passed > before + 0.6 * size, 1200, "more than half")
+        relay.cut()
+        time.sleep(DOWN)
+        relay.mend()
+        wait_until(lambda: relay.down.passed >= before + size, 1200, "all of it")
+        seconds = time.monotonic() - began - DOWN
+        check(pair, job, record, tmp_path)
+        once = relay.down.passed - before
+        print(f"{once / size:.3f} of its bytes, {seconds * line.rate / size:.3f} of the line's time")
+        assert size < once < 1.05 * size
+        (tmp_path / "again").mkdir()
+        job, record = start(pair, plan.with_changes(["seed=1"]), tmp_path / "again", "frozen-again")
+        check(pair, job, record, tmp_path / "again")
+        assert relay.down.passed - before - once < 0.03 * size

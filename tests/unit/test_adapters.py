@@ -26,15 +26,17 @@ from medsilo.course.group import views
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.seams import Missing, Place
+from medsilo.federation.site_state import SiteState
 from medsilo.federation.supplying import FileSupply, SuppliedSite
 from medsilo.learning.layers import head_layers
+from medsilo.learning.loop import Compute
 from medsilo.learning.private import ClippedSum, gradients_of_cases, losses_of_cases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
-from medsilo_adapters.low_rank import ADAPTED, AdaptedLayer, Adapters, adapt, adapters_of, merged_weight
+from medsilo_adapters.low_rank import ADAPTED, Adapters, adapt, adapters_of, merged_weight
 from tests.conftest import over_all
 
 SITES = ["a", "b", "c"]
@@ -121,6 +123,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from medsilo.learning.layers import head_layers
+from medsilo.learning.loop import Compute
 from medsilo_adapters.low_rank import AdaptedLayer, Adapters, adapt, adapters_of, merged_weight
 from tests.unit.test_adapters import tuned_plan
 
@@ -191,6 +194,39 @@ def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -
     moved = model.to("meta"), copy.deepcopy(networks[1]).to("meta")  # another device gets one copy, too
     one, other = (net.get_submodule("blocks.0.attn.qkv").weight for net in moved)
     assert one.is_meta and one is other
+
+
+def test_a_site_in_bfloat16_keeps_half_the_bytes_and_the_same_numbers(backbone: dict[str, Any], tmp_path: Path) -> None:
+    """Of FedSM's five networks, after a step: tensors are counted, each storage once."""
+    plan = tuned_plan("fedsm", network={"from": backbone})
+    images, kept = torch.randn(4, 3, 32, 32), {}
+    for precision in ("float32", "bfloat16"):
+        compute = Compute(precision=precision)  # type: ignore[arg-type]
+        state = SiteState(plan, "a", tmp_path, compute)
+        storages = {}
+        networks = {name: state.modules[name] for name in ("model", "global")}
+        for name, model in {**networks, **dict(state.modules["experts"].named_children())}.items():
+            if name in networks:
+                with compute.cast():
+                    output = model.train()(images)
+                output.float().square().sum().backward()
+                state.optimizers[name].step()
+                assert state.optimizers[name].state.keys() <= set(model.parameters())
+            own = [tensor for _, tensor in values_of(model)]
+            own += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            storages |= {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in own}
+        kept[precision] = sum(storages.values()), networks
+    model, whole = (kept[precision][1]["model"].eval() for precision in ("bfloat16", "float32"))
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        other.data.copy_(one)
+    layers = [
+        layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d) and "weight" in layer._buffers
+    ]
+    matrices = sum(own.numel() for layer in layers for own in layer._buffers.values() if own is not None)
+    assert matrices > 20_000 and kept["float32"][0] - kept["bfloat16"][0] == 2 * matrices  # once, not five times
+    with compute.cast():  # mixed precision rounds the weights itself
+        assert torch.equal(whole(images), model(images))
+    assert torch.allclose(model(images), whole(images), atol=0.1)  # also where nothing is mixed
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics() -> None:

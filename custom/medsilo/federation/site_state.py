@@ -47,7 +47,8 @@ class SiteState:
 
     def begin(self) -> None:
         """Be in the state before the first round, the same at every site."""
-        self.modules = {name: module.to(self.compute.device) for name, module in self.plan.build_networks().items()}
+        settled = self.plan.network.settled
+        self.modules = {name: settled(module, self.compute) for name, module in self.plan.build_networks().items()}
         self.make_optimizers()
         self.done = 0
         self.best = None

@@ -45,6 +45,10 @@ class Network(Feature):
         """The same module in a MONAI bundle's words, its class under "_target_"; None where MONAI has none."""
         return None
 
+    def settled(self, module: nn.Module, compute: Any) -> nn.Module:
+        """Return what `build` made, on a site's device."""
+        return module.to(compute.device)
+
     @property
     def files(self) -> Mapping[str, int]:
         """Return the files that a party must have to build it with its values: SHA-256 and bytes of each."""
