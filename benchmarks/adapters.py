@@ -167,7 +167,7 @@ PARTS = {
         },
         {"name": "unet", "dimensions": 3, "features": [8, 16, 32], "norm": "instance"},
         "dice",
-        rounds=(12, 15),
+        rounds=(10, 60),
     ),
     "private": Part(
         "Under privacy: nuclei, every patient",
@@ -183,7 +183,7 @@ PARTS = {
         },
         SMALL_UNET,
         "dice",
-        rounds=(8, 6),
+        rounds=(6, 4),
         seeds=5,
         epsilons=EPSILONS,
     ),

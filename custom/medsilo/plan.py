@@ -299,12 +299,14 @@ def _with_files(values: Any, folder: Path) -> Any:
 
 
 def _begun_with(folder: Path, name: str) -> dict[str, Any]:
-    if not is_safe_name(name):
-        raise PlanError(f"network.from: {name!r} has odd characters; name a file in the plan's own folder")
+    path = folder / Path(name).expanduser()  # a path as it is typed, or one that begins at the plan
+    if not is_safe_name(path.name):
+        raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
+    shelf.look_in(path.parent)
     try:
-        return {"file": name, "sha256": shelf.hash_of_file(folder / name), "bytes": (folder / name).stat().st_size}
+        return {"file": path.name, "sha256": shelf.hash_of_file(path), "bytes": path.stat().st_size}
     except OSError as error:
-        raise PlanError(f"network.from: {name}: {why_unread(error, 'a file beside the plan')}") from error
+        raise PlanError(f"network.from: {path.name}: {why_unread(error, 'a file beside the plan')}") from error
 
 
 def _content_of(folder: Path, key: str, name: str) -> Any:

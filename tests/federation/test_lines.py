@@ -28,6 +28,7 @@ from tests.conftest import make_plan
 from tests.federation.test_gate import Cells, answer_of
 from tests.secure.consortium import wait_until
 from tests.secure.relay import Line
+from tests.unit.test_adapters import tuned_plan
 
 LARGE = Parcel({"model": {"w": torch.arange(3_000_000.0).reshape(5, -1), "b": torch.ones(3)}}, {"task": "round"})
 LINE = Line(rate=4e6, delay=0.01, loss=0.005)
@@ -72,6 +73,22 @@ def test_connections_that_were_lost_keep_no_handle_beyond_a_job(cells: Cells) ->
         assert psutil.Process().num_fds() == before
     finally:
         gc.enable()
+
+
+def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most(cells: Cells) -> None:
+    """All that a hospital's line carries for an answer, headers and acknowledgements included."""
+    vit = {"name": "vit", "size": 32, "patch": 8, "width": 768, "depth": 6}
+    plan = tuned_plan(of=vit, network={"adapters": {"rank": 8}})
+    trained = plan.build_networks()["model"].state_dict()
+    size = sum(own.nbytes for own in trained.values())
+    for way in (cells.relay.up, cells.relay.down):
+        way.line = Line()
+    before = cells.relay.up.passed
+    answer = answer_of(Parcel({"model": trained}, {"task": "round"}, 40, {"loss": 0.5}))
+    assert cells.send(answer, timeout=60) == ReturnCode.OK
+    came = to_parcel(cells.got[-1]).groups["model"]
+    assert all(torch.equal(trained[name], came[name]) for name in trained) and size > 2_000_000
+    assert 1 < (cells.relay.up.passed - before) / size < 1.01
 
 
 @pytest.mark.slow

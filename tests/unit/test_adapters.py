@@ -2,6 +2,8 @@
 
 import copy
 import hashlib
+import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -28,6 +30,7 @@ from medsilo.federation import inprocess
 from medsilo.federation.seams import Missing, Place
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.supplying import FileSupply, SuppliedSite
+from medsilo.flare.jobs import PLAN
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute
 from medsilo.learning.private import ClippedSum, gradients_of_cases, losses_of_cases
@@ -375,24 +378,25 @@ def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- after a study
 def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
-    """From a plan with a file beside it to MONAI's own network, though the file is gone from where it was."""
+    """From a plan with a path in it to MONAI's own network, though the file is gone from where it was."""
     unet = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}
     task = {"name": "synthetic-prostate", "size": 32}
     sections = {"task": task, "participation": {"sites": SITES[:2]}}
     drawn = parse_plan({"algorithm": {"name": "local"}, **sections, "network": unet}).build_networks()["model"]
     (tmp_path / "plans").mkdir()
-    save_tensors(tmp_path / "plans" / "unet.safetensors", drawn.state_dict())
+    (tmp_path / "weights").mkdir()
+    save_tensors(tmp_path / "weights" / "unet.safetensors", drawn.state_dict())
     plan = tmp_path / "plans" / "plan.yaml"
     plan.write_text(
         "algorithm: {name: fedavg}\ntask: {name: synthetic-prostate, size: 32}\nparticipation: {sites: [a, b]}\n"
-        "network: {name: tuned, from: unet.safetensors, of: {name: basic-unet, features: [4, 4, 8, 8, 8]}}\n"
+        "network: {name: tuned, from: ../weights/unet.safetensors, of: {name: basic-unet, features: [4, 4, 8, 8, 8]}}\n"
         "training: {rounds: 1, batch_size: 16, learning_rate: 0.05}\ntracking: {select: last}\n",
         "utf-8",
     )
     read = load_plan(plan)
     result = inprocess.run(read, folder=tmp_path / "run")
-    for path in (tmp_path / "plans").iterdir():
-        path.unlink()
+    shutil.rmtree(tmp_path / "plans")
+    shutil.rmtree(tmp_path / "weights")
     trained = result.models["a"].eval()
     source = open_source(tmp_path / "run")
     assert source.network.state_dict().keys() == drawn.state_dict().keys()
@@ -432,8 +436,15 @@ def test_both_adapters_act_and_one_travels(backbone: dict[str, Any], tmp_path: P
         assert torch.allclose(merged(images), best(images), rtol=0, atol=1e-5)
 
 
-def test_a_backbone_comes_of_images_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = tuned_plan("masked-images", network={"train": "all"}, tracking={"select": "last"})
+def test_a_backbone_comes_of_images_without_labels(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `medsilo pretrain`, of a job that would train adapters with labels."""
+    labelled = {"task": TASK, "network": {"name": "tuned", "of": VIT}, "training.batch_size": 16}
+    labelled["participation.sites"] = SITES
+    changes = [f"--set={key}={json.dumps(value)}" for key, value in labelled.items()]
+    asked = [str(root / "jobs/fedavg"), *changes, "--rounds", "2", "-o", str(tmp_path / "job")]
+    assert main(["pretrain", *asked]) == 0
+    plan = load_plan(tmp_path / "job" / PLAN)
+    assert plan.algorithm.name == "masked-images" and plan.network.name == "vit" and plan.rounds == 2
     result = inprocess.run(plan, folder=tmp_path / "run")
     losses = [line.sites["a"].train_loss for line in result.history]
     assert losses[-1] < losses[0]

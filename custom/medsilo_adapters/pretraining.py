@@ -1,0 +1,41 @@
+"""The command `pretrain`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medsilo.extend import Command, Screen, options
+
+LAST = "global/last.safetensors"
+
+
+def pretrain(
+    screen: Screen,
+    job: options.Job,
+    *,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    rounds: Annotated[int, typer.Option(metavar="N", parser=options.positive, help="without labels")] = 20,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="the new job")] = Path("pretraining"),
+) -> int:
+    """Write the job that makes a backbone for a job's network: its hospitals train on their images, without labels.
+
+    Run it by `medsilo run` or `medsilo submit`. It ends with a file for `network.from` of the plan with labels.
+    """
+    screen.begin(f"reading the plan of {job}")
+    from medsilo.extend import find_job, plan_of, write_job
+
+    study = plan_of(find_job(job), changes, plan)
+    network = getattr(study.network, "of", study.network)
+    of = f"network={network.model_dump_json()}"
+    made = study.with_changes(["algorithm.name=masked-images", of, f"training.rounds={rounds}", "tracking.select=last"])
+    write_job(out, made)
+    screen.say(f"job: {out}\nnow: medsilo run {out} --name backbone, or medsilo submit {out}")
+    tuned = f"{{name: tuned, from: runs/backbone/{LAST}, of: {{name: {network.name}}}}}"
+    screen.say(f"then in the plan with labels, network: {tuned}")
+    screen.answer(job=out, hash=made.hash)
+    return 0
+
+
+PRETRAIN = Command(pretrain, "jobs/fedavg --rounds 50 -o pretraining", "For a consortium's lead")
