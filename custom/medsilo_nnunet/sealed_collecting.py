@@ -37,7 +37,7 @@ TOGETHER = "together.json"
 SEALED = "fingerprint"  # the group in which sealed counts travel, as a hospital's privacy.json lists it
 CASES, COUNTS = 1, 2  # the two sums
 
-Task = Literal["keys", "meet", "measure", "seal", "open"]
+Task = Literal["keys", "measure", "seal"]
 
 
 class SealedRequest(QuestionPart, SumRequest):
@@ -72,9 +72,7 @@ class SealedMeasuringSite(MeasuringSite):
         if asked.task == "measure":
             self.told = self.measured(asked, stop).fingerprint(self.question)
             return Parcel(facts=Grid.of(self.told).model_dump(mode="json"))
-        if asked.task == "seal":
-            return self.summed.seal(asked, SEALED, self._counts(asked), MOST)
-        return {"meet": self.summed.meet, "open": self.summed.open}[asked.task](asked)
+        return self.summed.seal(asked, SEALED, self._counts(asked), MOST)
 
     def _keys(self, asked: SealedRequest) -> KeysAnswer:
         held = self.counted()
@@ -92,7 +90,7 @@ class SealedMeasuringSite(MeasuringSite):
 
 
 class SealedCollecting:
-    """The server's side: it relays letters, and reads two sums."""
+    """The server's side: it relays keys, and reads two sums."""
 
     def __init__(self, question: SegmentationQuestion, channel: Channel, timeout: float) -> None:
         self.question, self.package = question, package_facts()
@@ -109,7 +107,6 @@ class SealedCollecting:
             means[site] = told.means
 
         self._ask("keys", introduced)
-        self.sums.meet()
         cases = cases_of(self.sums.sum(CASES, SEALED, CASES_SHAPE, MOST))
         grids: dict[str, Grid] = {}
 

@@ -69,7 +69,7 @@ class StatisticsRequest(SumRequest):
     question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     package: dict[str, Any]
     timeout: Annotated[float, Field(gt=0)] = 604_800
-    task: Literal["begin", "meet", "seal", "open", "sum", "own"]
+    task: Literal["begin", "seal", "sum", "own"]
     step: SumStep = SumStep()
 
 
@@ -115,16 +115,12 @@ class StatisticsSite:
             return Parcel(facts=self._begin(asked).model_dump(mode="json"))
         if asked.task == "own":
             return Parcel(facts=self._alone().model_dump(mode="json"))
+        if (asked.task == "seal") != self.sealed:
+            raise Refused("the server: sums of three hospitals or more are sealed, those of fewer are not")
         if self.summed is None:
-            if asked.task != "sum":
-                raise Refused("the server: it seals sums of fewer than three hospitals")
             return Parcel({SEALED: self._tensors(asked.step)})
-        if asked.task == "seal":
-            self.summed.check(asked)
-            return self.summed.seal(asked, SEALED, self._tensors(asked.step), 2.0**asked.step.bits)
-        if asked.task not in ("meet", "open"):
-            raise Refused("the server: it asks for a sum in clear, and this question's are sealed")
-        return {"meet": self.summed.meet, "open": self.summed.open}[asked.task](asked)
+        self.summed.check(asked)
+        return self.summed.seal(asked, SEALED, self._tensors(asked.step), 2.0**asked.step.bits)
 
     # ------------------------------------------------------------------ what protects patients
     def _begin(self, asked: StatisticsRequest) -> BeginAnswer:
@@ -303,8 +299,6 @@ class Hospitals:
                 self.sums.introduce(site, told.introduction)
 
         self._ask("begin", begun)
-        if self.sums:
-            self.sums.meet()
 
     def sum(self, step: SumStep) -> Sums:
         """Return the sums over all hospitals."""

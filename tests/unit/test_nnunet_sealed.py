@@ -19,7 +19,7 @@ from medsilo.federation.sealed_sums import SealedSums
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.loop import Stop
 from medsilo.runs.messages import Parcel
-from medsilo.sealing import member, relay
+from medsilo.sealing import member
 from medsilo.sealing.signing import Unsigned
 from medsilo.site.settings import SiteSettings
 from medsilo_nnunet import sealed_counts
@@ -170,7 +170,6 @@ def test_what_the_server_sees_of_a_hospital_is_not_its_fingerprint(
 ) -> None:
     if not masked:  # as it would look if nothing was hidden: so the test can tell
         monkeypatch.setattr(member, "add_streams", _nothing)
-        monkeypatch.setattr(relay, "add_streams", _nothing)
     seen = hospitals(drawn, tmp_path)
     whole = sealed(seen, drawn).fingerprint(drawn.question)
     assert same(whole, opened(seen))
