@@ -356,5 +356,5 @@ def bounds_of(question: Question) -> Bounds:
     return sealed_bounds(question.values, question.values)
 
 
-INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite)
+INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, leaves=Question.leaves)
 SEALED_INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, sealed=True)

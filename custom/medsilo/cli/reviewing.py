@@ -16,7 +16,8 @@ def leak_report(
     jobs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="a job's folder, or the name of a job in ./jobs; with --out several (default: all in ./jobs)",
+            help="a job's folder, the name of a job in ./jobs, or a question of 'medsilo statistics'; with --out several"
+            " jobs (default: all in ./jobs)",
             autocompletion=options.complete_job,
         ),
     ] = None,
@@ -50,7 +51,23 @@ def leak_report(
         raise MedsiloError("which job? give one, or --out with a folder for the reports of several")
     if data and not data.is_dir():
         raise MedsiloError("there is no such data folder; correct --data", str(data))
+    if (question := Path((jobs or [""])[0])).is_file():
+        return _print_question(screen, question)
     return _print(screen, (jobs or [""])[0], changes, plan, data, folder_of_settings(local, kit))
+
+
+def _print_question(screen: Screen, file: Path) -> int:
+    from medsilo.registry import INQUIRIES
+
+    told = [own for own in (INQUIRIES[name] for name in INQUIRIES) if own.leaves and not own.sealed]
+    for inquiry in told:
+        question = inquiry.read(file)
+        lines = [f"What leaves a hospital under the question {file.name} ({question.hash[:12]})", *inquiry.leaves(question)]
+        for line in lines:
+            screen.say(line)
+        screen.answer(question=question.hash, lines=lines)
+        return 0
+    raise MedsiloError(f"{file} is no job but a file; give the job's folder, and a plan with --plan")
 
 
 def _print(

@@ -248,10 +248,12 @@ class FolderTask(OwnFolder):
     def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
         """Yield each image's patient and columns. What can't be read is left out, as in training."""
         self.check_source(source)
-        reader = self._reader(source)
-        for entry in self._listing(source, self._folder(site, source)).entries:
+        reader, listing = self._reader(source), self._listing(source, self._folder(site, source))
+        classes = self._classes_of(listing, source)
+        for entry in listing.entries:
+            label = {"label": self.labels[classes[entry.name]]} if classes else {}
             with suppress(DataError):
-                yield entry.patient, {**reader.scan(entry).columns(), **self._of_header(entry)}
+                yield entry.patient, {**reader.scan(entry).columns(), **self._of_header(entry), **label}
 
     def _of_header(self, entry: Entry) -> Mapping[str, float | str]:
         """Return more columns of an image, which its header tells."""
