@@ -61,6 +61,7 @@ from medsilo_statistics.sums import (
 
 SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
 MOST_SUMS = 1 + MOST_STEPS
+KIND = torch.float64, torch.strided  # of sums in clear
 
 
 class StatisticsRequest(SumRequest):
@@ -310,10 +311,16 @@ class Hospitals:
         parts: dict[str, Sums] = {}
 
         def received(site: str, reply: Parcel) -> None:
-            own = reply.groups.get(SEALED, {})
-            if {name: tuple(each.shape) for name, each in own.items()} != wanted:
+            own, most = reply.groups.get(SEALED, {}), 2.0**step.bits
+            kinds = {(each.dtype, each.layout) for each in own.values()}
+            if {name: tuple(each.shape) for name, each in own.items()} != wanted or kinds - {KIND}:
                 raise Refused("its sums are not those that it was asked for")
-            parts[site] = {name: each.detach().cpu().double().numpy() for name, each in own.items()}
+            parts[site] = {name: each.detach().cpu().numpy() for name, each in own.items()}
+            # NaN stands for what a hospital withholds, which it does once, before any step.
+            if any(
+                ((np.abs(each) > most) | (np.isnan(each) & bool(step.steps))).any() for each in parts[site].values()
+            ):
+                raise Refused(f"its sums are beyond {most:g}, which no patients can make")
 
         self._ask("sum", received, sum=self.number, step=step)
         return {name: np.sum([parts[site][name] for site in sorted(parts)], 0) for name in wanted}
@@ -348,7 +355,13 @@ def collected(question: Question, channel: Channel, sites: Sequence[str], timeou
     started = time.monotonic()
     hospitals = Hospitals(question, channel, sites, timeout)
     hospitals.begin()
-    return {FILE: answered(question, hospitals, lambda: time.monotonic() - started)}
+    try:
+        return {FILE: answered(question, hospitals, lambda: time.monotonic() - started)}
+    except (ValueError, ArithmeticError, IndexError) as error:
+        raise MedsiloError(
+            "the hospitals' sums do not fit together, as those of patients do; ask two at a time to see whose it is",
+            private=str(error),
+        ) from error
 
 
 def bounds_of(question: Question) -> Bounds:

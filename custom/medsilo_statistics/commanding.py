@@ -20,7 +20,9 @@ def statistics(
     screen: Screen,
     question: Annotated[
         Path,
-        typer.Argument(metavar="QUESTION", help="YAML file with what is asked; or a job's folder: who has how many cases"),
+        typer.Argument(
+            metavar="QUESTION", help="YAML file with what is asked; or a job's folder: who has how many cases"
+        ),
     ],
     hospitals: Annotated[
         list[Path] | None,
@@ -57,8 +59,7 @@ def statistics(
         screen.note(f"written: {path}")
     for remark in found.remarks:
         screen.warn(remark)
-    first, *_ = tables(found) or [None]
-    if first and first.name == TABLE_ONE:
+    for first in (own for own in tables(found) if own.name == TABLE_ONE):
         widths = [max(map(len, column)) for column in zip(first.heads, *first.rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (first.heads, *first.rows))
         screen.table(first.heads, first.rows, list(lines))

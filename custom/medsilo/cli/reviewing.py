@@ -16,8 +16,8 @@ def leak_report(
     jobs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="a job's folder, the name of a job in ./jobs, or a question of 'medsilo statistics'; with --out several"
-            " jobs (default: all in ./jobs)",
+            help="a job's folder, the name of a job in ./jobs, or the file of a question; with --out several jobs "
+            "(default: all in ./jobs)",
             autocompletion=options.complete_job,
         ),
     ] = None,
@@ -62,7 +62,10 @@ def _print_question(screen: Screen, file: Path) -> int:
     told = [own for own in (INQUIRIES[name] for name in INQUIRIES) if own.leaves and not own.sealed]
     for inquiry in told:
         question = inquiry.read(file)
-        lines = [f"What leaves a hospital under the question {file.name} ({question.hash[:12]})", *inquiry.leaves(question)]
+        lines = [
+            f"What leaves a hospital under the question {file.name} ({question.hash[:12]})",
+            *inquiry.leaves(question),
+        ]
         for line in lines:
             screen.say(line)
         screen.answer(question=question.hash, lines=lines)

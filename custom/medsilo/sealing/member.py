@@ -234,8 +234,8 @@ class Member:
     def seal_for_all(self, number: int, block: SealedBlock, tensors: Tensors, asked: bytes) -> Words:
         """Return this site's words of a sum that opens by itself as soon as those of all sites have come.
 
-        They have masks of pairs alone, so that no smaller sum can be opened, and nobody has shares of anything. No number
-        may be sealed twice with the same keys. asked: stands for what all sites were asked.
+        They have masks of pairs alone, so that no smaller sum opens, and nobody has shares of anything. With the same
+        keys no number may be sealed twice. asked: stands for what all sites were asked.
         """
         words, mine = self._encoded(block, {block.name: tensors}, {}), self.terms.place(self.site)
         keys = {

@@ -203,7 +203,7 @@ class PatientTable(ByKind):
         self.check_source(source)
         names = EVENTS if self.kind == "survival" else self.labels
         for entry in self.rows(self.file(source, self._folder(site, source)), source).listing.entries:
-            yield entry.patient, {"label": names[int(entry.label)]} if entry.label else {}
+            yield entry.patient, {"label": names[int(str(entry.label))]} if entry.label else {}
 
     def rows(self, path: Path, source: DataSource, outcome: bool = True) -> "TableRows":
         """Return the cases of a table as numbers, and what is wrong with others.
