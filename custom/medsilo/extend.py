@@ -72,7 +72,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.tensors import Tensors, hash_of
     from medsilo.core.text import size_text
     from medsilo.deploy import model_card, predicted_rows, watch
-    from medsilo.deploy.bundle import WEIGHTS, finish_bundle
     from medsilo.deploy.own_model import Reading, folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.source import copy_model, open_source
@@ -154,7 +153,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.segmentation import dice_of, likeliest
     from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
-    from medsilo.tasks.use import InMonai
 
 
 def _places() -> list[dict[str, str]]:
