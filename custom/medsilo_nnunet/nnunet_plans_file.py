@@ -22,9 +22,7 @@ Reader = Literal[
     "NaturalImage2DIO", "SimpleITKIO", "SimpleITKIOWithReorient", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"
 ]
 ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres"]
-Cascade = Literal[
-    "3d_cascade_fullres"
-]  # nnU-Net plans it; it is not trained here
+Cascade = Literal["3d_cascade_fullres"]  # nnU-Net plans it; it is not trained here
 
 
 class ResamplingNumbers(Section):
