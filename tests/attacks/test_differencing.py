@@ -104,8 +104,8 @@ def test_with_noise_thirty_questions_cost_what_is_left_and_tell_little(tmp_path:
 
 
 def test_an_audit_finds_no_more_than_was_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guess, along the direction in which the victim moves it, if the victim is in an answer, 400 times each: the ε that
-    the guesses prove (95 % bounds) stays below the promise, and does not with a tenth of the noise."""
+    """Guess, along the direction in which the victim moves it, if the victim is in an answer, 400 times each: the ε
+    that the guesses prove (95 % bounds) stays below the promise, and does not with a tenth of the noise."""
     from scipy.stats import beta
 
     frame = pd.read_csv(tmp_path / "data/hospital-0/cases.csv") if hospitals(tmp_path) else None

@@ -1,6 +1,6 @@
 """Sums over all hospitals that an inquiry takes sealed: the server reads a sum, and no hospital's part of it.
 
-All hospitals agree on keys, and then seal sums in a row: each adds to its numbers the masks that it has with the others.
+All hospitals agree on keys, and then seal sums in a row: each adds to its numbers the masks that it has with others.
 These cancel in the sum of all and in no other, so nobody can drop out, and nothing is taken off afterwards.
 Masks depend on all that a hospital was asked: where the server asks one for something else, its sum does not open.
 Nothing is kept on a disk: a hospital that stops begins anew with fresh keys.
