@@ -103,6 +103,7 @@ class StatisticsSite:
         self.summed = SummedSite(own.name, own.signer(), question.hash, question.sites) if self.sealed else None
         self.floor = self.settings.count_unit(synthetic=False)
         self.given = 0  # sums
+        self._protected = False
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks; raises Refused."""
@@ -114,6 +115,8 @@ class StatisticsSite:
         stop()
         if asked.task == "begin":
             return Parcel(facts=self._begin(asked).model_dump(mode="json"))
+        if not self._protected:
+            self._protect()
         if asked.task == "own":
             return Parcel(facts=self._alone().model_dump(mode="json"))
         if (asked.task == "seal") != self.sealed:
@@ -126,12 +129,17 @@ class StatisticsSite:
     # ------------------------------------------------------------------ what protects patients
     def _begin(self, asked: StatisticsRequest) -> BeginAnswer:
         self.given = 0
+        self._protect()
+        introduction = self.summed.introduction(asked) if self.summed else {}
+        return BeginAnswer(introduction=introduction, floor=self.floor)
+
+    def _protect(self) -> None:
+        """Raise Refused unless the question may be answered; before anything leaves, also where it was never begun."""
         if (self.settings.privacy or self.question.privacy) and self.settings.protects(synthetic=False):
             self._admit()
         elif self.floor > 1:
             self._check_groups()
-        introduction = self.summed.introduction(asked) if self.summed else {}
-        return BeginAnswer(introduction=introduction, floor=self.floor)
+        self._protected = True
 
     def _admit(self) -> None:
         """Enter into the ledger what all answers may cost; raises Refused when that is not left."""

@@ -44,6 +44,10 @@ def hospitals(folder: Path, **more: Any) -> Any:
     return settings_of(frames, folder, **more)
 
 
+def hospitals_alone(folder: Path, **more: Any) -> Any:
+    return dict(list(hospitals(folder, **more).items())[:1])
+
+
 def questions() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield thirty pairs of questions whose patients differ in the victim alone."""
     others = [f"stage == '{level}'" for level in ("I", "II")] + [f"score >= {number}" for number in range(1, 9)]
@@ -305,6 +309,24 @@ def test_a_lying_server_gets_no_sums_in_clear(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(Refused, match=words):
             ask(**json.loads(facts))
+
+
+def test_a_server_that_never_begins_gets_round_nothing(tmp_path: Path) -> None:
+    """Neither round the noise that a hospital demands, nor round its book."""
+    (own,) = hospitals_alone(tmp_path / "a", privacy=Demands(epsilon=3.0, delta=1e-5)).values()
+    question: dict[str, Any] = {"variables": VARIABLES, "table": ["age"], "by_hospital": True}
+    for task in ("sum", "own"):
+        with pytest.raises(Refused, match="answers only with noise"):
+            server_of(make_question(question, "q"), "hospital-0", own, tmp_path / "a")(task=task)
+    (own,) = hospitals_alone(tmp_path / "b", smallest_metric=5).values()
+    for where, refused in {"": False, f"not ({KNOWN})": True}.items():
+        ask = server_of(make_question({**question, "where": where}, "q"), "hospital-0", own, tmp_path / "b")
+        for task in ("sum", "own"):
+            if not refused:
+                ask(task=task)
+                continue
+            with pytest.raises(Refused, match="fewer than 5 patients"):
+                ask(task=task)
 
 
 class LyingServer(_Line):
