@@ -182,7 +182,7 @@ def _share(cell: TableCell, place: int, few: str) -> str:
 def _latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "–": "--", "τ²": r"$\tau^2$", "χ²": r"$\chi^2$", "²": "$^2$"}
     special |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"<": "$<$", ">": "$>$", BAR: r"\rule{2pt}{1ex}"}
+    special |= {"<": "$<$", ">": "$>$", BAR: r"\rule{2pt}{1ex}", "[": "{[}"}
     return "".join(special.get(sign, sign) for sign in text)
 
 
