@@ -19,6 +19,8 @@ from medsilo.privacy.accounting import epsilon
 from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.runs.messages import Parcel
+from medsilo.sealing import member
+from medsilo.sealing.fixed_point import as_tensor, as_words
 from medsilo.sealing.signing import Unsigned
 from medsilo.site.book import Book
 from medsilo.site.ledger import Ledger
@@ -327,6 +329,55 @@ def test_a_server_that_never_begins_gets_round_nothing(tmp_path: Path) -> None:
                 continue
             with pytest.raises(Refused, match="fewer than 5 patients"):
                 ask(task=task)
+
+
+class CuriousServer(_Line):
+    """Keeps what it asked each hospital, and the words that came."""
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        self.asked: dict[str, Parcel] = {}
+        self.words: dict[str, Any] = getattr(self, "words", {})
+
+        def asked(site: str) -> Parcel:
+            self.asked[site] = outgoing(site)
+            return self.asked[site]
+
+        def heard(site: str, reply: Parcel) -> None:
+            if reply.groups:
+                self.words.setdefault(site, reply.groups["statistics"]["counts"].clone())  # of the first sum
+            receive(site, reply)
+
+        return super().ask(sites, asked, heard, timeout)
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["sealed", "without masks"])
+def test_what_the_server_sees_of_a_hospital_is_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked: bool
+) -> None:
+    """No word is that of the hospital's sums, the words of two do not open, and no sum is sealed twice."""
+    if not masked:  # as it would look if nothing was hidden: so the test can tell
+        monkeypatch.setattr(member, "add_streams", lambda words, streams: None)
+    sites = settings_of(drawn(3, 60), tmp_path, public_data=True)
+    question = make_question({"variables": VARIABLES, "sites": sorted(sites), "table": ["age", "stage"]}, "q")
+    asked_of = {name: site_of(question, name, own, tmp_path) for name, own in sites.items()}
+    line = CuriousServer(asked_of)
+    assert collected(question, line, sorted(sites), 60)[FILE].columns[-1].patients == 180
+    for name, site in asked_of.items():
+        assert site.summed
+        block = site.summed.blocks[1]
+        clear = as_tensor(block.flat.encode(site._tensors(SumStep(bits=24)), block.fixed))
+        assert float((line.words[name] == clear).double().mean()) == (0 if masked else 1)
+    two = as_words("both", line.words["hospital-0"] + line.words["hospital-1"], block.flat.words, 64)
+    if masked:
+        with pytest.raises(Refused, match="does not open"):
+            block.read(two, None, ())
+    with pytest.raises(Refused, match="asks for a sum twice"):
+        asked_of["hospital-0"].answer(line.asked["hospital-0"])
+    begun = asked_of["hospital-0"].answer(Parcel(facts={**line.asked["hospital-0"].facts, "task": "begin"}))
+    assert begun.facts["introduction"]
+    other = {**line.asked["hospital-0"].facts, "letter": {"introductions": [begun.facts["introduction"]]}}
+    with pytest.raises(Refused, match="the sites whose keys it relays are not those of the study"):
+        asked_of["hospital-0"].answer(Parcel(facts=other))
 
 
 class LyingServer(_Line):
