@@ -479,10 +479,11 @@ def test_images_are_counted_by_spacing_size_intensity_and_scanner(tmp_path: Path
         "dicom": {"name": "dicom-folder", "kind": "classification", "labels": ["c", "d"]},
         "flat": {"name": "image-folder", "kind": "classification", "labels": ["a", "b"], "size": [8, 8]},
     }
+    classes = {"label": {"levels": ["a", "b"]}}
     more: dict[str, dict[str, Any]] = {
         "nifti": {"intensity_high": {"range": [0, 1000], "step": 10}},
         "dicom": {"spacing_z": {"range": [0, 10], "step": 1}, "Manufacturer": {"levels": ["A", "B"]}},
-        "flat": {},
+        "flat": classes,
     }
     sites = {kind: [tmp_path / kind / f"h{place}" for place in range(3)] for kind in asked_of}
     for folder in sites["nifti"]:
@@ -495,6 +496,7 @@ def test_images_are_counted_by_spacing_size_intensity_and_scanner(tmp_path: Path
         (found[kind],) = medsilo.statistics(question, sites[kind]).columns  # type: ignore[attr-defined]
         assert found[kind].patients == 15
         assert found[kind].cells["size_x"].mean == pytest.approx(10)
+    assert found["flat"].cells["label"].levels == [8, 7]
     assert found["nifti"].cells["size_z"].bins[4:9] == [0, 4, 5, 6, 0]
     assert 800 < found["nifti"].cells["intensity_high"].mean < 900
     assert found["dicom"].cells["spacing_z"].mean == pytest.approx((4 * 2 + 5 * 3 + 6 * 4) / 15)

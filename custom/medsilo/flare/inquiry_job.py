@@ -144,7 +144,9 @@ def ask_in_simulator(name: str, question: str, sites: Mapping[str, SiteSettings]
     prepare_workspace(workspace, EachSites(sites=dict(sites)), folder.resolve(), sorted(sites))
     process, run = start_process(job, workspace, sorted(sites), len(sites), log), workspace / RUN
     try:
-        while process.poll() is None and not (run / paths.REFUSED).is_file():
+        running = True
+        while running and not (run / paths.REFUSED).is_file():
+            running = process.poll() is None
             with suppress(MedsiloError):
                 return read_answers(run, name, folder)
             time.sleep(POLL)
