@@ -302,7 +302,7 @@ class Question(Section):
             if model.meta:
                 found.append(f"model {number}: the hospital's own estimates and errors, in clear")
         if self.by_hospital:
-            found.append("the hospital's own means, deviations and quartiles, and counts as multiples of its floor, in clear")
+            found.append("its own means, deviations and quartiles, and counts as multiples of its floor, in clear")
         noise = self.privacy and f"noise: ε = {self.privacy.epsilon:g} at δ = {self.privacy.delta:g} for each patient"
         return [*found, noise or "no noise: the floor and the book protect patients"]
 
