@@ -102,8 +102,7 @@ def validate(
     told = list(zip(opened, found, kept, strict=True))
     receipts = [write_receipt(release, judged, hospital, out, own, held) for release, judged, held in told]
     for release, judged_here, look in zip(opened, found, looks, strict=True) if watch else ():
-        scores = judged_here.measures[release.manifest.metric].tolist()
-        begun = look.reference(release.hash, release.manifest, hospital, scores, judged_here.patients)
+        begun = look.reference(release.hash, release.manifest, hospital, judged_here.measures, judged_here.patients)
         WatchFolder(release.hash).begin(begun)
         screen.say(
             f"watched: {release.folder}; 'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"

@@ -153,7 +153,7 @@ def test_a_month_is_told_once_in_steps_and_the_lead_sees_months(here: Path, tmp_
     case = dict(zip(reference.names, reference.means, strict=True))
     case.pop(OUTCOME)
     drifted = case | {"age": case["age"] + 1.237 * reference.deviations[reference.names.index("age")]}
-    folder.add([case] * 63, [1.0, 0.0] * 25, "0" * 64, "2026-01")
+    folder.add([case] * 63, [{OUTCOME: 1.0}, {OUTCOME: 0.0}] * 25, "0" * 64, "2026-01")
     folder.add([drifted] * 60, month="2026-02")
     settings = SiteSettings()
     watched = Watched.read(release)
