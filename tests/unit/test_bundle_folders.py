@@ -73,13 +73,15 @@ def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("resize", [True, False])
 @pytest.mark.parametrize("colours", ["rgb", "grey"])
 def test_masks_of_photographs_are_the_same_pixel_by_pixel(resize: bool, colours: str, tmp_path: Path) -> None:
-    """Also of pictures with an opaque alpha channel, and of grey ones with 16 bits."""
+    """Also of pictures with an opaque alpha channel, of grey ones with 16 bits, and of one in grey among colours."""
     for number in range(4):
         pixels = photograph(number, (30 + 7 * number, 41 - 5 * number))[0]
         if colours == "grey":
             pixels = pixels[..., 0] if number != 2 else pixels[..., 0].astype(np.uint16) * np.uint16(250)
         elif number == 2:
             pixels = np.concatenate([pixels, np.full_like(pixels[..., :1], 255)], 2)
+        elif number == 1:
+            pixels = pixels[..., 0]
         write_pixels(tmp_path / f"images/{number}.{'tiff' if number == 3 else 'png'}", pixels)
     own = ["task.size=[16,24]", f"task.resize={str(resize).lower()}", f"task.colours={colours}"]
     ours, bundle = export(tmp_path, whole(PHOTOS, own, U_NET))
