@@ -220,12 +220,17 @@ def run(pools: list[Pool], runs: int) -> tuple[dict[Case, Found], dict[Case, Fou
         used = apart > 1e-6
         names = [name for name, own in zip(pool.names, used, strict=True) if own]
 
+        def within(patients: np.ndarray) -> np.ndarray:
+            own = ((patients - means) / np.where(used, apart, 1))[:, used]  # noqa: B023
+            late = np.array([group_of(name) == OUTCOME for name in names])  # noqa: B023
+            return np.where(late, own, own.clip(-FAR, FAR))
+
         def blocks(patients: np.ndarray) -> np.ndarray:
-            apart_ = ((patients - means) / np.where(used, apart, 1))[:, used].clip(-FAR, FAR)  # noqa: B023
-            return apart_[: len(apart_) // BLOCK * BLOCK].reshape(-1, BLOCK, apart_.shape[1]).mean(1)
+            whole = within(patients)[: len(patients) // BLOCK * BLOCK]
+            return whole.reshape(-1, BLOCK, whole.shape[1]).mean(1)
 
         if number % 2 == 0:
-            charts = Charts.against(((reference - means) / np.where(used, apart, 1))[:, used].clip(-FAR, FAR), names)
+            charts = Charts.against(within(reference), names)
         years.append(len(charts.run(blocks(rest[draw.integers(len(rest), size=A_YEAR)]))[1]))
         first = rest[draw.permutation(len(rest))[:BEFORE]]
         for case, later in {("none", "–"): rest, **pool.changed}.items():

@@ -15,6 +15,7 @@ from medsilo_release.patient_sums import BLOCK, group_of
 
 YEARS = 400  # that are drawn
 A_YEAR_EACH = 1 / 3  # false alarms of a group: of n on average there are none in a share of exp(-n) of the years
+SELDOM = 0.9  # share of the years in which a chart stays below what is its own measure: the others' tails differ
 SLACK, FEW = 0.5, 2.5  # deviations of a sum that are let pass; more where few cases make the mean uncertain
 LEAST_DEVIATION = 0.2  # that is believed of cases drawn again
 A_YEAR = 1000  # patients, until it is known how many there are
@@ -59,9 +60,9 @@ class Charts:
             drawn = reference[draw.integers(cases, size=(YEARS, BLOCK))].mean(1)
             up, down = _after(up, down, (drawn - means) / apart, slack)
             most = np.maximum(most, np.maximum(up, down))
-        groups = np.array([group_of(name) for name in names])
-        limits = {group: np.quantile(most[:, groups == group].max(1), np.exp(-A_YEAR_EACH)) for group in {*groups}}
-        return cls(names, slack, np.array([limits[group] for group in groups]))
+        groups, own = np.array([group_of(name) for name in names]), np.quantile(most, SELDOM, axis=0).clip(min=1)
+        shares = {group: (most / own)[:, groups == group].max(1) for group in {*groups}}
+        return cls(names, slack, own * [np.quantile(shares[group], np.exp(-A_YEAR_EACH)) for group in groups])
 
     def of(self, names: Sequence[str]) -> "Charts":
         """Return the charts of some of the numbers alone."""

@@ -22,11 +22,10 @@ from medsilo.extend import (
     Source,
     checked,
     read_bounded,
-    signed,
     watch,
     write_json,
 )
-from medsilo_release.release_folder import MANIFEST, Hash, ReleaseManifest, Word
+from medsilo_release.release_folder import MANIFEST, Hash, Release, ReleaseManifest, Word
 
 HOME = Path("~/.local/state/medsilo/watch")  # a folder for each release
 REFERENCE, SUMS = "reference.json", "sums.json"
@@ -36,7 +35,8 @@ LEAST = 30  # patients of a reference
 FAR = 5.0  # standard deviations, from where on it is all one
 COLUMNS, CHANNELS, CLASSES, FEATURES = 16, 4, 8, 4  # the most of each that are measured
 OUTCOME = "outcome"  # the score of a case, once it is known what was right
-SURPRISE, KNOWN = "surprise", "known to be "  # the log of how improbable that was to the model; a class that it was
+SURPRISE, KNOWN = "surprise", "known to be "  # how far that speaks for labels that are wrong; a class that it was
+WRONG, LEAST_SHARE = 0.1, 1e-3  # of the labels, as against none; that is believed of a class
 ANSWERS = ("share of", "entropy", "output", "labels in", "width of", "promised")  # begin their names
 Number = Annotated[float, Field(ge=-1e9, le=1e9)]
 Names = Annotated[tuple[Word, ...], Field(max_length=64)]
@@ -113,7 +113,7 @@ class WatchFolder:
     """The folder in which a hospital keeps sums of a release's predictions."""
 
     def __init__(self, release: str) -> None:
-        self.folder = HOME.expanduser() / release[:12]
+        self.folder = HOME.expanduser() / release
 
     @property
     def there(self) -> bool:
@@ -249,7 +249,8 @@ def known_of(score: float, labels: Sequence[str], right: int | None = None, sure
         first = 1 if len(labels) == 2 else 0
         seen |= {f"{KNOWN}{labels[n]}": float(n == right) for n in range(first, min(len(labels), CLASSES))}
     if sure is not None:
-        seen[SURPRISE] = -float(np.log(max(sure if score else 1 - sure, 1e-3)))
+        right_one = float(np.clip(sure if score else 1 - sure, LEAST_SHARE, 1))
+        seen[SURPRISE] = float(np.log(1 - WRONG + WRONG * (1 - right_one) / right_one))
     return seen
 
 
@@ -332,8 +333,7 @@ def watching(asked: PredictionRequest) -> watch.Watch | None:
     """Return what keeps numbers of a released model's predictions, where this hospital watches it."""
     for folder in (asked.own, asked.source.run or asked.own):
         if (folder.parent / MANIFEST).is_file():
-            manifest, _ = signed.read_signed(folder.parent / MANIFEST, ReleaseManifest)
-            kept = WatchFolder(signed.digest_of(manifest))
+            kept = WatchFolder(Release.open(folder.parent).hash)  # what was changed after it was signed isn't watched
             return Measuring(asked.source, kept) if kept.there else None
     return None
 

@@ -80,7 +80,7 @@ def validate(
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
 
-    if not re.match(NAME, hospital):
+    if not re.fullmatch(NAME, hospital):
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
@@ -93,7 +93,7 @@ def validate(
         )
     with screen.busy("testing"):
         looks = [Validated() for _ in opened]
-        sources = [release.source() for release in opened]
+        sources = [release.source(settings.packages) for release in opened]
         needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
         found = cross.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
     kept = [look.kept for look in looks]
