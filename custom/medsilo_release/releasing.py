@@ -212,7 +212,7 @@ def leave(
 
     gone = Departure.of(study, hospital, patients)
     if not (out / "summary.json").exists():
-        screen.say(gone.price)
+        screen.say(gone.price(anew=bool(kit)))
         if not yes:
             raise MedsiloError("nothing was done yet; give --yes to agree to this price")
         if kit:

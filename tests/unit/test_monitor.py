@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import random
 from pathlib import Path
 
@@ -142,6 +143,16 @@ def test_outcomes_show_what_inputs_do_not(here: Path) -> None:
     fed("turned.csv", 0.6)
     watched = Watched.read(release)
     assert watched.wrong and watched.wrong[0].drift < 0 and not watched.alarms
+    rows = [f"yes,yes,{0.1:.2f},{0.9:.2f}"] * 40 + ["no,yes,0.99,0.01"] * 40
+    (here / "sick.csv").write_text("\n".join(["class,outcome,probability_no,probability_yes", *rows]) + "\n")
+    assert take_outcomes(release, here / "sick.csv") == 80
+    later, sums = Watched.read(release), WatchFolder(release.hash).kept().outcomes.whole
+    assert {"known to be yes", "surprise"} & {alarm.name for alarm in later.wrong[len(watched.wrong) :]}
+    at, reference = later.folder.reference().named(True).index("surprise"), later.folder.reference()
+    for block, right in ((sums[40], 0.9), (sums[-1], 0.01)):
+        told = block.sums[at] / BLOCK * reference.deviations[reference.names.index("surprise")]
+        speaks = math.log(0.9 + 0.1 * (1 - right) / right)
+        assert told + reference.means[reference.names.index("surprise")] == pytest.approx(speaks, abs=1e-3)
     for again, why in ((here / "known.csv", "counts already"), (here / "none.csv", "can't be read")):
         with pytest.raises(MedsiloError, match=why):
             take_outcomes(release, again)
