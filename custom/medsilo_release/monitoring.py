@@ -31,7 +31,7 @@ from medsilo.extend import (
     watch,
 )
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
-from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder, known_of
+from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder, charted, known_of
 from medsilo_release.receipts import Receipt
 from medsilo_release.release_folder import PackageFacts, Release
 
@@ -69,10 +69,13 @@ class Watched:
         if not folder.there:
             raise MedsiloError("this hospital does not watch that release; begin with 'medsilo validate --watch'")
         kept, reference = folder.kept(), folder.reference()
-        charts = Charts.against(reference.values, reference.names, _a_year(kept))
-        seen, later = charts.of(reference.named(False)), charts.of(reference.named(True))
+        names, known = charted(reference.names), reference.named(True)
+        used = [reference.names.index(name) for name in names]
+        charts = Charts.against(reference.values[:, used], names, _a_year(kept))
+        seen, later = charts.of(reference.named(False)), charts.of(charted(known))
         shares, alarms = seen.run(_means(kept.cases.whole, len(seen.names)))
-        outcomes, wrong = later.run(_means(kept.outcomes.whole, len(later.names)))
+        told = _means(kept.outcomes.whole, len(known))[:, [known.index(name) for name in later.names]]
+        outcomes, wrong = later.run(told)
         return cls(release, folder, kept, seen, shares, alarms, outcomes, wrong)
 
     @property
@@ -109,8 +112,10 @@ def take_outcomes(release: Release, path: Path) -> int:
     if not folder.there or digest in folder.kept().tables:
         why = "that table counts already" if folder.there else "this hospital does not watch that release"
         raise MedsiloError(f"--outcomes: {why}; give another one", str(path))
-    if OUTCOME not in folder.reference().names:
+    if not (needed := folder.reference().named(True)):
         raise MedsiloError("--outcomes: all cases of the validation have one score; there is nothing to compare with")
+    if any(name not in case for case in known for name in needed):
+        raise MedsiloError("--outcomes: a class or its probability lacks; add the outcomes to predictions.csv as it is")
     folder.add([], known, digest)
     return len(known)
 
@@ -155,7 +160,7 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         return round(Resolution(1 / (BLOCK * len(blocks)), step, unit).mean(value, low, high), 3)
 
     names, score = watched.charts.names, 0.0
-    if known:
+    if known := known if OUTCOME in reference.names else []:
         at, later = reference.names.index(OUTCOME), reference.named(True)
         apart = _means(known, len(later))[:, later.index(OUTCOME)].mean()
         score = float(apart * reference.deviations[at] + reference.means[at])

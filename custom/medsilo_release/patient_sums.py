@@ -65,7 +65,7 @@ class Reference(Section):
         at = self.names.index(name)
         apart = (value - self.means[at]) / self.deviations[at]
         if group_of(name) == OUTCOME:
-            return float(np.nan_to_num(apart))  # a table may tell the score alone
+            return apart
         return float(np.clip(np.nan_to_num(apart, nan=FAR), -FAR, FAR))
 
     def named(self, outcomes: bool) -> list[str]:
@@ -149,7 +149,7 @@ class WatchFolder:
                 apart = [reference.apart(name, case.get(name, np.nan)) for name in names]
                 seen = seen.plus(month, apart, {name: own for name, own in case.items() if name not in reference.names})
             for case in outcomes:
-                known = known.plus(month, [reference.apart(name, case.get(name, np.nan)) for name in later], {})
+                known = known.plus(month, [reference.apart(name, case[name]) for name in later], {})
             tables = (*kept.tables, table)[-MOST_BLOCKS:] if table else kept.tables
             made = KeptSums(began=kept.began, cases=seen, outcomes=known, tables=tables)
             write_json(self.folder / SUMS, made.model_dump(mode="json"))
@@ -239,6 +239,11 @@ def group_of(name: str) -> str:
     if name in (OUTCOME, SURPRISE) or name.startswith(KNOWN):
         return OUTCOME
     return "answers" if name.startswith(ANSWERS) else "inputs"
+
+
+def charted(names: Sequence[str]) -> list[str]:
+    """Return the numbers that have charts: surprise tells more of outcomes than the score does."""
+    return [name for name in names if name != OUTCOME or SURPRISE not in names]
 
 
 def known_of(score: float, labels: Sequence[str], right: int | None = None, sure: float | None = None) -> watch.Seen:

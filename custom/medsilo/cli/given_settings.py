@@ -40,7 +40,7 @@ def settings_of(
     if isinstance(settings, EachSites):
         settings = settings.changed({**said, **more}, "the command line")
     else:
-        settings = make_settings({**settings.model_dump(exclude_unset=True), **said, **more}, "the command line")
+        settings = make_settings({**settings.model_dump(), **said, **more}, "the command line")
     if device:
         check_device(settings)
     return settings
