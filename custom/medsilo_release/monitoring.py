@@ -122,16 +122,16 @@ def take_outcomes(release: Release, path: Path) -> int:
 
 def _known(rows: Sequence[Mapping[str, str]], labels: Sequence[str]) -> Iterator[watch.Seen]:
     """Yield what is known of each case that has a score or an outcome: a class, by its name or its number."""
+    of = {**{str(n): n for n in range(len(labels))}, **{name: n for n, name in enumerate(labels)}}
     for row in rows:
         if score := (row.get("score") or "").strip():
             if not 0 <= float(score) <= 1:
                 raise ValueError("a score is not between 0 and 1")
             yield known_of(float(score), labels)
         elif right := (row.get("outcome") or "").strip():
-            of = {**{str(n): n for n in range(len(labels))}, **{name: n for n, name in enumerate(labels)}}
             sure = [float(own) for name, own in row.items() if str(name).startswith("probability") and own]
-            hit = float(right in (row.get("class"), row.get("label")))
-            yield known_of(hit, labels, of.get(right), min(1.0, max(sure)) if sure else None)
+            hit = of.get(right, right) == of.get(row.get("class") or "", -1)
+            yield known_of(float(hit), labels, of.get(right), max(sure, default=None))
 
 
 # ---------------------------------------------------------------------------------------------------- by month

@@ -146,7 +146,7 @@ def test_outcomes_show_what_inputs_do_not(here: Path) -> None:
     fed("turned.csv", 0.6)
     watched = Watched.read(release)
     assert watched.wrong and watched.wrong[0].name == "surprise" and watched.wrong[0].drift > 0 and not watched.alarms
-    rows = [f"yes,yes,{0.1:.2f},{0.9:.2f}"] * 40 + ["no,yes,0.99,0.01"] * 40
+    rows = ["yes,1,0.1,0.9"] * 40 + ["no,yes,0.99,0.01"] * 40  # a class by its number, or by its name
     (here / "sick.csv").write_text("\n".join(["class,outcome,probability_no,probability_yes", *rows]) + "\n")
     assert take_outcomes(release, here / "sick.csv") == 80
     later, sums = Watched.read(release), WatchFolder(release.hash).kept().outcomes.whole
