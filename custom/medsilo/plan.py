@@ -35,7 +35,7 @@ from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages
 from medsilo.tasks.task import Task
 
-FROM_FILES = ("question", "plans", "first_stage")  # keys of a task that may name a file beside the plan
+FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
