@@ -294,7 +294,7 @@ Without a change there were **{np.mean(years):.2f} ± {sure:.2f} alarms a year**
 
 Wanted: found in {WANTED:.0%} of runs. Missed: {_listed(missed)}.
 **No chart can find these in {WITHIN} patients**, not even one that knows the change: {_listed(never)}.
-One that knows the change, and looks for nothing else, finds: {_listed(hardly)}.
+Found only by one that knows the change and looks for nothing else: {_listed(hardly)}.
 
 Label noise changes nothing that is seen without outcomes: alarms there are by chance, as without a change. With
 outcomes it is seen by the model's errors, so later where the model is right less often.
