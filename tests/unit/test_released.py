@@ -162,6 +162,10 @@ def test_a_release_of_somebody_else_is_refused_where_the_leads_key_is_known(made
     write_signed(here / "release" / "release.json", manifest, own_key(here / "liar.pem"))
     with pytest.raises(MedsiloError, match=lead):
         Release.open(here / "release", lead)
+    for lie in ({"metric": "dice"}, {"task": "table"}, {"plan_hash": "0" * 64}):
+        write_signed(here / "release" / "release.json", manifest.model_copy(update=lie), own_key(here / "liar.pem"))
+        with pytest.raises(MedsiloError, match="another model"):
+            Release.open(here / "release").source()
 
 
 def test_only_honest_receipts_count(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,7 +138,8 @@ class DataSource(Section):
     @property
     def is_described(self) -> bool:
         """Return whether more is said than where the folder is and what is kept of it."""
-        return self != DataSource(**{key: getattr(self, key) for key in ("folder", "folds", "cache", "cache_memory")})
+        kept = {"folder", "folds", "cache", "cache_memory"}
+        return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
 
     def once(self) -> Self:
         """The same for a single look at the data: nothing is kept in memory."""
