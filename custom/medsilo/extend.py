@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.sealed.identity import KitFiles, key_of
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Receive
+    from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, stated
     from medsilo.learning import layers
     from medsilo.learning.loop import Case, DrawnCases, Stop, batches

@@ -19,14 +19,28 @@ def leak_report(
     kit: options.SiteKit = None,
     local: options.SiteConfig = None,
 ) -> int:
-    """Say what leaves a site under a job, before anything runs.
+    """Say what leaves a site under a job, or a hospital under a question's file, before anything runs.
 
     Every group of tensors with its bytes, every number that is told, and what can be done about each. docs/privacy.md
     has the promises, and their tests; `medsilo record` writes what a data protection officer files.
     """
     if data and not data.is_dir():
         raise MedsiloError("there is no such data folder; correct --data", str(data))
+    if (question := Path(job)).is_file():
+        return _print_question(screen, question)
     return _print(screen, job, changes, plan, data, folder_of_settings(local, kit))
+
+
+def _print_question(screen: Screen, file: Path) -> int:
+    from medsilo.registry import INQUIRIES
+
+    (inquiry,) = (own for own in map(INQUIRIES.__getitem__, INQUIRIES) if own.leaves)
+    question = inquiry.read(file)
+    lines = [f"What leaves a hospital under the question {question.hash[:12]}", "", *inquiry.leaves(question)]
+    for line in lines:
+        screen.say(line)
+    screen.answer(question=question.hash, lines=lines)
+    return 0
 
 
 def _print(
