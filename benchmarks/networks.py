@@ -1,4 +1,4 @@
-"""What `medsilo init` drafts for volumes, against nnU-Net's 3-D network and MONAI's as Auto3DSeg trains it.
+"""The network that `medsilo init` drafts for volumes, against nnU-Net's 3-D network and MONAI's as Auto3DSeg trains it.
 
     python -m benchmarks.networks [--seconds N] [--seeds N] [--data DIR] [--quick]
 

@@ -77,7 +77,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, stated
     from medsilo.learning import layers
-    from medsilo.learning.loop import Case, DrawnCases, Stop, batches
+    from medsilo.learning.loop import Case, DrawnCases, Stop
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models import blocks
     from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
@@ -95,7 +95,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
     from medsilo.runs.reading import read_provenance
-    from medsilo.runs.record import Record
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Asker, Book, data_set

@@ -105,7 +105,7 @@ def installed() -> list[InstalledPackage]:
     for own in metadata.distributions():
         name = own.metadata["Name"]
         if name and name.lower() not in found:
-            found[name.lower()] = InstalledPackage(name, own.version, licence_of(own.metadata), _hash(own, name))
+            found[name.lower()] = InstalledPackage(name, own.version, licence_of(own.metadata), _installed(own, name))
     return [found[name] for name in sorted(found)]
 
 
@@ -118,7 +118,8 @@ def licence_of(facts: metadata.PackageMetadata) -> str:
     return text.plain(stated or ", ".join(classes) or UNKNOWN)
 
 
-def _hash(own: metadata.Distribution, name: str) -> str:
+def _installed(own: metadata.Distribution, name: str) -> str:
+    """Return the hash of a package as it is installed."""
     if name.lower() == OWN:
         return package_facts()["hash"]
     record = own.read_text("RECORD")

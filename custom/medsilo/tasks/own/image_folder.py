@@ -51,8 +51,9 @@ class ImageFolder(FolderTask):
         return super().inputs_of(scan)
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        coloured = [{"_target_": f"{IN_MONAI}.Coloured", "keys": "image"}] if self.channels > 1 else []
-        turned = [*coloured, {"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]  # MONAI counts x first
+        turned: list[dict[str, Any]] = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]  # x is first
+        if self.channels > 1:
+            turned.append({"_target_": f"{IN_MONAI}.Coloured", "keys": "image"})
         if not self.resize:
             return turned
         size = list(self.size[::-1])
