@@ -114,7 +114,7 @@ def plan(
     screen.note("reading nnU-Net")
     from medsilo.extend import write_json
     from medsilo_nnunet.fingerprint import Fingerprint
-    from medsilo_nnunet.planning import make_plans
+    from medsilo_nnunet.planning import make_plans, unsure_keys
     from medsilo_nnunet.question import read_question
 
     asked = read_question(question)
@@ -128,9 +128,12 @@ def plan(
     whole = Fingerprint.merged(told)
     with screen.busy("planning"):
         made = make_plans(asked, whole, holdings, planner, memory)
+        unsure = unsure_keys(made.plans, told, lambda own: make_plans(asked, own, holdings, planner, memory).plans)
     write_json(out, made.plans)
     screen.say(f"plans: {out}, of {whole.cases} cases of {len(holdings)} hospitals, for {made.memory:g} GB")
-    screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small))
+    screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small), unsure=unsure)
+    if unsure:
+        screen.warn(f"each number covers several cases, so that exact ones might change {', '.join(unsure)}")
     if made.too_small:
         screen.warn(
             f"hospitals with less memory: {', '.join(made.too_small)}; give a smaller --memory, or go on without"
