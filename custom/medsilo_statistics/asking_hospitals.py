@@ -206,6 +206,8 @@ class StatisticsSite:
         for own in step.steps:
             if own.model >= len(self.question.models) or len(own.at) != self._width(own.model):
                 raise Refused("the server: a step is of no regression of the question")
+            if self.question.models[own.model].meta == "only":
+                raise Refused(f"the server: it asks for steps of model {own.model + 1}, which has hospitals' own alone")
             self._check_step(own)
         self.own.count_answer()
         sums = of(self.patients, step)

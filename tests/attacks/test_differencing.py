@@ -331,6 +331,20 @@ def test_a_server_that_never_begins_gets_round_nothing(tmp_path: Path) -> None:
                 ask(task=task)
 
 
+def test_a_server_gets_no_step_where_a_hospital_shares_its_estimates_alone(tmp_path: Path) -> None:
+    model = {"kind": "logistic", "outcome": "dead", "covariates": ["age"]}
+    (own,) = hospitals_alone(tmp_path, public_data=True).values()
+    for meta in (True, "only"):
+        question = make_question({"variables": VARIABLES, "models": [model | {"meta": meta}]}, "q")
+        ask, step = server_of(question, "hospital-0", own, tmp_path), SumStep(steps=[ModelStep(model=0, at=[0.0, 0.0])])
+        assert ask(task="own").facts
+        if meta is True:
+            assert ask(task="sum", step=step.model_dump()).groups
+            continue
+        with pytest.raises(Refused, match="which has hospitals' own alone"):
+            ask(task="sum", step=step.model_dump())
+
+
 class CuriousServer(_Line):
     """Keeps what it asked each hospital, and the words that came."""
 

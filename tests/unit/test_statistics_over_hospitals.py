@@ -172,6 +172,8 @@ def test_hospitals_tell_their_own_and_meta_analysis_combines_it(patients: Any) -
         [own.estimate for own in meta.combined], [wanted.mean_effect_fe, *[wanted.mean_effect_re] * 2], rtol=1e-9
     )
     assert wanted.conf_int(use_t=True, alpha=0.05)[3] == pytest.approx((meta.combined[2].low, meta.combined[2].high))
+    alone = asked(sites, folder, models=[model | {"meta": "only"}])
+    assert alone.meta == found.meta and alone.fits[0].why and not alone.fits[0].coefficients
     spread = whole.age.std()
     assert found.wanted["age"] == np.ceil((1.959964 * spread) ** 2)
     assert found.wanted["dead"] == np.ceil(1.959964**2 * whole.dead.mean() * (1 - whole.dead.mean()) / 0.05**2)
