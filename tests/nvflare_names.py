@@ -845,45 +845,6 @@ def session(module: Any) -> None:
     assert own.get_client_job_status(SimpleNamespace(_do_command=lambda text: {"meta": {}}), ["hospital-a"]) is None
 
 
-@relies("job_config.api", "FedJob.__init__ FedJob.to FedJob.add_file_to FedJob.job FedJob.clients")
-def fed_job(module: Any) -> None:
-    """A job that is exported and simulated asks its `job` for its files, and knows its clients."""
-    found = module.FedJob("medsilo", 2)
-    assert found.job.job_name == "medsilo" and isinstance(found.clients, list)
-
-
-@relies(
-    "job_config.fed_job_config",
-    "FedJobConfig.__init__ FedJobConfig.generate_job_config FedJobConfig.job_name FedJobConfig.meta_props",
-)
-def fed_job_config(module: Any) -> None:
-    """A job's files are written by generate_job_config(folder), with what a recipe adds to its meta.json."""
-    found = module.FedJobConfig("medsilo", 2)
-    assert found.job_name == "medsilo" and not found.meta_props
-    takes(found.generate_job_config, "folder")
-
-
-@relies("recipe", "SimEnv PocEnv")
-def environments(module: Any) -> None:
-    """The simulator and a proof of concept are environments that name their clients."""
-    assert module.SimEnv(clients=["a", "b"]).clients == ["a", "b"]
-
-
-@relies(
-    "recipe.spec",
-    "?ExecEnv.clients ?ExecEnv.workspace_root Recipe.__init__ Recipe.process_env Recipe._apply_per_site_config",
-    "Recipe.name",
-)
-def recipe(module: Any) -> None:
-    """A recipe is made from a job, and is asked before it runs in an environment. What a job would set for one site
-    passes by _apply_per_site_config, which NVFlare's documentation tells recipes to override."""
-    takes(module.Recipe, "job")
-    takes(module.Recipe.process_env, "self", "environment")
-    takes(module.Recipe._apply_per_site_config, "self", {})
-    found = import_module(f"{MODULES}.recipe").SimEnv(clients=["a"], workspace_root="folder")
-    assert (found.clients, found.workspace_root) == (["a"], "folder")
-
-
 @relies(
     "private.fed.app.simulator.simulator_runner",
     "?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",

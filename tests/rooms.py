@@ -81,10 +81,6 @@ ROOMS = {
         "core deploy federation flare plan registry runs site tasks",
     ),
     "report": room("tables, and runs and studies as one HTML page", "core registry runs study"),
-    "review": room(
-        "`medsilo leak-report --out`: packages, leak reports and what travels, for a hospital's review",
-        "check core plan report runs site",
-    ),
     "site_page": room(
         "`medsilo approve --page`: a hospital's own web page, on its own machine",
         "check core plan registry report runs site study",

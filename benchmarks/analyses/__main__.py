@@ -3,7 +3,7 @@
     python -m benchmarks.analyses KIND RUN... -o FOLDER [--seed N] [--cases N] [--reach LENGTH] [--steps N]
         [--iterations N] [--network NETWORK] [--pictures] [--device DEVICE] [--data FOLDER] [--settings FOLDER]
 
-The machine must have the data of all sites. Exits with 1 where something is missing.
+The machine must have the data of all sites. Exits with 1 where something is missing, or where a model should not leave.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{kind}: {error} {error.private}".rstrip(), file=sys.stderr)
         return 1
     print(*found.lines, *files, sep="\n")
-    return 0
+    return 1 if found.warns else 0
 
 
 def quick() -> int:

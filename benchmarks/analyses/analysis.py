@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from benchmarks.analyses.finished import FinishedRun, read_finished
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, write_json
 from medsilo.learning.layers import judges_by_batch
@@ -17,7 +18,6 @@ from medsilo.learning.loop import Compute, batches, evaluate
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.settings import SiteSettings
-from medsilo_papers.finished import FinishedRun, read_finished
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +30,7 @@ KINDS = {  # module and function
     "tsne": ("features", "maps"),
     "inversion": ("inversion", "inversions"),
     "convergence": ("convergence", "curves"),
+    "privacy": ("membership", "audits"),
 }
 
 
@@ -54,6 +55,7 @@ class AnalysisResult:
     data: dict[str, Any]
     figures: "Mapping[str, Figure]"
     lines: Sequence[str] = ()
+    warns: bool = False  # whether a model should not leave
 
 
 def part_of(run: FinishedRun, name: str) -> nn.Module:

@@ -8,9 +8,9 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmarks.analyses.analysis import AnalysisResult, Question
 from benchmarks.analyses.figures import panels, style
+from benchmarks.analyses.finished import FinishedRun
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.record import Record
-from medsilo_papers.finished import FinishedRun
 
 
 def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from benchmarks.analyses.analysis import AnalysisResult, Question
 from benchmarks.analyses.figures import panels, style
+from benchmarks.analyses.finished import FinishedRun
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
 from medsilo.course.group import places_of, views
@@ -26,7 +27,6 @@ from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
-from medsilo_papers.finished import FinishedRun
 
 
 class WatchedTrainer(Trainer):

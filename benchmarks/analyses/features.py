@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from benchmarks.analyses.analysis import AnalysisResult, Question, as_evaluated, part_of
 from benchmarks.analyses.figures import COLOURS, MARKERS, panels
+from benchmarks.analyses.finished import FinishedRun, drawn
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute
-from medsilo_papers.finished import FinishedRun, drawn
 
 CASES = 100
 PERPLEXITY = 30.0

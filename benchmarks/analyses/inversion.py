@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 
 from benchmarks.analyses.analysis import AnalysisResult, Question
 from benchmarks.analyses.figures import COLOURS, MARKERS, panels
+from benchmarks.analyses.finished import FinishedRun, drawn
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.loop import LossFunction, batches
 from medsilo.learning.seeds import generator_for
-from medsilo_papers.finished import FinishedRun, drawn
 
 CASES = 2  # images of each site that are attacked
 OTHERS = 32  # images of the site that chance is taken from

@@ -20,8 +20,8 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from benchmarks.analyses.analysis import AnalysisResult, Question, finite_or_none, mean_loss
 from benchmarks.analyses.figures import COLOURS, panels
+from benchmarks.analyses.finished import FinishedRun, drawn
 from medsilo.learning.seeds import generator_for
-from medsilo_papers.finished import FinishedRun, drawn
 
 CASES = 128
 LINES = 10  # directions of FedSM's Fig. 4

@@ -49,45 +49,35 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.check.approving import keys_of, plan_in_words
     from medsilo.check.at_home import KitAtHome, files_of
     from medsilo.check.demands import limit_tables, price_list, privacy_findings
-    from medsilo.check.leaks import averages_images, describe, leaks
+    from medsilo.check.leaks import averages_images, describe, leaks, told_besides
     from medsilo.cli import options
     from medsilo.cli.given_settings import folder_of_settings, settings_of
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
-    from medsilo.core import shelf
+    from medsilo.core import shelf, text
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
-    from medsilo.core.files import (
-        load_tensors,
-        load_yaml,
-        read_bounded,
-        save_tensors,
-        why_unread,
-        write_bytes,
-        write_json,
-    )
+    from medsilo.core.files import load_yaml, read_bounded, why_unread, write_bytes, write_json
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
-    from medsilo.core.spill import TYPES
-    from medsilo.core.tensors import Tensors, hash_of
+    from medsilo.core.tensors import Tensors
     from medsilo.core.text import size_text
     from medsilo.deploy import model_card, predicted_rows, watch
-    from medsilo.deploy.bundle import WEIGHTS, finish_bundle
     from medsilo.deploy.own_model import Reading, folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.deploy.together import answering_together
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import BESIDE, SLACK, Bounds
-    from medsilo.federation.pool import POOL
     from medsilo.federation.private_numbers import WHAT, how_told
     from medsilo.federation.protection import SHARES, read_for
     from medsilo.federation.sealed.identity import KitFiles, key_of
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
-    from medsilo.federation.seams import Outgoing, Receive
+    from medsilo.federation.seams import Receive
+    from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, stated, write_job
     from medsilo.learning import layers
-    from medsilo.learning.loop import Case, Compute, DrawnCases, Stop, batches, is_finite
+    from medsilo.learning.loop import Case, DrawnCases, Stop
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models import blocks
     from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
@@ -101,13 +91,10 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
     from medsilo.report.template import fill, save
-    from medsilo.review import flows, installed
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
     from medsilo.runs.paths import site_folder
     from medsilo.runs.reading import read_provenance
-    from medsilo.runs.record import Record
-    from medsilo.runs.schema import Summary
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Asker, Book, data_set
@@ -154,7 +141,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.segmentation import dice_of, likeliest
     from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
-    from medsilo.tasks.use import InMonai
 
 
 def _places() -> list[dict[str, str]]:

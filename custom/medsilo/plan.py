@@ -28,14 +28,14 @@ from medsilo.course.robust_mixing import Mixing
 from medsilo.course.sealable import forms_of, means_of
 from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.course.workbench import Blueprint
-from medsilo.learning.seeds import seed_for
+from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Summed
 from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages
 from medsilo.tasks.task import Task
 
-FROM_FILES = ("question", "plans", "first_stage")  # keys of a task that may name a file beside the plan
+FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -204,11 +204,11 @@ class Plan(Section):
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_for(self.seed, "initial weights"))
+            seed_torch(seed_for(self.seed, "initial weights"))
             networks = self.algorithm.modules(self._blueprint())
         return networks
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """The parameters of all the method's networks at a site, counted without making them."""
         with torch.device("meta"):

@@ -29,7 +29,7 @@ from medsilo.extend import (
 )
 from medsilo_dicom.contours import mask_of_contours
 from medsilo_dicom.dicom_scans import mask_as_scanned, scan_of_series
-from medsilo_dicom.header import STRUCTURES, Header, library, read_headers
+from medsilo_dicom.header import STRUCTURES, Header, library, read_headers, words_of
 from medsilo_dicom.segments import mask_of_segmentation
 from medsilo_dicom.series import ImageSeries, make_series, read_again
 from medsilo_dicom.tree import Tree, read_tree
@@ -80,8 +80,7 @@ class DicomFolder(VolumeFolder):
         return ImageUse(self.inputs_of, self.labels_of, self.in_monai(), predictor="dicom")
 
     def _of_header(self, entry: Entry) -> Mapping[str, str]:
-        read = library().dcmread(entry.images[0], stop_before_pixels=True, specific_tags=list(SCANNER))
-        return {name: plain(str(read.get(name, "") or "").strip())[:100] for name in SCANNER}
+        return words_of(entry.images[0], SCANNER)
 
     def _numbers(self, source: DataSource) -> dict[int, int]:
         _structures(self, source)

@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medsilo.extend import DEFLATED, MedsiloError, tags_in
+from medsilo.extend import DEFLATED, MedsiloError, plain, tags_in
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
@@ -136,6 +136,12 @@ def read_headers(path: Path) -> tuple[Header, ...]:
     wrong = damage or _asked(lambda: _unlike_a_slice(elements, len(data)), STRANGE)
     strange = (replace(header, wrong=wrong or STRANGE),)
     return strange if wrong else _asked(lambda: _frames(header, elements, data), strange)
+
+
+def words_of(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return what a file's header says under some names, as plain words."""
+    read = _elements(path.read_bytes(), names)
+    return {name: plain(str(read.get(name, "") or "").strip())[:100] for name in names}
 
 
 def _elements(data: bytes, wanted: Sequence[str]) -> Any:

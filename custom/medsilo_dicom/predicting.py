@@ -1,7 +1,7 @@
 """Series of a DICOM tree to predict; each gets a segmentation and a structured report in its own study."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from medsilo.extend import (
 )
 from medsilo_dicom.codes import StructureCode, code_of, parsed
 from medsilo_dicom.dicom_scans import scan_of_series
-from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library
+from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, words_of
 from medsilo_dicom.objects import MadeBy, class_report, report, segmentation, sources_of
 from medsilo_dicom.sending import address_of, network, send
 from medsilo_dicom.series import make_series
@@ -43,7 +43,9 @@ class DicomSeries:
     maker: MadeBy
 
     def read(self) -> Scan:
-        return scan_of_series(make_series(self.headers))
+        made = make_series(self.headers)
+        told = words_of(made.files[0], ("Manufacturer", "ManufacturerModelName"))
+        return replace(scan_of_series(made), machine=" ".join(" ".join(told.values()).split()))
 
     def write(self, scan: Scan, prediction: Prediction, out: Path) -> dict[str, str]:
         import SimpleITK

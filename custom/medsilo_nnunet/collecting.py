@@ -3,8 +3,7 @@
 What it collects are the very messages that hospitals would have sent as files.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,6 @@ from medsilo.extend import (
     Inquiry,
     MedsiloError,
     Message,
-    Outgoing,
     Parcel,
     Receive,
     Refused,
@@ -40,19 +38,14 @@ TOLD_CASES = 1_000_000  # values of spacings, sizes and shares in a message
 BYTES = 9  # of a packed number
 
 
-class QuestionPart(Message):
-    """The part of a question of the server to a hospital that all of them have."""
+class MeasuringRequest(Message):
+    """A question of the server to a hospital."""
 
+    task: Literal["count", "measure"]
     question: Hash
     package: dict[str, Any]  # the server's medsilo
     cases: Annotated[int, Field(ge=1)] | None = None  # of all hospitals together, when they measure
     timeout: Annotated[float, Field(gt=0)] = 604_800
-
-
-class MeasuringRequest(QuestionPart):
-    """A question of the server to a hospital."""
-
-    task: Literal["count", "measure"]
 
 
 class MeasuringSite:
@@ -64,21 +57,17 @@ class MeasuringSite:
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks and answer it; `stop` is asked before every case and raises to end the work."""
         asked = MeasuringRequest.read(parcel.facts)
-        self.check(asked)
-        told = self.counted() if asked.task == "count" else self.measured(asked, stop)
-        return Parcel(facts=told.model_dump(mode="json"))
-
-    def check(self, asked: QuestionPart) -> None:
-        """Raise Refused unless the server asks the job's question."""
         check_package(package_facts(), asked.package)
         if asked.question != self.question.hash:
             raise Refused("the job's question at this site differs from the server's; submit the job again")
+        told = self.counted() if asked.task == "count" else self.measured(asked, stop)
+        return Parcel(facts=told.model_dump(mode="json"))
 
     def counted(self) -> HeldCases:
         """Return what the hospital has."""
         return held(self._data(), self._least, memory_of(self.settings))
 
-    def measured(self, asked: QuestionPart, stop: Stop) -> MeasuredSite:
+    def measured(self, asked: MeasuringRequest, stop: Stop) -> MeasuredSite:
         """Measure what the hospital has."""
         if asked.cases is None:
             raise Refused("the server does not say how many cases all hospitals have")
@@ -121,29 +110,13 @@ class MeasuringSite:
             )
 
 
-@dataclass(frozen=True)
-class AllHospitals:
-    """The hospitals, all of which must answer."""
-
-    channel: Channel
-    sites: Sequence[str]
-    timeout: float
-
-    def all(self, outgoing: Outgoing, receive: Receive) -> None:
-        """Ask all; raises MedsiloError unless each gives an answer that counts."""
-        missing = self.channel.ask(self.sites, outgoing, receive, self.timeout)
-        if missing:
-            why = "; ".join(f"{site} {gone.text}" for site, gone in sorted(missing.items()))
-            raise MedsiloError(f"plans need all hospitals: {why}")
-
-
 def collect(
     question: SegmentationQuestion, channel: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredSite]:
     """Return what each hospital measured; raises MedsiloError unless all of them answer both times."""
     holding: dict[str, HeldCases] = {}
     told: dict[str, MeasuredSite] = {}
-    asking, package = AllHospitals(channel, sites, timeout), package_facts()
+    package = package_facts()
 
     def counted(site: str, reply: Parcel) -> None:
         holding[site] = HeldCases.read(reply.facts)
@@ -155,9 +128,12 @@ def collect(
             raise Refused("it measured other data than it counted, or drew another number of intensities; ask again")
         told[site] = own
 
-    def ask(what: Literal["count", "measure"], receive: Callable[[str, Parcel], None], cases: int | None) -> None:
+    def ask(what: Literal["count", "measure"], receive: Receive, cases: int | None) -> None:
         asked = MeasuringRequest(task=what, question=question.hash, package=package, cases=cases, timeout=timeout)
-        asking.all(lambda site: Parcel(facts=asked.model_dump(mode="json")), receive)
+        missing = channel.ask(sites, lambda site: Parcel(facts=asked.model_dump(mode="json")), receive, timeout)
+        if missing:
+            why = "; ".join(f"{site} {gone.text}" for site, gone in sorted(missing.items()))
+            raise MedsiloError(f"plans need all hospitals: {why}")
 
     ask("count", counted, None)
     cases = sum(own.cases for own in holding.values())

@@ -7,7 +7,8 @@ cases have each pair of spacing and size; which pairs of different axes belong t
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any, Self, TypeVar
 
 from medsilo.extend import Refused
@@ -78,6 +79,21 @@ class Fingerprint:
             sum((one.shares for one in several), Counter()),
             tuple(map(FloatHistogram.merged, zip(*(one.channels for one in several), strict=True))),
         )
+
+    @property
+    def least(self) -> int:
+        """The cases that each number covers."""
+        return gcd(*(cases for axis in self.extents for cases in axis.values()), *self.shares.values())
+
+    def shifted(self, ranks: int) -> Self:
+        """Return the fingerprint whose median lies so many ranks higher along each axis, or lower; one case is left."""
+        gone = min(2 * abs(ranks), self.cases - 1)
+
+        def rest(held: Counter[T]) -> Counter[T]:
+            ordered = sorted(held.elements())  # type: ignore[type-var]
+            return Counter(ordered[gone:] if ranks > 0 else ordered[: len(ordered) - gone])
+
+        return replace(self, extents=tuple(map(rest, self.extents)), shares=rest(self.shares))
 
     @property
     def cases(self) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from medsilo.extend import MOST_SITES, Message, Name, Refused
+from medsilo.extend import Message, Refused
 from medsilo_nnunet.fingerprint import AXES, SAMPLES, Fingerprint
 from medsilo_nnunet.float_bins import DIGITS, FloatHistogram, rounded
 from medsilo_nnunet.nnunet_plans_file import Reader
@@ -123,49 +123,18 @@ class ToldFingerprint(Message):
         return own
 
 
-class _MeasuringAnswer(Message):
-    question: Hash
-    told: ToldFingerprint
-
-    def _fingerprint(self, question: SegmentationQuestion, cases: int) -> Fingerprint:
-        if self.question != question.hash:
-            raise Refused("it answers another question; measure again with the study's")
-        return self.told.fingerprint(cases, self.told.samples, len(question.channels))
-
-
-class MeasuredSite(_MeasuringAnswer):
+class MeasuredSite(Message):
     """The whole message of a hospital: what it holds for which question, and the fingerprint of it."""
 
+    question: Hash
+    told: ToldFingerprint
     holding: HeldCases
 
     def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
         """Return the fingerprint; raises Refused where it is of another question."""
-        return self._fingerprint(question, self.holding.cases)
-
-    def means(self, name: str) -> dict[str, Means]:
-        """Return its means, as those of the hospital with this name."""
-        return {name: self.holding}
-
-
-class MeasuredTogether(_MeasuringAnswer):
-    """The fingerprint of several hospitals that told sealed counts alone."""
-
-    cases: Number
-    holdings: Annotated[dict[Name, Means], Field(min_length=1, max_length=MOST_SITES)]
-
-    def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
-        """Return the fingerprint; raises Refused where it is of another question."""
-        return self._fingerprint(question, self.cases)
-
-    def means(self, name: str) -> dict[str, Means]:
-        """Return each hospital's means."""
-        return dict(self.holdings)
-
-
-def read_measured(values: Any) -> MeasuredSite | MeasuredTogether:
-    """Read what a hospital measured, or several whose counts were sealed; raises Refused."""
-    together = isinstance(values, dict) and "holdings" in values
-    return MeasuredTogether.read(values) if together else MeasuredSite.read(values)
+        if self.question != question.hash:
+            raise Refused("it answers another question; measure again with the study's")
+        return self.told.fingerprint(self.holding.cases, self.told.samples, len(question.channels))
 
 
 def check_order(what: str, values: Sequence[Any]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.extend import (
-    Compute,
     DataError,
     DataSource,
     DrawnCases,
@@ -25,7 +24,6 @@ from medsilo.extend import (
     ImageUse,
     Listing,
     Measures,
-    MedsiloError,
     Network,
     OwnFolder,
     PreparedEntry,
@@ -39,9 +37,8 @@ from medsilo.extend import (
     seed_for,
 )
 from medsilo_nnunet.nnunet_files import RawData
-from medsilo_nnunet.nnunet_first_stage import FirstStage
 from medsilo_nnunet.nnunet_network import Architecture, NnUNet
-from medsilo_nnunet.nnunet_parts import NnUNetParts, places_in, with_found
+from medsilo_nnunet.nnunet_parts import NnUNetParts, places_in
 from medsilo_nnunet.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
 from medsilo_nnunet.nnunet_postprocessing import LargestComponents, Postprocessing
 from medsilo_nnunet.question import SegmentationQuestion
@@ -49,8 +46,6 @@ from medsilo_nnunet.question import SegmentationQuestion
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
 AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FLAT = 4  # axes of a batch of patches in two dimensions
-FIRST: Final = "3d_lowres"
-SECOND: Final = "3d_cascade_fullres"
 MADE = ("parts", "_all")  # of the rest of a task
 MOST_TRIALS = 1024
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
@@ -74,11 +69,6 @@ class NnUNetFolder(OwnFolder):
     )
     plans: NnUNetPlans = Field(description="what `medsilo nnunet plan` writes, or that file")
     configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
-    first_stage: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
-        None,
-        description="of 3d_cascade_fullres: the model of the finished 3d_lowres study, as the SHA-256 of its tensors "
-        "or as that study's `global/best.safetensors`, copied beside the plan under a name of its own",
-    )
     foreground: float = Field(
         0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
     )
@@ -89,7 +79,6 @@ class NnUNetFolder(OwnFolder):
         "hospitals' validation cases together, as nnU-Net decides it",
     )
 
-    _first: FirstStage | None = PrivateAttr(None)  # where the model is used
     _choice: Postprocessing = PrivateAttr(Postprocessing())  # of what nnU-Net could choose
 
     @model_validator(mode="after")
@@ -99,12 +88,6 @@ class NnUNetFolder(OwnFolder):
         if self._own.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
             raise ValueError(
                 f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0"
-            )
-        if self.refines != (self.first_stage is not None):
-            raise ValueError(
-                f"first_stage: {self.configuration} refines nothing; leave it out"
-                if self.first_stage
-                else f"first_stage: {SECOND} needs the model of a finished {FIRST} study; name its best.safetensors"
             )
         if len(self._own.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them anew")
@@ -128,23 +111,6 @@ class NnUNetFolder(OwnFolder):
     def _own(self) -> Configuration:
         return self.plans.numbers_of(self.configuration)
 
-    # ------------------------------------------------------------------------------------------ the cascade
-    @property
-    def refines(self) -> bool:
-        return self.configuration == SECOND
-
-    def beside(self, given: Path | None, finished: Path | None, compute: Compute) -> Self:
-        copy = self.model_copy()
-        copy._first = self._first_stage(given, finished, compute)
-        return copy
-
-    def _first_stage(self, given: Path | None, finished: Path | None, compute: Compute) -> FirstStage | None:
-        if self.first_stage is None:
-            return None
-        parts = NnUNetParts(self.question, self.plans, FIRST)
-        network = NnUNet(architecture=self.plans.numbers_of(FIRST).architecture)
-        return FirstStage(parts, network, self.goal.outputs, self.first_stage, self.mirror, given, finished, compute)
-
     # ------------------------------------------------------------------------------------------ what is learned
     @property
     def goal(self) -> "NnUNetGoal":
@@ -156,8 +122,7 @@ class NnUNetFolder(OwnFolder):
 
     @property
     def channels(self) -> int:
-        """The channels of the question; for a second stage also one for each label that the first may find."""
-        return len(self.question.channels) + (self.goal.classes - 1 if self.refines else 0)
+        return len(self.question.channels)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -210,8 +175,7 @@ class NnUNetFolder(OwnFolder):
                 f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
                 "convert the files"
             )
-        first = self._first_stage(source.first_stage, source.finished, source.compute or Compute())
-        return Found(data.listing, {}, partial(_made, self.parts, self.question, first), "")
+        return Found(data.listing, {}, partial(_made, self.parts, self.question), "")
 
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         empty = [one.entry.name for one in every if not any(one.facts.values)]
@@ -313,10 +277,7 @@ class NnUNetUse(ImageUse):
         return Scan(values, np.diag([*spacing, 1.0]), spacing, header, AS_STORED, notes)
 
     def _inputs(self, scan: Scan) -> Tensor:
-        if self.task.refines and self.task._first is None:
-            raise MedsiloError(f"{SECOND} refines what another model found, and that is not at hand here")
-        found = self.task._first.in_image(scan.values, scan.source) if self.task._first else None
-        return self.task.parts.on_its_grid(scan.values, scan.source, found)[None]
+        return self.task.parts.on_its_grid(scan.values, scan.source)[None]
 
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
         return self.task._all.applied(self.task._choice, self.task.parts.labels_back(output[0], scan.source))
@@ -344,7 +305,7 @@ class _Patches(Dataset):
             return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
 
 
-def _made(parts: NnUNetParts, question: SegmentationQuestion, first: FirstStage | None, entry: Entry) -> PreparedEntry:
+def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> PreparedEntry:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
     image, labels, notes = parts.prepared(entry.images, entry.label)
@@ -354,6 +315,4 @@ def _made(parts: NnUNetParts, question: SegmentationQuestion, first: FirstStage 
         raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
     low, high = image.aminmax()
     facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
-    if first is not None:
-        image = with_found(image, first.in_case(entry, image.shape[1:]))
     return PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))

@@ -21,8 +21,7 @@ from medsilo_nnunet.nnunet_network import needing_nnunet
 from medsilo_nnunet.nnunet_plans_file import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
-# Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty. For a second stage, the image's last
-# channel is the label that the first one found at each place; a patch has a channel for each label instead.
+# Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty.
 Case = tuple[Tensor, Tensor]
 Placed = tuple[Sliced, Sliced, Tensor]  # a case, and voxels of structures, [n, 4]: the structure's number, z, y, x
 NONE = torch.empty(0, 4, dtype=torch.int32)
@@ -40,11 +39,8 @@ class NnUNetParts:
         self.scales = self.trainer._get_deep_supervision_scales()
         self.criterion = self.trainer._build_loss()
         labels = self.trainer.label_manager
-        self.read_channels = len(question.channels)
-        self.given: Sequence[int] = labels.foreground_labels if own.previous_stage_name else ()  # by a first stage
-        cascade = {"is_cascaded": bool(self.given), "foreground_labels": self.given or None}
         changed = self.trainer.get_training_transforms(
-            own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm, **cascade
+            own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm
         )
         _always_the_same(changed)
         self.drawing = (patch, changed)
@@ -53,7 +49,7 @@ class NnUNetParts:
         self.sought: list[Any] = list(self.regions) or list(labels.foreground_labels)  # what patches are drawn for
         if labels.has_ignore_label:
             self.sought.append((-1, *labels.all_labels))  # all places that count, background included
-        self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None, **cascade))
+        self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
 
     @property
     def _managers(self) -> tuple[Any, Any]:
@@ -68,16 +64,11 @@ class NnUNetParts:
             raise DataError("nnU-Net can't read an image; copy or export it again", str(error)) from error
         return values, notes
 
-    def on_its_grid(self, values: np.ndarray, notes: dict[str, Any], found: Tensor | None = None) -> Tensor:
-        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off stands in the notes then.
-
-        found: the labels that a first stage found, [D, H, W] as the image was read; they are the last channel then.
-        """
+    def on_its_grid(self, values: np.ndarray, notes: dict[str, Any]) -> Tensor:
+        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off stands in the notes then."""
         preprocessor = self._managers[1].preprocessor_class(verbose=False)
-        given = None if found is None else found[None].numpy().astype(np.float32)  # as nnU-Net reads it from a file
-        image, labels, _ = preprocessor.run_case_npy(values, given, notes, *self._managers, self.settings)
-        inputs = torch.from_numpy(image)
-        return inputs if found is None else with_found(inputs, torch.from_numpy(labels[0]))
+        image, _, _ = preprocessor.run_case_npy(values, None, notes, *self._managers, self.settings)
+        return torch.from_numpy(image)
 
     def labels_back(self, output: Tensor, notes: dict[str, Any]) -> Tensor:
         """Return the label of each place as it was read, from the output [outputs, D, H, W] on the plans' grid."""
@@ -91,15 +82,6 @@ class NnUNetParts:
             num_threads_torch=torch.get_num_threads(),
         )
         return torch.from_numpy(labels)
-
-    def labels_for_next(self, output: Tensor, notes: dict[str, Any], shape: Sequence[int]) -> Tensor:
-        """Return the label of each place on the next stage's grid, [*shape], from the output on this one's."""
-        from nnunetv2.inference.export_prediction import resample_and_save
-
-        kept, threads = _Labels(), torch.get_num_threads()
-        managers = self._managers
-        resample_and_save(output.half(), list(shape), "", *managers, notes, self.settings, threads, kept)
-        return torch.from_numpy(kept.labels)
 
     def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Return a case as nnU-Net preprocesses it, and its notes."""
@@ -134,7 +116,7 @@ class NnUNetParts:
         from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
 
         final, labels = self.trainer.configuration_manager.patch_size, self.trainer.label_manager
-        one = _OneCase(case, self.sought, self.read_channels, bool(self.given))
+        one = _OneCase(case, self.sought)
         loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
         for transform, channels in self.shuffled:  # which nnU-Net reorders in place: a patch would follow from the last
@@ -167,15 +149,6 @@ class NnUNetParts:
         found = self.trainer.label_manager.convert_logits_to_segmentation
         return torch.stack([found(one) for one in output])
 
-    def inputs_of(self, image: Tensor) -> Tensor:
-        """Return what a network reads of a case or a patch: a channel for each label that the first stage may find."""
-        if not self.given or len(image) == self.read_channels + len(self.given):
-            return image
-        from nnunetv2.utilities.label_handling.label_handling import convert_labelmap_to_one_hot
-
-        found = convert_labelmap_to_one_hot(image[-1].cpu().numpy(), self.given, np.float32)
-        return torch.cat([image[:-1], torch.from_numpy(found).to(image.device)])
-
     def inferred(self, network: Callable[[Tensor], Tensor], image: Tensor, mirror: bool) -> Tensor:
         """Return a network's output for a whole case, [outputs, D, H, W], through windows as nnU-Net lays them."""
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
@@ -188,7 +161,7 @@ class NnUNetParts:
         torch.backends.cudnn.benchmark = by_stopwatch  # which nnU-Net sets, and with which bits would depend on speed
         module = network if isinstance(network, nn.Module) else _FunctionModule(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
-        return predictor.predict_sliding_window_return_logits(self.inputs_of(image)).float()
+        return predictor.predict_sliding_window_return_logits(image).float()
 
 
 class _FunctionModule(nn.Module):
@@ -200,16 +173,6 @@ class _FunctionModule(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.function(inputs)
-
-
-class _Labels:
-    """The labels for the next stage, in place of the kind of data set that nnU-Net writes them to."""
-
-    labels: np.ndarray
-
-    def save_seg(self, labels: np.ndarray, file: str) -> None:
-        """Keep them."""
-        self.labels = labels
 
 
 class _PatchSource:
@@ -227,24 +190,16 @@ class _OneCase:
 
     identifiers = ("case",)
 
-    def __init__(self, case: Placed, sought: Sequence[Any], channels: int, refined: bool) -> None:
-        """channels: of the image; refined: whether the labels of a first stage lie behind them."""
-        self.case, self.sought, self.channels, self.refined = case, sought, channels, refined
+    def __init__(self, case: Placed, sought: Sequence[Any]) -> None:
+        self.case, self.sought = case, sought
 
-    def load_case(self, identifier: str) -> tuple[_PatchSource, _PatchSource, _PatchSource | None, dict[str, Any]]:
-        """Return image, labels, those of the first stage if there is one, and where the structures are."""
-        whole, labels, places, end = self.case[0], self.case[1], self.case[2].numpy(), self.channels
-        grid = tuple(labels.shape)
+    def load_case(self, identifier: str) -> tuple[_PatchSource, _PatchSource, None, dict[str, Any]]:
+        """Return image, labels, none of a first stage, and where the structures are."""
+        whole, labels, places = self.case[0], self.case[1], self.case[2].numpy()
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
-        image = _PatchSource((end, *grid), lambda cut: whole[(slice(end), *cut[1:])])
-        right = _PatchSource((1, *grid), lambda cut: labels[cut[1:]][None])
-        first = _PatchSource(grid, lambda cut: whole[(slice(end, end + 1), *cut)][0]) if self.refined else None
-        return image, right, first, {"class_locations": found}
-
-
-def with_found(image: Tensor, found: Tensor) -> Tensor:
-    """Return an image [C, D, H, W] with the labels that a first stage found, [D, H, W], as its last channel."""
-    return torch.cat([image, found.to(image.dtype).clamp(min=0)[None]])
+        image = _PatchSource(tuple(whole.shape), lambda cut: whole[cut])
+        right = _PatchSource((1, *labels.shape), lambda cut: labels[cut[1:]][None])
+        return image, right, None, {"class_locations": found}
 
 
 def places_in(found: Mapping[int, Any]) -> Tensor:

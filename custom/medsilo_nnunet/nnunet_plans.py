@@ -70,23 +70,17 @@ def collect(
     question: QuestionFile,
     *,
     kit: options.Kit,
-    sealed: Annotated[
-        bool, typer.Option("--sealed", help="let the server read sums over all hospitals alone; for three or more")
-    ] = False,
     out: Annotated[Path, typer.Option(*options.OUT, metavar="FOLDER", help="folder for the hospitals' files")],
 ) -> int:
     """Have all connected hospitals measure for nnU-Net's plans by one job, and fetch the file of each.
 
-    The files are those of `nnunet measure`, by each hospital's own settings. With --sealed there is one file of all.
+    The files are those of `nnunet measure`, by each hospital's own settings.
     """
     screen.note("reading nnU-Net")
-    from medsilo.extend import MedsiloError, lead
+    from medsilo.extend import lead
     from medsilo_nnunet.question import read_question
 
-    asked, name = read_question(question), "nnunet-collect-sealed" if sealed else "nnunet-collect"
-    if sealed and not asked.sites:
-        raise MedsiloError(f"{question.name}: --sealed needs the names of the hospitals; list them under sites")
-    files = lead.inquire(name, asked.in_yaml(), kit, out, screen.say)
+    files = lead.inquire("nnunet-collect", read_question(question).in_yaml(), kit, out, screen.say)
     for path in files:
         screen.say(f"measured: {path}")
     screen.answer(files=[str(path) for path in files])
@@ -120,24 +114,26 @@ def plan(
     screen.note("reading nnU-Net")
     from medsilo.extend import write_json
     from medsilo_nnunet.fingerprint import Fingerprint
-    from medsilo_nnunet.planning import make_plans
+    from medsilo_nnunet.planning import make_plans, unsure_keys
     from medsilo_nnunet.question import read_question
 
     asked = read_question(question)
     holdings: dict[str, Means] = {}
     told: list[Fingerprint] = []
     for path in files:
-        means, fingerprint = _read(path, asked)
-        if holdings.keys() & means.keys():
+        if path.stem in holdings:
             raise MedsiloError("two files are of one hospital; give each once")
-        holdings |= means
+        holdings[path.stem], fingerprint = _read(path, asked)
         told.append(fingerprint)
     whole = Fingerprint.merged(told)
     with screen.busy("planning"):
         made = make_plans(asked, whole, holdings, planner, memory)
+        unsure = unsure_keys(made.plans, told, lambda own: make_plans(asked, own, holdings, planner, memory).plans)
     write_json(out, made.plans)
     screen.say(f"plans: {out}, of {whole.cases} cases of {len(holdings)} hospitals, for {made.memory:g} GB")
-    screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small))
+    screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small), unsure=unsure)
+    if unsure:
+        screen.warn(f"each number covers several cases, so that exact ones might change {', '.join(unsure)}")
     if made.too_small:
         screen.warn(
             f"hospitals with less memory: {', '.join(made.too_small)}; give a smaller --memory, or go on without"
@@ -145,16 +141,16 @@ def plan(
     return 1 if made.too_small else 0
 
 
-def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[dict[str, Means], Fingerprint]":
-    """Read a hospital's file, or the one of several that sealed; an error names the file."""
+def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[Means, Fingerprint]":
+    """Read a hospital's file; an error names the file."""
     import json
 
     from medsilo.extend import Refused, why_unread
-    from medsilo_nnunet.fingerprint_message import read_measured
+    from medsilo_nnunet.fingerprint_message import MeasuredSite
 
     try:
-        sent = read_measured(json.loads(path.read_text("utf-8")))
-        return sent.means(path.stem), sent.fingerprint(asked)
+        sent = MeasuredSite.read(json.loads(path.read_text("utf-8")))
+        return sent.holding, sent.fingerprint(asked)
     except Refused as error:
         raise MedsiloError(f"{path.name}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -21,7 +21,8 @@ Scheme = Literal[
 Reader = Literal[
     "NaturalImage2DIO", "SimpleITKIO", "SimpleITKIOWithReorient", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"
 ]
-ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres", "3d_cascade_fullres"]
+ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres"]
+Cascade = Literal["3d_cascade_fullres"]  # nnU-Net plans it; it is not trained here
 
 
 class ResamplingNumbers(Section):
@@ -52,7 +53,7 @@ class Configuration(Section):
     resampling_fn_probabilities_kwargs: ResamplingNumbers
     architecture: Architecture
     batch_dice: bool
-    next_stage: Literal["3d_cascade_fullres"] | None = Field(None, exclude_if=not_)
+    next_stage: Cascade | None = Field(None, exclude_if=not_)
 
 
 class SecondStage(Section):
@@ -84,7 +85,7 @@ class NnUNetPlans(Section):
     image_reader_writer: Reader
     transpose_forward: Axes
     transpose_backward: Axes
-    configurations: dict[ConfigurationName, Configuration | SecondStage]
+    configurations: dict[ConfigurationName | Cascade, Configuration | SecondStage]
     experiment_planner_used: Named
     label_manager: Literal["LabelManager"]
     foreground_intensity_properties_per_channel: dict[Annotated[str, Field(pattern=r"^\d{1,2}$")], IntensityFigures] = (
@@ -102,9 +103,8 @@ class NnUNetPlans(Section):
         return self
 
     def numbers_of(self, name: ConfigurationName) -> Configuration:
-        """Return the numbers of a configuration: of a second stage those that it inherits."""
+        """Return the numbers of a configuration."""
         own = self.configurations[name]
-        own = self.configurations[own.inherits_from] if isinstance(own, SecondStage) else own
         assert isinstance(own, Configuration)
         return own
 

@@ -4,7 +4,7 @@ import inspect
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,27 @@ def make_plans(
             ) from error
         plans = json.loads((folder / FOLDERS[1] / name / f"{planned.plans_identifier}.json").read_text("utf-8"))
     return MadePlans(plans, target, tuple(sorted(site for site, own in known.items() if own < target)))
+
+
+def unsure_keys(
+    plans: Mapping[str, Any], fingerprints: Sequence[Fingerprint], plan: Callable[[Fingerprint], Mapping[str, Any]]
+) -> list[str]:
+    """Return the keys of each configuration that exact numbers might have changed, where numbers cover several cases.
+
+    A group's middle stands for its cases, so ranks are off by up to half a group in each hospital: the plans are made
+    again with all medians so many ranks lower and higher.
+    """
+    ranks = sum(one.least // 2 for one in fingerprints)
+    if not ranks:
+        return []
+    own, whole = plans["configurations"], Fingerprint.merged(fingerprints)
+    found = set[str]()
+    for shift in (-ranks, ranks):
+        other = plan(whole.shifted(shift))["configurations"]
+        found |= own.keys() ^ other.keys()
+        for name in own.keys() & other.keys():
+            found |= {f"{name}.{key}" for key in own[name] if own[name][key] != other[name].get(key)}
+    return sorted(found)
 
 
 def _planner(name: str) -> Any:

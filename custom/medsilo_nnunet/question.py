@@ -52,7 +52,7 @@ class SegmentationQuestion(Section):
     sites: tuple[Name, ...] = Field(
         (),
         max_length=MOST_SITES,
-        description="names of the hospitals that measure; empty: all that are connected. `--sealed` needs them",
+        description="names of the hospitals that measure; empty: all that are connected",
     )
 
     @field_validator("sites")

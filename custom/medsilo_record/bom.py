@@ -4,12 +4,17 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from medsilo.extend import MedsiloError, installed, package_facts, paths, read_provenance
+from medsilo.extend import MedsiloError, package_facts, paths, read_provenance, text
 from medsilo_record.facts import Case, Part
 
+OWN = "medsilo"
+UNKNOWN = "not stated"
+LONGEST_LICENCE = 60  # characters; a longer text is the licence itself
 NAMES = uuid.UUID("6d656473-696c-5f72-9563-6f7264000001")  # of the serial numbers
 PREFIX = ":".join(("medsilo", ""))
 Fact = dict[str, str]
@@ -80,7 +85,45 @@ def _packages() -> Iterator[dict[str, Any]]:
     for own in installed():
         hashes = {"hashes": _hash(own.hash)} if len(own.hash) == 64 else {}
         purl = f"pkg:pypi/{own.name.lower().replace('_', '-')}@{own.version}"
-        yield {"type": "library", "bom-ref": purl, "name": own.name, "version": own.version, "purl": purl, **hashes}
+        told = {"name": own.name, "version": own.version, "purl": purl, **hashes}
+        yield {"type": "library", "bom-ref": purl, "licenses": [{"license": {"name": own.licence}}], **told}
+
+
+@dataclass(frozen=True)
+class InstalledPackage:
+    """One installed package."""
+
+    name: str
+    version: str
+    licence: str
+    hash: str  # SHA-256 over its RECORD, which has the SHA-256 of each of its files
+
+
+def installed() -> list[InstalledPackage]:
+    """Return all packages of this Python, in the order of their names; of two of a name the one that is imported."""
+    found: dict[str, InstalledPackage] = {}
+    for own in metadata.distributions():
+        name = own.metadata["Name"]
+        if name and name.lower() not in found:
+            found[name.lower()] = InstalledPackage(name, own.version, licence_of(own.metadata), _installed(own, name))
+    return [found[name] for name in sorted(found)]
+
+
+def licence_of(facts: metadata.PackageMetadata) -> str:
+    """Return a package's licence, as it states it in any of three ways."""
+    stated, short = ("".join(facts.get_all(key) or ()) for key in ("License-Expression", "License"))
+    classes = [line.rpartition("::")[2].strip() for line in facts.get_all("Classifier") or () if "License ::" in line]
+    if not stated and short and len(short) <= LONGEST_LICENCE and short.upper() != "UNKNOWN":
+        stated = short
+    return text.plain(stated or ", ".join(classes) or UNKNOWN)
+
+
+def _installed(own: metadata.Distribution, name: str) -> str:
+    """Return the hash of a package as it is installed."""
+    if name.lower() == OWN:
+        return package_facts()["hash"]
+    record = own.read_text("RECORD")
+    return hashlib.sha256(record.encode()).hexdigest() if record else UNKNOWN
 
 
 def _of_run(run: Path, plan: str) -> tuple[list[Fact], list[dict[str, Any]]]:

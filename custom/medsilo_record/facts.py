@@ -20,7 +20,6 @@ from medsilo.extend import (
     Survey,
     averages_images,
     describe,
-    flows,
     how_told,
     leaks,
     limit_tables,
@@ -31,6 +30,7 @@ from medsilo.extend import (
     privacy_findings,
     size_text,
     stricter,
+    told_besides,
 )
 from medsilo_record.outcomes import promises
 
@@ -210,10 +210,19 @@ def _recipients(plan: Plan) -> Iterator[str]:
     others = ", ".join(plan.participation.everyone) or "whoever is connected"
     yield f"Hospitals of the study: {others}."
     told: dict[str, None] = {}
-    for flow in flows({"study": plan}):
-        size = f" ({flow.size})" if flow.size else ""
-        told[f"{sentence(flow.sender)} to {flow.receiver}, {flow.when}: {flow.what}{size}."] = None
+    for leak in leaks(plan):
+        told[f"Hospital to server, rounds {leak.when}: {leak.group} ({size_text(leak.bytes)} a round)."] = None
+    for stretch in plan.course.stretches():
+        for group in stretch.phase.given:
+            told[f"Server to hospital, rounds {stretch.first} to {stretch.last}: {group.name}."] = None
+    told |= dict.fromkeys(f"Server to hospital, at the end: {group.name}." for group in plan.course.delivery.given)
+    told |= dict.fromkeys(f"Hospital to server, see the report: {line}." for line in told_besides(plan))
     yield from told
+    yield (
+        "Hospital to server, every round and at the end: cases of each part, losses, scores and counts, seconds, "
+        "memory, medsilo's version and hash."
+    )
+    yield f"Server to lead, when the job ends: {', '.join(paths.PUBLISHED)}."
 
 
 def _leaving(case: Case) -> Iterator[str]:

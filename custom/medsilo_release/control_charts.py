@@ -1,7 +1,7 @@
 """Control charts: sums that rise when what is seen drifts away from the cases of the validation.
 
 Page, Continuous inspection schemes, Biometrika 1954. Every number has a chart to both sides. There are three groups, of
-what goes in, of what the model says and of outcomes, each with a limit of its own and a third of the false alarms.
+what goes in, of what the model says and of outcomes, each with limits of its own and a share of the false alarms.
 Limits are found by drawing years of patients like those of the validation, and with each year other cases to estimate
 mean and deviation from: so they know how many charts there are, how they go together, and how few cases they rest on.
 """
@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from medsilo_release.patient_sums import BLOCK, group_of
+from medsilo_release.patient_sums import BLOCK, OUTCOME, group_of
 
 YEARS = 400  # that are drawn
-A_YEAR_EACH = 1 / 3  # false alarms of a group: of n on average there are none in a share of exp(-n) of the years
+# False alarms of a year, by group; of n on average there are none in a share of exp(-n) of the years. What goes in
+# changes more, where it changes, than outcomes do. Less than one together: cases drawn again have thinner tails.
+SHARES = {"inputs": 0.25, "answers": 0.25, OUTCOME: 0.4}
+SELDOM = 0.9  # share of the years in which a chart stays below what is its own measure: the others' tails differ
 SLACK, FEW = 0.5, 2.5  # deviations of a sum that are let pass; more where few cases make the mean uncertain
 LEAST_DEVIATION = 0.2  # that is believed of cases drawn again
 A_YEAR = 1000  # patients, until it is known how many there are
@@ -59,9 +62,9 @@ class Charts:
             drawn = reference[draw.integers(cases, size=(YEARS, BLOCK))].mean(1)
             up, down = _after(up, down, (drawn - means) / apart, slack)
             most = np.maximum(most, np.maximum(up, down))
-        groups = np.array([group_of(name) for name in names])
-        limits = {group: np.quantile(most[:, groups == group].max(1), np.exp(-A_YEAR_EACH)) for group in {*groups}}
-        return cls(names, slack, np.array([limits[group] for group in groups]))
+        groups, own = np.array([group_of(name) for name in names]), np.quantile(most, SELDOM, axis=0).clip(min=1)
+        shares = {group: (most / own)[:, groups == group].max(1) for group in {*groups}}
+        return cls(names, slack, own * [np.quantile(shares[group], np.exp(-SHARES[group])) for group in groups])
 
     def of(self, names: Sequence[str]) -> "Charts":
         """Return the charts of some of the numbers alone."""

@@ -39,7 +39,7 @@ def certify(gone: Departure, out: Path, key: signing.PrivateKey) -> LeavingCerti
         patients=gone.patients,
         plan_before=gone.before.hash,
         plan=gone.plan.hash,
-        begun_after=gone.begun_after,
+        begun_after=gone.begun_in(out),
         rounds=_hash(out / paths.ROUNDS),
         models={path.relative_to(out).as_posix(): _hash(path) for path in gone.models_in(out)},
         copies=dict(_copies(gone, out)),

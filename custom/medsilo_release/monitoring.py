@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -27,14 +28,16 @@ from medsilo.extend import (
     shown,
     signed,
     signing,
+    watch,
 )
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
-from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder
+from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder, charted, known_of
 from medsilo_release.receipts import Receipt
 from medsilo_release.release_folder import PackageFacts, Release
 
 HERE = Path(__file__).parent
 KNOWN = 30  # days after which the patients of a year are measured
+MOST_SHOWN = 20  # scanners
 FEWEST, MOST = 200, 20_000  # patients of a year that charts are made for
 LIMITS = (
     "Without labels nobody sees that the same inputs have come to mean something else (another definition of the "
@@ -66,11 +69,13 @@ class Watched:
         if not folder.there:
             raise MedsiloError("this hospital does not watch that release; begin with 'medsilo validate --watch'")
         kept, reference = folder.kept(), folder.reference()
-        charts = Charts.against(reference.values, reference.names, _a_year(kept))
-        seen = charts.of([name for name in reference.names if name != OUTCOME])
+        names, known = charted(reference.names), reference.named(True)
+        used = [reference.names.index(name) for name in names]
+        charts = Charts.against(reference.values[:, used], names, _a_year(kept))
+        seen, later = charts.of(reference.named(False)), charts.of(charted(known))
         shares, alarms = seen.run(_means(kept.cases.whole, len(seen.names)))
-        known = kept.outcomes.whole
-        outcomes, wrong = charts.of([OUTCOME]).run(_means(known, 1)) if known else (np.zeros((0, 1)), [])
+        told = _means(kept.outcomes.whole, len(known))[:, [known.index(name) for name in later.names]]
+        outcomes, wrong = later.run(told)
         return cls(release, folder, kept, seen, shares, alarms, outcomes, wrong)
 
     @property
@@ -96,7 +101,7 @@ def take_outcomes(release: Release, path: Path) -> int:
     try:
         content = read_bounded(path, LARGEST)
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"))))
-        scores = list(_scores(rows))
+        known = list(_known(rows, release.source().plan.task.goal.label_names))
     except (OSError, ValueError, csv.Error) as error:
         raise MedsiloError(
             f"--outcomes can't be read ({type(error).__name__}); give predictions.csv, with a column "
@@ -107,21 +112,26 @@ def take_outcomes(release: Release, path: Path) -> int:
     if not folder.there or digest in folder.kept().tables:
         why = "that table counts already" if folder.there else "this hospital does not watch that release"
         raise MedsiloError(f"--outcomes: {why}; give another one", str(path))
-    if OUTCOME not in folder.reference().names:
+    if not (needed := folder.reference().named(True)):
         raise MedsiloError("--outcomes: all cases of the validation have one score; there is nothing to compare with")
-    folder.add([], scores, digest)
-    return len(scores)
+    if any(name not in case for case in known for name in needed):
+        raise MedsiloError("--outcomes: a class or its probability lacks; add the outcomes to predictions.csv as it is")
+    folder.add([], known, digest)
+    return len(known)
 
 
-def _scores(rows: Sequence[Mapping[str, str]]) -> Iterator[float]:
-    """Yield the score of each case that has one: as the table says, or whether the class that was found is right."""
+def _known(rows: Sequence[Mapping[str, str]], labels: Sequence[str]) -> Iterator[watch.Seen]:
+    """Yield what is known of each case that has a score or an outcome: a class, by its name or its number."""
+    of = {**{str(n): n for n in range(len(labels))}, **{name: n for n, name in enumerate(labels)}}
     for row in rows:
         if score := (row.get("score") or "").strip():
             if not 0 <= float(score) <= 1:
                 raise ValueError("a score is not between 0 and 1")
-            yield float(score)
+            yield known_of(float(score), labels)
         elif right := (row.get("outcome") or "").strip():
-            yield float(right in (row.get("class"), row.get("label")))
+            sure = [float(own) for name, own in row.items() if str(name).startswith("probability") and own]
+            hit = of.get(right, right) == of.get(row.get("class") or "", -1)
+            yield known_of(float(hit), labels, of.get(right), max(sure, default=None))
 
 
 # ---------------------------------------------------------------------------------------------------- by month
@@ -150,9 +160,10 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         return round(Resolution(1 / (BLOCK * len(blocks)), step, unit).mean(value, low, high), 3)
 
     names, score = watched.charts.names, 0.0
-    if known:
-        at = reference.names.index(OUTCOME)
-        score = float(_means(known, 1).mean() * reference.deviations[at] + reference.means[at])
+    if known := known if OUTCOME in reference.names else []:
+        at, later = reference.names.index(OUTCOME), reference.named(True)
+        apart = _means(known, len(later))[:, later.index(OUTCOME)].mean()
+        score = float(apart * reference.deviations[at] + reference.means[at])
     drifts = _means(own, len(names)).mean(0).tolist() if own else []
     receipt = Receipt(
         release=watched.release.hash,
@@ -162,12 +173,21 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         metric=watched.release.manifest.metric,
         score=told(known, score, 0, 1) if known else None,
         cases=Resolution(0, step, unit).count(BLOCK * len(own)) if own else None,
+        scanners={name: Resolution(0, step, unit).count(cases) for name, cases in _scanners(own) if cases >= least},
         month=month,
         drifts={name: told(own, value, -FAR, FAR) for name, value in zip(names, drifts, strict=False)},
         alarms=tuple(dict.fromkeys(alarm.name for alarm in _of_month(watched, month))) if own else (),
     )
     signed.write_signed(path, receipt, key)
     return path
+
+
+def _scanners(blocks: Sequence[Sums]) -> list[tuple[str, int]]:
+    """Return how many cases came from each of the scanners that most came from."""
+    every = [
+        (name, cases) for block in blocks for name, cases in block.beside.items() if name.startswith(watch.MACHINE)
+    ]
+    return Counter(name for name, cases in every for _ in range(round(cases))).most_common(MOST_SHOWN)
 
 
 def _of_month(watched: Watched, month: str) -> Iterator[Alarm]:
@@ -186,7 +206,7 @@ def write_monitor(watched: Watched, page: Path) -> Path:
             f"{len(alarms)} alarms over {patients} patients; the last: {last.name} by {last.drift:+.2f} deviations."
         )
     lines = [charts.Series("highest of all charts", watched.shares.max(1).tolist() if len(watched.shares) else [])]
-    lines += [charts.Series("outcomes", watched.outcomes[:, 0].tolist(), 1)] if known else []
+    lines += [charts.Series("outcomes", watched.outcomes.max(1).tolist(), 1)] if known else []
     longest = max(len(lines[0].values), len(lines[-1].values))
     lines += [charts.Series("limit: one false alarm a year", [1.0] * longest, -1)]
     top = max(1.5, *(value or 0 for line in lines for value in line.values)) if longest else 1.5
@@ -229,13 +249,11 @@ def _rows(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def _beside(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield what the validation does not know, spacing and values as they are stored, by month, in its own units."""
-    for name in sorted({name for block in watched.kept.cases.whole for name in block.beside}):
+    blocks = watched.kept.cases.whole
+    names = {name for block in blocks for name in block.beside if not name.startswith(watch.MACHINE)}
+    for name in [*sorted(names), *(name for name, _ in _scanners(blocks))]:
         cells = []
         for month in watched.months:
-            own = [
-                block.beside[name] / BLOCK
-                for block in watched.kept.cases.whole
-                if block.month == month and name in block.beside
-            ]
+            own = [block.beside.get(name, 0.0) / BLOCK for block in blocks if block.month == month]
             cells.append(cell(None, f"{np.mean(own):.4g}" if own else shown(None)))
         yield name, cells

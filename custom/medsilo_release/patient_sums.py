@@ -22,11 +22,10 @@ from medsilo.extend import (
     Source,
     checked,
     read_bounded,
-    signed,
     watch,
     write_json,
 )
-from medsilo_release.release_folder import MANIFEST, Hash, ReleaseManifest, Word
+from medsilo_release.release_folder import MANIFEST, Hash, Release, ReleaseManifest, Word
 
 HOME = Path("~/.local/state/medsilo/watch")  # a folder for each release
 REFERENCE, SUMS = "reference.json", "sums.json"
@@ -36,6 +35,8 @@ LEAST = 30  # patients of a reference
 FAR = 5.0  # standard deviations, from where on it is all one
 COLUMNS, CHANNELS, CLASSES, FEATURES = 16, 4, 8, 4  # the most of each that are measured
 OUTCOME = "outcome"  # the score of a case, once it is known what was right
+SURPRISE, KNOWN = "surprise", "known to be "  # how far that speaks for labels that are wrong; a class that it was
+WRONG, LEAST_SHARE = 0.1, 1e-3  # of the labels, as against none; that is believed of a class
 ANSWERS = ("share of", "entropy", "output", "labels in", "width of", "promised")  # begin their names
 Number = Annotated[float, Field(ge=-1e9, le=1e9)]
 Names = Annotated[tuple[Word, ...], Field(max_length=64)]
@@ -63,7 +64,13 @@ class Reference(Section):
         """Return how far a value lies from the mean; so far that nothing is further, where it is no number."""
         at = self.names.index(name)
         apart = (value - self.means[at]) / self.deviations[at]
-        return apart if name == OUTCOME else float(np.clip(np.nan_to_num(apart, nan=FAR), -FAR, FAR))
+        if group_of(name) == OUTCOME:
+            return apart
+        return float(np.clip(np.nan_to_num(apart, nan=FAR), -FAR, FAR))
+
+    def named(self, outcomes: bool) -> list[str]:
+        """Return the names of numbers that are known only later, or of those that are known at once."""
+        return [name for name in self.names if (group_of(name) == OUTCOME) == outcomes]
 
 
 class Sums(Section):
@@ -85,7 +92,8 @@ class Stream(Section):
         """Return this and one patient more."""
         old = self.rest or Sums(month=month, sums=(0.0,) * len(case))
         sums = tuple(round(before + new, 4) for before, new in zip(old.sums, case, strict=True))
-        others = {name: round(old.beside.get(name, 0.0) + value, 4) for name, value in beside.items()}
+        both = {**old.beside, **beside}  # a scanner is one case's and not the next one's
+        others = {name: round(old.beside.get(name, 0.0) + beside.get(name, 0.0), 4) for name in both}
         rest = Sums(month=month, patients=old.patients + 1, sums=sums, beside=others)
         if rest.patients < BLOCK:
             return Stream(whole=self.whole, rest=rest)
@@ -105,7 +113,7 @@ class WatchFolder:
     """The folder in which a hospital keeps sums of a release's predictions."""
 
     def __init__(self, release: str) -> None:
-        self.folder = HOME.expanduser() / release[:12]
+        self.folder = HOME.expanduser() / release
 
     @property
     def there(self) -> bool:
@@ -127,21 +135,21 @@ class WatchFolder:
         (self.folder / SUMS).unlink(missing_ok=True)
 
     def add(
-        self, cases: Sequence[watch.Seen], outcomes: Sequence[float] = (), table: str = "", month: str = ""
+        self, cases: Sequence[watch.Seen], outcomes: Sequence[watch.Seen] = (), table: str = "", month: str = ""
     ) -> None:
-        """Keep what was seen of patients, and the scores of some whose outcome is known now."""
+        """Keep what was seen of patients, and what is known of some whose outcome has come in."""
         from filelock import FileLock
 
         month, reference = month or this_month(), self.reference()
-        names = [name for name in reference.names if name != OUTCOME]
+        names, later = reference.named(False), reference.named(True)
         with FileLock(self.folder / "lock", timeout=60):
             kept = self.kept()
             seen, known = kept.cases, kept.outcomes
             for case in cases:
                 apart = [reference.apart(name, case.get(name, np.nan)) for name in names]
                 seen = seen.plus(month, apart, {name: own for name, own in case.items() if name not in reference.names})
-            for score in outcomes:
-                known = known.plus(month, [reference.apart(OUTCOME, score)], {})
+            for case in outcomes:
+                known = known.plus(month, [reference.apart(name, case[name]) for name in later], {})
             tables = (*kept.tables, table)[-MOST_BLOCKS:] if table else kept.tables
             made = KeptSums(began=kept.began, cases=seen, outcomes=known, tables=tables)
             write_json(self.folder / SUMS, made.model_dump(mode="json"))
@@ -196,7 +204,8 @@ class Measuring:
             found[f"intensity of channel {n}"] = own.mean(1)
             found[f"contrast of channel {n}"] = own.std(1)
             found[f"grain of channel {n}"] = inputs[:, n].diff(dim=-1).abs().flatten(1).mean(1)
-        return found
+        over = inputs.flatten(2)  # places that all channels show so: marks, bars, metal
+        return found | {"darkest place": over.amax(1).amin(1), "brightest place": over.amin(1).amax(1)}
 
     def _of_output(self, output: Tensor) -> dict[str, Tensor]:
         goal: Any = self.task.goal
@@ -227,9 +236,37 @@ def _over_places(values: Tensor) -> Tensor:
 
 def group_of(name: str) -> str:
     """Return to which group of charts a number belongs: what goes in, what the model says, or outcomes."""
-    if name == OUTCOME:
+    if name in (OUTCOME, SURPRISE) or name.startswith(KNOWN):
         return OUTCOME
     return "answers" if name.startswith(ANSWERS) else "inputs"
+
+
+def charted(names: Sequence[str]) -> list[str]:
+    """Return the numbers that have charts: surprise tells more of outcomes than the score does."""
+    return [name for name in names if name != OUTCOME or SURPRISE not in names]
+
+
+def known_of(score: float, labels: Sequence[str], right: int | None = None, sure: float | None = None) -> watch.Seen:
+    """Return the numbers of a case whose outcome is known. right: its class; sure: what the model gave the class that
+    it found."""
+    seen = {OUTCOME: score}
+    if right is not None:
+        first = 1 if len(labels) == 2 else 0
+        seen |= {f"{KNOWN}{labels[n]}": float(n == right) for n in range(first, min(len(labels), CLASSES))}
+    if sure is not None:
+        right_one = float(np.clip(sure if score else 1 - sure, LEAST_SHARE, 1))
+        seen[SURPRISE] = float(np.log(1 - WRONG + WRONG * (1 - right_one) / right_one))
+    return seen
+
+
+def known_of_all(goal: Any, metric: str, measures: Mapping[str, Any]) -> list[watch.Seen]:
+    """Return the numbers of all cases of a validation. measures: by name, of each case."""
+    scores = np.asarray(measures[metric], float)
+    if not goal.classifies:
+        return [known_of(float(score), ()) for score in scores]
+    sure = np.max([np.asarray(measures[f"p{n}"], float) for n in range(goal.classes)], 0)
+    told = zip(scores.tolist(), measures["label"], sure.tolist(), strict=True)
+    return [known_of(score, goal.label_names, int(right), own) for score, right, own in told]
 
 
 def _sizes(said: Mapping[str, Any]) -> watch.Seen:
@@ -268,11 +305,15 @@ class Validated:
         told = [own for own in self.promised.values() if np.isfinite(own)]
         return float(np.mean(told)) if told else None
 
-    def reference(self, release: str, manifest: ReleaseManifest, hospital: str, scores: Any, people: Any) -> Reference:
-        """Return what later predictions are compared with. scores, people: of each case."""
+    def reference(
+        self, release: str, manifest: ReleaseManifest, hospital: str, measures: Any, people: Any
+    ) -> Reference:
+        """Return what later predictions are compared with. measures, people: of each case."""
+        assert self._measuring
         whose: dict[str, list[watch.Seen]] = {}
+        known = known_of_all(self._measuring.task.goal, manifest.metric, measures)
         for case in sorted(self.seen):
-            whose.setdefault(people[case], []).append({**self.seen[case], OUTCOME: float(scores[case])})
+            whose.setdefault(people[case], []).append({**self.seen[case], **known[case]})
         if len(whose) < LEAST:
             raise MedsiloError(f"--watch: {len(whose)} patients; {LEAST} at least are needed to notice changes against")
         rows = [watch.mean_of(cases) for cases in whose.values()]
@@ -284,7 +325,7 @@ class Validated:
             release=release,
             hospital=hospital,
             task=manifest.task,
-            synthetic=self._measuring is not None and self._measuring.task.synthetic,
+            synthetic=self._measuring.task.synthetic,
             names=tuple(list(rows[0])[n] for n in used),
             means=tuple(means[used].tolist()),
             deviations=tuple(apart[used].tolist()),
@@ -297,8 +338,7 @@ def watching(asked: PredictionRequest) -> watch.Watch | None:
     """Return what keeps numbers of a released model's predictions, where this hospital watches it."""
     for folder in (asked.own, asked.source.run or asked.own):
         if (folder.parent / MANIFEST).is_file():
-            manifest, _ = signed.read_signed(folder.parent / MANIFEST, ReleaseManifest)
-            kept = WatchFolder(signed.digest_of(manifest))
+            kept = WatchFolder(Release.open(folder.parent).hash)  # what was changed after it was signed isn't watched
             return Measuring(asked.source, kept) if kept.there else None
     return None
 

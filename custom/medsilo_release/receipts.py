@@ -14,6 +14,7 @@ from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, W
 MOST_RECEIPTS = 4096
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 Hospital = Annotated[str, Field(pattern=NAME)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
 Drift = Annotated[float, Field(ge=-10, le=10)]
 
 
@@ -27,12 +28,13 @@ class Receipt(Section):
     package: PackageFacts  # that tested it
     metric: Word
     score: Share | None  # None: fewer test cases than the hospital tells a score of
-    cases: Annotated[int, Field(ge=0, le=10**9)] | None  # in the hospital's steps
+    cases: Count | None  # in the hospital's steps
     kept: Share | None = None  # how far promises were kept
     month: Annotated[str, Field(pattern=r"^(\d{4}-(0[1-9]|1[0-2]))?$")] = (
         ""  # that the model was at work; else a validation
     )
     drifts: Annotated[dict[Word, Drift], Field(max_length=64)] = {}  # of a month, in standard deviations
+    scanners: Annotated[dict[Word, Count], Field(max_length=64)] = {}  # of a month: cases, in the hospital's steps
     alarms: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
 
 

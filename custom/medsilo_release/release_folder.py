@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from medsilo.extend import (
     checked,
     copy_model,
     in_words,
+    load_plan,
     load_yaml,
     model_card,
     open_source,
@@ -119,10 +120,16 @@ class Release:
         """Return what receipts name it by."""
         return signed.digest_of(self.manifest)
 
-    def source(self) -> Source:
-        """Return the model that answers, or several that answer together."""
+    def source(self, packages: Collection[str] = ("*",)) -> Source:
+        """Return the model that answers, or several that answer together. packages: whose code its plan may name."""
         folders = [self.folder / name for name in self.manifest.models]
-        return answering_together([replace(open_source(folder), own=folder) for folder in folders])
+        for folder in folders:
+            load_plan(folder / paths.PLAN, allowed=packages)  # before anything of a package is imported
+        sources = [replace(open_source(folder), own=folder) for folder in folders]
+        plan, told = sources[0].plan, self.manifest
+        if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):
+            raise MedsiloError(f"{MANIFEST} tells of another model than the folder holds; ask the lead for the release")
+        return answering_together(sources)
 
 
 def write_release(

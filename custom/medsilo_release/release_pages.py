@@ -119,7 +119,8 @@ def _worked(receipt: Receipt | None) -> dict[str, Any]:
         return cell(None)
     alarms = f"alarm: {', '.join(receipt.alarms)}" if receipt.alarms else ""
     score = "" if receipt.score is None else f"{receipt.score:.3f} of "
-    return cell(None, f"{score}{shown(receipt.cases)} cases", alarms)
+    by = ", ".join(f"{name}: {cases}" for name, cases in receipt.scanners.items())
+    return cell(None, f"{score}{shown(receipt.cases)} cases", "; ".join(filter(None, (alarms, by))))
 
 
 def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def validate(
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
 
-    if not re.match(NAME, hospital):
+    if not re.fullmatch(NAME, hospital):
         raise MedsiloError("--as: give letters, digits, '.', '_' and '-', at most 63")
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
@@ -93,7 +93,7 @@ def validate(
         )
     with screen.busy("testing"):
         looks = [Validated() for _ in opened]
-        sources = [release.source() for release in opened]
+        sources = [release.source(settings.packages) for release in opened]
         needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
         found = cross.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
     kept = [look.kept for look in looks]
@@ -102,8 +102,7 @@ def validate(
     told = list(zip(opened, found, kept, strict=True))
     receipts = [write_receipt(release, judged, hospital, out, own, held) for release, judged, held in told]
     for release, judged_here, look in zip(opened, found, looks, strict=True) if watch else ():
-        scores = judged_here.measures[release.manifest.metric].tolist()
-        begun = look.reference(release.hash, release.manifest, hospital, scores, judged_here.patients)
+        begun = look.reference(release.hash, release.manifest, hospital, judged_here.measures, judged_here.patients)
         WatchFolder(release.hash).begin(begun)
         screen.say(
             f"watched: {release.folder}; 'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"
@@ -213,7 +212,7 @@ def leave(
 
     gone = Departure.of(study, hospital, patients)
     if not (out / "summary.json").exists():
-        screen.say(gone.price)
+        screen.say(gone.price(anew=bool(kit)))
         if not yes:
             raise MedsiloError("nothing was done yet; give --yes to agree to this price")
         if kit:

@@ -123,7 +123,9 @@ class RegressionAsked(Section):
     time: Word | None = None
     event: Word | None = None
     ties: Literal["efron", "breslow"] = "efron"
-    meta: bool = Field(False, description="each hospital tells its own estimates, and they are combined")
+    meta: bool | Literal["only"] = Field(
+        False, description="each hospital tells its own estimates, which are combined; `only`: and takes no steps"
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -298,11 +300,12 @@ class Question(Section):
         found = [f"once: {once} sums for table, curves and where regressions begin, {sealed}"]
         for number, (model, width) in enumerate(steps, 1):
             sums = f"{2 + width + width * (width + 1) // 2} sums, {sealed}"
-            found.append(f"model {number}, {model.kind}: at each of Newton's steps, {MOST_STEPS} at most, {sums}")
+            if model.meta != "only":
+                found.append(f"model {number}, {model.kind}: at each of Newton's steps, {MOST_STEPS} at most, {sums}")
             if model.meta:
                 found.append(f"model {number}: the hospital's own estimates and errors, in clear")
         if self.by_hospital:
-            found.append("the hospital's own means and deviations, and counts as multiples of its floor, in clear")
+            found.append("its own means, deviations and quartiles, and counts as multiples of its floor, in clear")
         noise = self.privacy and f"noise: ε = {self.privacy.epsilon:g} at δ = {self.privacy.delta:g} for each patient"
         return [*found, noise or "no noise: the floor and the book protect patients"]
 

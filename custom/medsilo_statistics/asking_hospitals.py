@@ -61,6 +61,7 @@ from medsilo_statistics.sums import (
 
 SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
 MOST_SUMS = 1 + MOST_STEPS
+KIND = torch.float64, torch.strided  # of sums in clear
 
 
 class StatisticsRequest(SumRequest):
@@ -69,7 +70,7 @@ class StatisticsRequest(SumRequest):
     question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     package: dict[str, Any]
     timeout: Annotated[float, Field(gt=0)] = 604_800
-    task: Literal["begin", "meet", "seal", "open", "sum", "own"]
+    task: Literal["begin", "seal", "sum", "own"]
     step: SumStep = SumStep()
 
 
@@ -102,6 +103,7 @@ class StatisticsSite:
         self.summed = SummedSite(own.name, own.signer(), question.hash, question.sites) if self.sealed else None
         self.floor = self.settings.count_unit(synthetic=False)
         self.given = 0  # sums
+        self._protected = False
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks; raises Refused."""
@@ -113,28 +115,31 @@ class StatisticsSite:
         stop()
         if asked.task == "begin":
             return Parcel(facts=self._begin(asked).model_dump(mode="json"))
+        if not self._protected:
+            self._protect()
         if asked.task == "own":
             return Parcel(facts=self._alone().model_dump(mode="json"))
+        if (asked.task == "seal") != self.sealed:
+            raise Refused("the server: sums of three hospitals or more are sealed, those of fewer are not")
         if self.summed is None:
-            if asked.task != "sum":
-                raise Refused("the server: it seals sums of fewer than three hospitals")
             return Parcel({SEALED: self._tensors(asked.step)})
-        if asked.task == "seal":
-            self.summed.check(asked)
-            return self.summed.seal(asked, SEALED, self._tensors(asked.step), 2.0**asked.step.bits)
-        if asked.task not in ("meet", "open"):
-            raise Refused("the server: it asks for a sum in clear, and this question's are sealed")
-        return {"meet": self.summed.meet, "open": self.summed.open}[asked.task](asked)
+        self.summed.check(asked)
+        return self.summed.seal(asked, SEALED, self._tensors(asked.step), 2.0**asked.step.bits)
 
     # ------------------------------------------------------------------ what protects patients
     def _begin(self, asked: StatisticsRequest) -> BeginAnswer:
         self.given = 0
+        self._protect()
+        introduction = self.summed.introduction(asked) if self.summed else {}
+        return BeginAnswer(introduction=introduction, floor=self.floor)
+
+    def _protect(self) -> None:
+        """Raise Refused unless the question may be answered; before anything leaves, also where it was never begun."""
         if (self.settings.privacy or self.question.privacy) and self.settings.protects(synthetic=False):
             self._admit()
         elif self.floor > 1:
             self._check_groups()
-        introduction = self.summed.introduction(asked) if self.summed else {}
-        return BeginAnswer(introduction=introduction, floor=self.floor)
+        self._protected = True
 
     def _admit(self) -> None:
         """Enter into the ledger what all answers may cost; raises Refused when that is not left."""
@@ -201,6 +206,8 @@ class StatisticsSite:
         for own in step.steps:
             if own.model >= len(self.question.models) or len(own.at) != self._width(own.model):
                 raise Refused("the server: a step is of no regression of the question")
+            if self.question.models[own.model].meta == "only":
+                raise Refused(f"the server: it asks for steps of model {own.model + 1}, which has hospitals' own alone")
             self._check_step(own)
         self.own.count_answer()
         sums = of(self.patients, step)
@@ -303,8 +310,6 @@ class Hospitals:
                 self.sums.introduce(site, told.introduction)
 
         self._ask("begin", begun)
-        if self.sums:
-            self.sums.meet()
 
     def sum(self, step: SumStep) -> Sums:
         """Return the sums over all hospitals."""
@@ -316,10 +321,16 @@ class Hospitals:
         parts: dict[str, Sums] = {}
 
         def received(site: str, reply: Parcel) -> None:
-            own = reply.groups.get(SEALED, {})
-            if {name: tuple(each.shape) for name, each in own.items()} != wanted:
+            own, most = reply.groups.get(SEALED, {}), 2.0**step.bits
+            kinds = {(each.dtype, each.layout) for each in own.values()}
+            if {name: tuple(each.shape) for name, each in own.items()} != wanted or kinds - {KIND}:
                 raise Refused("its sums are not those that it was asked for")
-            parts[site] = {name: each.detach().cpu().double().numpy() for name, each in own.items()}
+            parts[site] = {name: each.detach().cpu().numpy() for name, each in own.items()}
+            # NaN stands for what a hospital withholds, which it does once, before any step.
+            if any(
+                ((np.abs(each) > most) | (np.isnan(each) & bool(step.steps))).any() for each in parts[site].values()
+            ):
+                raise Refused(f"its sums are beyond {most:g}, which no patients can make")
 
         self._ask("sum", received, sum=self.number, step=step)
         return {name: np.sum([parts[site][name] for site in sorted(parts)], 0) for name in wanted}
@@ -354,7 +365,13 @@ def collected(question: Question, channel: Channel, sites: Sequence[str], timeou
     started = time.monotonic()
     hospitals = Hospitals(question, channel, sites, timeout)
     hospitals.begin()
-    return {FILE: answered(question, hospitals, lambda: time.monotonic() - started)}
+    try:
+        return {FILE: answered(question, hospitals, lambda: time.monotonic() - started)}
+    except (ValueError, ArithmeticError, IndexError) as error:
+        raise MedsiloError(
+            "the hospitals' sums do not fit together, as those of patients do; ask two at a time to see whose it is",
+            private=str(error),
+        ) from error
 
 
 def bounds_of(question: Question) -> Bounds:
@@ -362,5 +379,5 @@ def bounds_of(question: Question) -> Bounds:
     return sealed_bounds(question.values, question.values)
 
 
-INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite)
+INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, leaves=Question.leaves)
 SEALED_INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, sealed=True)

@@ -47,7 +47,7 @@ class CommonFeatures(Message):
         width, count = asked.width(question), len(asked.features)
         sizes = (1, width, count, width * (width + 1) // 2, width * count, count)
         patients, x, y, xx, xy, yy = np.split(sums, np.cumsum(sizes)[:-1])
-        if not patients[0] > width + 1:
+        if not (patients[0] > width + 1 and np.isfinite(sums).all()):
             return None
         products = xy.reshape(width, count)
         slopes = np.linalg.pinv(whole(xx, width), hermitian=True) @ products

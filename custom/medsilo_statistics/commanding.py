@@ -11,13 +11,19 @@ import typer
 from medsilo.extend import Command, MedsiloError, Screen, options
 
 if TYPE_CHECKING:
+    from medsilo.extend import SiteSettings
     from medsilo_statistics.asked_question import Question
     from medsilo_statistics.found import StatisticsFound
 
 
 def statistics(
     screen: Screen,
-    question: Annotated[Path, typer.Argument(metavar="QUESTION", help="YAML file with variables and what is asked")],
+    question: Annotated[
+        Path,
+        typer.Argument(
+            metavar="QUESTION", help="YAML file with what is asked; or a job's folder: who has how many cases"
+        ),
+    ],
     hospitals: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -26,6 +32,8 @@ def statistics(
     ] = None,
     *,
     kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
+    local: options.SiteConfig = None,
+    engine: options.Engine = "inprocess",
     out: Annotated[
         Path, typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="folder for the answer")
     ],
@@ -35,18 +43,28 @@ def statistics(
     With --kit all hospitals that the question names are asked by a job, else those whose folders are given. Written
     are report.html, answers.json, and each table as CSV and LaTeX.
     """
-    from medsilo_statistics.asked_question import read_question
-    from medsilo_statistics.showing import write_all
+    from medsilo_statistics.planned import question_at
+    from medsilo_statistics.showing import TABLE_ONE, needed, tables, write_all
 
-    asked = read_question(question)
-    if (kit is None) == (not hospitals):
+    asked = question_at(question)
+    if (kit is not None) + bool(hospitals) + (local is not None) != 1:
         raise MedsiloError("whom to ask? Give hospitals' folders on this machine, or --kit for a consortium's")
     with screen.busy("asking"):
-        found = submitted(asked, kit, out, screen) if kit else of_folders(asked, hospitals or [], out)
+        if kit:
+            found = submitted(asked, kit, out, screen)
+        else:
+            given = _settled(asked, local) if local else _in_folders(hospitals or [])
+            found = asked_here(asked, given, out, engine)
     for path in (written := write_all(found, out)):
         screen.note(f"written: {path}")
     for remark in found.remarks:
         screen.warn(remark)
+    for first in (own for own in tables(found) if own.name == TABLE_ONE):
+        widths = [max(map(len, column)) for column in zip(first.heads, *first.rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (first.heads, *first.rows))
+        screen.table(first.heads, first.rows, list(lines))
+    for line in needed(found):
+        screen.say(line)
     screen.say(
         f"{len(found.sites)} hospitals, {'sealed' if found.sealed else 'in clear'}; the page: {out / 'report.html'}"
     )
@@ -57,22 +75,28 @@ def statistics(
 def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "StatisticsFound":
     """Have the hospitals of a consortium asked by a job."""
     from medsilo.extend import lead
-    from medsilo_statistics.asked_question import ENOUGH
-    from medsilo_statistics.asking_hospitals import FILE
-    from medsilo_statistics.found import StatisticsFound
 
     if not question.sites:
         raise MedsiloError("the question names no hospitals, and they agree on whose sums are added; set sites in it")
-    name = "statistics-sealed" if len(question.sites) >= ENOUGH else "statistics"
-    (file,) = (path for path in lead.inquire(name, question.in_yaml(), kit, out, screen.say) if path.name == FILE)
+    return _read(lead.inquire(_job(question), question.in_yaml(), kit, out, screen.say))
+
+
+def _job(question: "Question") -> str:
+    from medsilo_statistics.asked_question import ENOUGH
+
+    return "statistics-sealed" if len(question.sites) >= ENOUGH else "statistics"
+
+
+def _read(files: Sequence[Path]) -> "StatisticsFound":
+    from medsilo_statistics.found import StatisticsFound
+
+    (file,) = files
     return StatisticsFound.read(json.loads(file.read_text("utf-8")))
 
 
-def of_folders(question: "Question", folders: Sequence[Path], out: Path) -> "StatisticsFound":
-    """Ask hospitals whose folders are on this machine: each with its medsilo.yaml, or with its table alone."""
+def _in_folders(folders: Sequence[Path]) -> dict[str, "SiteSettings"]:
+    """Return the settings of hospitals whose folders these are: its medsilo.yaml, or its table alone."""
     from medsilo.extend import FILE_NAME, DataSource, SiteSettings, read_settings
-    from medsilo_statistics.asking_hospitals import FILE, INQUIRY
-    from medsilo_statistics.found import StatisticsFound
 
     if len({folder.resolve().name for folder in folders}) < len(folders):
         raise MedsiloError("two folders have the same name, which is the hospital's; rename one")
@@ -82,7 +106,29 @@ def of_folders(question: "Question", folders: Sequence[Path], out: Path) -> "Sta
         data = own.data or DataSource(folder=folder)
         local = data.model_copy(update={"folder": (folder / data.folder).resolve()}) if own.data else data
         settings[folder.resolve().name] = own.model_copy(update={"data": local, "approval": "none"})
-    found = INQUIRY.here(question, settings, out / "inquiry" / question.hash[:12])[FILE]
+    return settings
+
+
+def _settled(question: "Question", local: Path) -> dict[str, "SiteSettings"]:
+    """Return the settings of the hospitals that a question names, as 'medsilo init' writes them."""
+    from medsilo.extend import settings_of
+
+    settings = settings_of(None, None, local)
+    return {site: settings.of(site) for site in question.sites}
+
+
+def asked_here(
+    question: "Question", settings: Mapping[str, "SiteSettings"], out: Path, engine: str = "inprocess"
+) -> "StatisticsFound":
+    """Ask hospitals whose data are on this machine."""
+    from medsilo.extend import ask_in_simulator
+    from medsilo_statistics.asking_hospitals import FILE, INQUIRY
+    from medsilo_statistics.found import StatisticsFound
+
+    kept = out / "inquiry" / question.hash[:12]
+    if engine == "simulator":
+        return _read(ask_in_simulator(_job(question), question.in_yaml(), settings, kept))
+    found = INQUIRY.here(question, settings, kept)[FILE]
     assert isinstance(found, StatisticsFound)
     return found
 
@@ -99,7 +145,7 @@ def in_python(
 
     own = make_question(question, "the question") if isinstance(question, Mapping) else read_question(Path(question))
     with TemporaryDirectory(prefix="medsilo-") as kept:
-        found = of_folders(own, [Path(one) for one in hospitals], Path(folder or kept))
+        found = asked_here(own, _in_folders([Path(one) for one in hospitals]), Path(folder or kept))
         if folder:
             write_all(found, Path(folder))
     return found

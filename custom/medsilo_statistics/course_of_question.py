@@ -77,11 +77,14 @@ def _climbed(question: Question, hospitals: Adding, sums: Sums) -> list[FittedMo
         climb = Climb(question, model, sums[f"start {number}"], hospitals.deviation(step) ** 2)
         if hospitals.floor > 1 and 0 < climb.start[0] < hospitals.floor and not question.privacy:
             climb.why, climb.done = f"has fewer than {hospitals.floor} patients with all its variables", True
+        if model.meta == "only":
+            climb.why, climb.done = "is of hospitals' own estimates alone, as was asked", True
         climbs.append(climb)
-    bits = min(40, 4 + STEP_BITS + math.ceil(math.log2(max(float(np.nan_to_num(sums["patients"]).sum()), 2.0))))
+    most = 2.0 ** (4 + STEP_BITS) * max(float(np.nan_to_num(sums["patients"]).sum()), 2.0)
     while climbing := [number for number, climb in enumerate(climbs) if not climb.done]:
         asked = [ModelStep(model=number, at=climbs[number].at.tolist()) for number in climbing]
-        answer = hospitals.sum(SumStep(steps=asked, bits=bits))
+        room = most + 16 * hospitals.deviation(SumStep(steps=asked))
+        answer = hospitals.sum(SumStep(steps=asked, bits=min(40, math.ceil(math.log2(room)))))
         for number in climbing:
             climbs[number].take(answer[f"model {number}"])
     return [climb.fit() for climb in climbs]

@@ -69,7 +69,9 @@ def difference_of_shares(one: Floats, other: Floats) -> float:
     p, q = (own[1:] / own.sum() for own in (one, other))
     spread = (np.diag(p) - np.outer(p, p) + np.diag(q) - np.outer(q, q)) / 2
     apart = p - q
-    return float(np.sqrt(max(apart @ np.linalg.pinv(spread, hermitian=True) @ apart, 0.0)))
+    over = np.linalg.pinv(spread, hermitian=True) @ apart
+    # Where neither group varies in what sets them apart, the difference has no scale.
+    return float(np.sqrt(max(apart @ over, 0.0))) if np.allclose(spread @ over, apart, atol=1e-9) else np.nan
 
 
 @dataclass(frozen=True)

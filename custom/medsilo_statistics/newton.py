@@ -126,9 +126,8 @@ class Climb:
     def fit(self) -> FittedModel:
         """Return what it ended with, in the variables' own units."""
         counted = self.model.kind in ("cox", "logistic")
-        told = FittedModel(
-            terms=self.terms, patients=self.start[0], events=self.start[1] if counted else None, steps=self.steps
-        )
+        patients, explained = np.nan_to_num(self.start[:2]).tolist()  # 0: withheld
+        told = FittedModel(terms=self.terms, patients=patients, events=explained if counted else None, steps=self.steps)
         if self.why:
             return told.model_copy(update={"why": self.why})
         own, covariance = self._natural()

@@ -18,7 +18,7 @@ from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import Curves, StatisticsFound, TableCell
 from medsilo_statistics.newton import FittedModel
 
-BAR = "\u2588"
+BAR, TABLE_ONE = "\u2588", "Table 1"
 RATIO = {"logistic": "Odds ratio", "poisson": "Rate ratio", "cox": "Hazard ratio", "linear": "Coefficient"}
 LIMITS = (
     "Sums say what hospitals have, not how they came to it: coding, selection and follow-up may differ.",
@@ -133,7 +133,7 @@ def _table_one(question: Question, found: StatisticsFound) -> ShownTable:
                 rows.append(["  median [quartiles]", *(_quarters(own) for own in cells), ""])
         if any(own.missing or (own.known is not None and own.missing is None) for own in cells):
             rows.append(["  missing", *(_count(own.missing, few) for own in cells), ""])
-    return ShownTable("Table 1", ["", *(title for title, _ in columns), "SMD"], rows)
+    return ShownTable(TABLE_ONE, ["", *(title for title, _ in columns), "SMD"], rows)
 
 
 def _model_rows(fit: FittedModel, ratio: bool) -> list[list[str]]:
@@ -182,7 +182,7 @@ def _share(cell: TableCell, place: int, few: str) -> str:
 def _latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "–": "--", "τ²": r"$\tau^2$", "χ²": r"$\chi^2$", "²": "$^2$"}
     special |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {"<": "$<$", ">": "$>$", BAR: r"\rule{2pt}{1ex}"}
+    special |= {"<": "$<$", ">": "$>$", BAR: r"\rule{2pt}{1ex}", "[": "{[}"}
     return "".join(special.get(sign, sign) for sign in text)
 
 
@@ -236,6 +236,16 @@ def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Mark
     return [(title, chart) for title, chart in drawn if chart]
 
 
+def needed(found: StatisticsFound) -> list[str]:
+    """Return how many patients the intervals need that were wanted, a line each."""
+    halves = make_question(found.question, "the answer's question").wanted
+    return [
+        f"{name}: {count:.7g} patients for an interval of ± {halves[name]:g}"
+        for name, count in found.wanted.items()
+        if count
+    ]
+
+
 # ---------------------------------------------------------------------------------------------------- files
 def page(found: StatisticsFound) -> str:
     """Return the page."""
@@ -246,11 +256,7 @@ def page(found: StatisticsFound) -> str:
         f"; noise of standard deviation {found.deviation:.3g} on each number of the table" if found.deviation else ""
     )
     asked = [f"who: {question.where or 'everybody'}", f"hospitals: {', '.join(found.sites)} ({kind}){noise}"]
-    asked += [
-        f"{name}: {count:.7g} patients for an interval of ± {question.wanted[name]:g}"
-        for name, count in found.wanted.items()
-        if count
-    ]
+    asked += needed(found)
     apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
     asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
     asked += [f"what left each hospital, {line}" for line in question.leaves()]

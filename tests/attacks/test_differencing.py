@@ -1,7 +1,7 @@
 """A lead who asks many nested questions to learn one patient's values: with and without the hospital's book."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,22 @@ import pandas as pd
 import pytest
 
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.package import package_facts
+from medsilo.federation.inquiry import SiteOfInquiry, _Line
+from medsilo.federation.sealed_sums import SumRequest
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.privacy.accounting import epsilon
 from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Gaussian
+from medsilo.runs.messages import Parcel
+from medsilo.sealing import member
+from medsilo.sealing.fixed_point import as_tensor, as_words
+from medsilo.sealing.signing import Unsigned
 from medsilo.site.book import Book
 from medsilo.site.ledger import Ledger
+from medsilo_statistics import asking_hospitals
 from medsilo_statistics.asked_question import MOST_STEPS, make_question
+from medsilo_statistics.asking_hospitals import FILE, StatisticsSite, collected
 from medsilo_statistics.sums import ModelStep, SumStep, of, sensitivity, table, without_likelihood
 from tests.tables import VARIABLES, asked, drawn, settings_of
 
@@ -34,6 +44,10 @@ def hospitals(folder: Path, **more: Any) -> Any:
     own = frames["hospital-0"]
     frames["hospital-0"] = pd.concat([own, pd.DataFrame([{"patient": "victim", **VICTIM}])], ignore_index=True)
     return settings_of(frames, folder, **more)
+
+
+def hospitals_alone(folder: Path, **more: Any) -> Any:
+    return dict(list(hospitals(folder, **more).items())[:1])
 
 
 def questions() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -76,6 +90,58 @@ def test_thirty_nested_questions_about_one_patient(tmp_path: Path, monkeypatch: 
         without.setattr(Book, "divide", lambda *_: None)
         told = learned(sites, tmp_path)
     assert len(told) >= 10 and max(abs(own - VICTIM["marker"]) for own in told) < 1e-6
+
+
+def test_with_noise_thirty_questions_cost_what_is_left_and_tell_little(tmp_path: Path) -> None:
+    """A hospital that allows ε = 3 answers a few questions of ε = 1; their difference is far from the marker."""
+    sites = hospitals(tmp_path, privacy=Demands(epsilon=3.0, delta=1e-5))
+    variables, totals, refused = VARIABLES | {"marker": MARKER}, [], 0
+    for question in [one for pair in list(questions())[:15] for one in pair]:
+        try:
+            found = asked(sites, tmp_path, variables=variables, table=["marker"], privacy=OFFER, **question)
+        except MedsiloError as error:
+            assert "this hospital allows 3" in str(error)
+            refused += 1
+            continue
+        cell = found.columns[-1].cells["marker"]
+        totals.append((cell.known or 0) * (cell.mean or 0))
+    assert len(totals) + refused == 30 and 3 <= len(totals) <= 9, len(totals)
+    assert found.deviation * MARKER["range"][1] / 2 > 2 * VICTIM["marker"]  # of one sum, in the marker's units
+
+
+def test_an_audit_finds_no_more_than_was_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guess, along the direction in which the victim moves it, if the victim is in an answer, 400 times each: the ε
+    that the guesses prove (95 % bounds) stays below the promise, and does not with a tenth of the noise."""
+    from scipy.stats import beta
+
+    frame = pd.read_csv(tmp_path / "data/hospital-0/cases.csv") if hospitals(tmp_path) else None
+    assert frame is not None
+    sites = settings_of({"with": frame, "without": frame.iloc[:-1]}, tmp_path, public_data=True)
+    asks = {"variables": {"marker": MARKER}, "table": ["marker"], "privacy": OFFER}
+    asked_of = {name: site_of(make_question(asks, "q"), name, own, tmp_path) for name, own in sites.items()}
+
+    def flat(sums: Any) -> np.ndarray:
+        return np.concatenate([np.asarray(sums[name]).ravel() for name in sorted(sums)])
+
+    exact = [flat(of(site.patients, SumStep())) for site in asked_of.values()]
+
+    def seen(site: StatisticsSite) -> np.ndarray:
+        told = []
+        for _ in range(400):
+            site.given = 0
+            told.append(flat(site._tensors(SumStep())) @ (exact[0] - exact[1]))
+        return np.array(told)
+
+    def proven() -> float:
+        one, other = map(seen, asked_of.values())
+        hits = [(int((one > cut).sum()), int((other > cut).sum())) for cut in np.quantile(other, [0.5, 0.9])]
+        bounds = [(beta.ppf(0.025, hit, 401 - hit), beta.ppf(0.975, false + 1, 400 - false)) for hit, false in hits]
+        return max(float(np.log(max(low - 1e-5, 1e-9) / high)) for low, high in bounds)
+
+    assert proven() <= OFFER["epsilon"]
+    noise = asking_hospitals.noise_of
+    monkeypatch.setattr(asking_hospitals, "noise_of", lambda own: noise(own) / 10)
+    assert proven() > OFFER["epsilon"]
 
 
 def test_three_questions_that_differ_in_many_two_by_two(tmp_path: Path) -> None:
@@ -220,15 +286,13 @@ def test_intervals_include_the_noise_and_an_audit_stays_below_epsilon(tmp_path: 
     assert epsilon([seen], 1e-5) <= 1.0
 
 
+def site_of(question: Any, site: str, settings: Any, folder: Path) -> StatisticsSite:
+    return StatisticsSite(question, SiteOfInquiry(site, settings, folder / f"run/sites/{site}", Unsigned))
+
+
 def server_of(question: Any, site: str, settings: Any, folder: Path) -> Any:
     """Return what a server that says anything asks one hospital with, in this process."""
-    from medsilo.core.package import package_facts
-    from medsilo.federation.inquiry import SiteOfInquiry
-    from medsilo.runs.messages import Parcel
-    from medsilo.sealing.signing import Unsigned
-    from medsilo_statistics.asking_hospitals import StatisticsSite
-
-    own = StatisticsSite(question, SiteOfInquiry(site, settings, folder / f"run/sites/{site}", Unsigned))
+    own = site_of(question, site, settings, folder)
     base = {"question": question.hash, "package": package_facts(), "study": "0" * 32}
     return lambda **facts: own.answer(Parcel(facts={**base, **facts}))
 
@@ -247,6 +311,176 @@ def test_a_lying_server_gets_no_sums_in_clear(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(Refused, match=words):
             ask(**json.loads(facts))
+
+
+def test_a_server_that_never_begins_gets_round_nothing(tmp_path: Path) -> None:
+    """Neither round the noise that a hospital demands, nor round its book."""
+    (own,) = hospitals_alone(tmp_path / "a", privacy=Demands(epsilon=3.0, delta=1e-5)).values()
+    question: dict[str, Any] = {"variables": VARIABLES, "table": ["age"], "by_hospital": True}
+    for task in ("sum", "own"):
+        with pytest.raises(Refused, match="answers only with noise"):
+            server_of(make_question(question, "q"), "hospital-0", own, tmp_path / "a")(task=task)
+    (own,) = hospitals_alone(tmp_path / "b", smallest_metric=5).values()
+    for where, refused in {"": False, f"not ({KNOWN})": True}.items():
+        ask = server_of(make_question({**question, "where": where}, "q"), "hospital-0", own, tmp_path / "b")
+        for task in ("sum", "own"):
+            if not refused:
+                ask(task=task)
+                continue
+            with pytest.raises(Refused, match="fewer than 5 patients"):
+                ask(task=task)
+
+
+def test_a_server_gets_no_step_where_a_hospital_shares_its_estimates_alone(tmp_path: Path) -> None:
+    model = {"kind": "logistic", "outcome": "dead", "covariates": ["age"]}
+    (own,) = hospitals_alone(tmp_path, public_data=True).values()
+    for meta in (True, "only"):
+        question = make_question({"variables": VARIABLES, "models": [model | {"meta": meta}]}, "q")
+        ask, step = server_of(question, "hospital-0", own, tmp_path), SumStep(steps=[ModelStep(model=0, at=[0.0, 0.0])])
+        assert ask(task="own").facts
+        if meta is True:
+            assert ask(task="sum", step=step.model_dump()).groups
+            continue
+        with pytest.raises(Refused, match="which has hospitals' own alone"):
+            ask(task="sum", step=step.model_dump())
+
+
+class CuriousServer(_Line):
+    """Keeps what it asked each hospital, and the words that came."""
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        self.asked: dict[str, Parcel] = {}
+        self.words: dict[str, Any] = getattr(self, "words", {})
+
+        def asked(site: str) -> Parcel:
+            self.asked[site] = outgoing(site)
+            return self.asked[site]
+
+        def heard(site: str, reply: Parcel) -> None:
+            if reply.groups:
+                self.words.setdefault(site, reply.groups["statistics"]["counts"].clone())  # of the first sum
+            receive(site, reply)
+
+        return super().ask(sites, asked, heard, timeout)
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["sealed", "without masks"])
+def test_what_the_server_sees_of_a_hospital_is_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked: bool
+) -> None:
+    """No word is that of the hospital's sums, the words of two do not open, and no sum is sealed twice."""
+    if not masked:  # as it would look if nothing was hidden: so the test can tell
+        monkeypatch.setattr(member, "add_streams", lambda words, streams: None)
+    sites = settings_of(drawn(3, 60), tmp_path, public_data=True)
+    question = make_question({"variables": VARIABLES, "sites": sorted(sites), "table": ["age", "stage"]}, "q")
+    asked_of = {name: site_of(question, name, own, tmp_path) for name, own in sites.items()}
+    line = CuriousServer(asked_of)
+    assert collected(question, line, sorted(sites), 60)[FILE].columns[-1].patients == 180
+    for name, site in asked_of.items():
+        assert site.summed
+        block = site.summed.blocks[1]
+        clear = as_tensor(block.flat.encode(site._tensors(SumStep(bits=24)), block.fixed))
+        assert float((line.words[name] == clear).double().mean()) == (0 if masked else 1)
+    two = as_words("both", line.words["hospital-0"] + line.words["hospital-1"], block.flat.words, 64)
+    if masked:
+        with pytest.raises(Refused, match="does not open"):
+            block.read(two, None, ())
+    with pytest.raises(Refused, match="asks for a sum twice"):
+        asked_of["hospital-0"].answer(line.asked["hospital-0"])
+    begun = asked_of["hospital-0"].answer(Parcel(facts={**line.asked["hospital-0"].facts, "task": "begin"}))
+    assert begun.facts["introduction"]
+    other = {**line.asked["hospital-0"].facts, "letter": {"introductions": [begun.facts["introduction"]]}}
+    with pytest.raises(Refused, match="the sites whose keys it relays are not those of the study"):
+        asked_of["hospital-0"].answer(Parcel(facts=other))
+
+
+class LyingServer(_Line):
+    """Asks one hospital for a step at other coefficients than the others."""
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        def changed(site: str) -> Parcel:
+            asked = outgoing(site)
+            for step in asked.facts["step"]["steps"] if site == "hospital-1" else ():
+                step["at"] = [own + 0.25 for own in step["at"]]
+            return asked
+
+        return super().ask(sites, changed, receive, timeout)
+
+
+def test_a_server_that_asks_one_hospital_for_something_else_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two sums that differ in one hospital's step would tell its part alone."""
+    sites = settings_of(drawn(3, 60), tmp_path, public_data=True)
+    model = {"kind": "logistic", "outcome": "dead", "covariates": ["age"]}
+    question = make_question({"variables": VARIABLES, "sites": sorted(sites), "models": [model]}, "q")
+
+    def lied() -> Any:
+        line = LyingServer({name: site_of(question, name, own, tmp_path) for name, own in sites.items()})
+        return collected(question, line, sorted(sites), 60)[FILE]
+
+    with pytest.raises(MedsiloError, match="a sum does not open"):
+        lied()
+    monkeypatch.setattr(SumRequest, "digest", b"nothing")
+    assert lied().fits[0].steps  # without that it opens
+
+
+def test_a_hospital_that_tells_nonsense_ends_the_question_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"kind": "cox", "time": "time", "event": "dead", "covariates": ["age"]}
+    question: dict[str, Any] = {
+        "table": ["age", "stage"],
+        "models": [model],
+        "harmonise": {"features": ["age", "score"]},
+    }
+    honest = StatisticsSite._tensors
+
+    def changed(how: Any) -> None:
+        def lying(self: StatisticsSite, step: SumStep) -> Any:
+            told = honest(self, step)
+            return how(told) if self.own.name == "hospital-1" else told
+
+        monkeypatch.setattr(StatisticsSite, "_tensors", lying)
+
+    nonsense = {
+        "NaN": lambda told: {name: own * float("nan") for name, own in told.items()},
+        "infinite": lambda told: {name: own / 0 for name, own in told.items()},
+        "huge": lambda told: {name: own * 1e300 for name, own in told.items()},
+        "negative": lambda told: {name: -own for name, own in told.items()},
+        "negative and large": lambda told: {name: -100 * own for name, own in told.items()},
+        "short": lambda told: {name: own[:-1] for name, own in told.items()},
+        "other names": lambda told: {name + "x": own for name, own in told.items()},
+        "half as precise": lambda told: {name: own.half() for name, own in told.items()},
+        "complex": lambda told: {name: own * 1j for name, own in told.items()},
+        "sparse": lambda told: {name: own.to_sparse() for name, own in told.items()},
+        "nothing": lambda told: {},
+    }
+    told = 0
+    for count, sealed in ((2, False), (3, True)):
+        sites = settings_of(drawn(count, 40), tmp_path / str(count), public_data=True)
+        for name, how in nonsense.items():
+            if sealed and name in ("complex", "sparse", "half as precise"):
+                continue  # its own program turns these into words, or fails at home
+            changed(how)
+            try:
+                answer = asked(sites, tmp_path, sealed, **question)
+                answer.model_dump_json()
+                assert name in ("NaN", "negative", "negative and large"), (sealed, name)
+                told += 1  # of a sum that others' patients may make nobody can tell
+            except MedsiloError as error:
+                words = ("hospital-1 refused", "do not fit together", "a sum does not open")
+                assert any(own in str(error) for own in words), (name, error)
+    assert told <= 5
+
+
+def test_a_model_of_few_events_is_withheld_in_clear(tmp_path: Path) -> None:
+    frames = drawn(2, 40)
+    frames["hospital-1"]["dead"] = [1, 1] + [0] * 38
+    model = {"kind": "logistic", "outcome": "dead", "covariates": ["age"]}
+    found = asked(settings_of(frames, tmp_path, smallest_metric=5), tmp_path, False, models=[model])
+    assert found.fits[0].why == "is withheld: a hospital has too few patients or events for it"
+    assert found.fits[0].patients == 0 and found.fits[0].events == 0
 
 
 def test_steps_that_a_lying_server_chooses(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from medsilo.cli import main
-from medsilo.flare.inquiry_job import EXECUTOR, SEALED_EXECUTOR
-from medsilo_nnunet.fingerprint_message import MeasuredSite, MeasuredTogether
+from medsilo.flare.inquiry_job import EXECUTOR
+from medsilo_nnunet.fingerprint_message import MeasuredSite
 from medsilo_nnunet.question import SegmentationQuestion
-from medsilo_nnunet.sealed_collecting import SEALED
 from tests.federations import write_volumes
 from tests.secure.consortium import LEAD, Consortium
 
@@ -54,35 +53,6 @@ def test_one_command_brings_what_hospitals_measured(
         capsys.readouterr()
         assert main(command) == 1
         assert f"plans need all hospitals: {strict} refused" in capsys.readouterr().err
-    finally:
-        for file, text in before.items():
-            file.write_text(text)
-
-
-@pytest.mark.xdist_group("consortium")
-def test_the_server_gets_the_sum_of_what_three_hospitals_measured(consortium: Consortium, tmp_path: Path) -> None:
-    pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
-    question, measured = tmp_path / "question.yaml", tmp_path / "measured"
-    question.write_text(QUESTION.model_copy(update={"sites": tuple(consortium.hospitals)}).in_yaml())
-    files = {site: consortium.kit(site) / "local/medsilo.yaml" for site in consortium.hospitals}
-    policy, groups = (
-        consortium.kit(consortium.hospitals[1]) / f"local/{name}.json" for name in ("resources", "privacy")
-    )
-    before = {file: file.read_text() for file in (policy, groups, *files.values())}
-    allowed = json.loads(before[policy])
-    try:
-        groups.write_text(before[groups].replace('"model"', f'"model", "{SEALED}"'))
-        policy.write_text(json.dumps({**allowed, "class_allow_list": [*allowed["class_allow_list"], SEALED_EXECUTOR]}))
-        for site, file in files.items():
-            write_volumes(tmp_path / site, QUESTION, [f"{site}{case}" for case in range(LEAST)], 1, (1, 1, 2))
-            own = {"device": "cpu", "data": str(tmp_path / site), "smallest_metric": LEAST}
-            file.write_text(yaml.safe_dump(own))
-        kit = str(consortium.kit(LEAD))
-        assert main(["nnunet", "collect", str(question), "--kit", kit, "--sealed", "-o", str(measured)]) == 0
-        (told,) = measured.glob("*.json")
-        together = MeasuredTogether.read(json.loads(told.read_text()))
-        assert together.holdings.keys() == files.keys() and together.cases == LEAST * len(files)
-        assert main(["nnunet", "plan", str(question), str(told), "-o", str(tmp_path / "plans.json")]) == 0
     finally:
         for file, text in before.items():
             file.write_text(text)

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.analyses.__main__ import main as analyse
+from benchmarks.analyses.finished import read_finished
+from benchmarks.analyses.membership import check_release
 from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
 from medsilo.cli import main
@@ -27,8 +30,6 @@ from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo_papers.finished import read_finished
-from medsilo_papers.release import check_release
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
@@ -280,7 +281,7 @@ def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> N
 def test_the_models_of_a_run_are_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = parse_plan({**PRIVATE, "task": {"name": "synthetic-histology", "patients": 12, "patches": 4}})
     inprocess.run(plan, folder=tmp_path / "run")
-    assert main(["analyse", "privacy", str(tmp_path / "run"), "-o", str(tmp_path / "audit"), "--device", "cpu"]) == 0
+    assert analyse(["privacy", str(tmp_path / "run"), "-o", str(tmp_path / "audit"), "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert "model of a: nothing found" in shown
     told = json.loads((tmp_path / "audit" / "privacy.json").read_text())

@@ -17,6 +17,7 @@ from benchmarks.analyses import drift, inversion, landscape
 from benchmarks.analyses.__main__ import main
 from benchmarks.analyses.analysis import KINDS, Question, mean_loss
 from benchmarks.analyses.features import embed, features, maps
+from benchmarks.analyses.finished import FinishedRun, drawn, read_finished
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.group import views
@@ -31,7 +32,6 @@ from medsilo.runs.messages import Request
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
-from medsilo_papers.finished import FinishedRun, drawn, read_finished
 from tests.conftest import make_plan, slow_but
 from tests.sites import site_of
 

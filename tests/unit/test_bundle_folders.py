@@ -10,13 +10,12 @@ import SimpleITK
 import torch
 
 from medsilo.cli import main
-from medsilo.deploy.source import open_source
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import make_plan, slow_but
 from tests.hospital import photograph, write_pixels
 from tests.unit.test_bundle import make_images, run_bundle
-from tests.unit.test_predict import GRIDS, drawn, make_super_model, oblique, write_run
+from tests.unit.test_predict import GRIDS, drawn, oblique, write_run
 
 VOLUMES = ["task.name=nifti-folder", 'task.labels=["organ","tumour"]', 'task.intensity={"kind":"z-score"}']
 SEGMENTS = {
@@ -73,13 +72,15 @@ def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("resize", [True, False])
 @pytest.mark.parametrize("colours", ["rgb", "grey"])
 def test_masks_of_photographs_are_the_same_pixel_by_pixel(resize: bool, colours: str, tmp_path: Path) -> None:
-    """Also of pictures with an opaque alpha channel, and of grey ones with 16 bits."""
+    """Also of pictures with an opaque alpha channel, of grey ones with 16 bits, and of one in grey among colours."""
     for number in range(4):
         pixels = photograph(number, (30 + 7 * number, 41 - 5 * number))[0]
         if colours == "grey":
             pixels = pixels[..., 0] if number != 2 else pixels[..., 0].astype(np.uint16) * np.uint16(250)
         elif number == 2:
             pixels = np.concatenate([pixels, np.full_like(pixels[..., :1], 255)], 2)
+        elif number == 1:
+            pixels = pixels[..., 0]
         write_pixels(tmp_path / f"images/{number}.{'tiff' if number == 3 else 'png'}", pixels)
     own = ["task.size=[16,24]", f"task.resize={str(resize).lower()}", f"task.colours={colours}"]
     ours, bundle = export(tmp_path, whole(PHOTOS, own, U_NET))
@@ -143,33 +144,3 @@ def test_several_channels_lie_in_folders_of_their_own(tmp_path: Path) -> None:
     run_bundle(bundle, tmp_path, tmp_path / "theirs", without_medsilo=True)
     for number in range(2):
         assert np.array_equal(values_of(ours, f"scan{number}"), values_of(tmp_path / "theirs", f"scan{number}"))
-
-
-@pytest.mark.parametrize(
-    "network", [pytest.param(U_NET, id="u-net"), pytest.param([*U_NET, "network.norm=instance"], id="instance norm")]
-)
-def test_onnx_finds_what_predict_finds(network: list[str], tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    make_images(tmp_path / "images")
-    ours, bundle = export(tmp_path, whole(VOLUMES, SEGMENTS["slices resized"], network))
-    session = onnxruntime.InferenceSession(bundle / "models/model.onnx", providers=["CPUExecutionProvider"])
-    task = open_source(tmp_path / "run").plan.task
-    for number in range(len(GRIDS)):
-        (path,) = (tmp_path / "images").glob(f"scan{number}.*")
-        scan = read_scan(path)
-        (scores,) = session.run(["scores"], {"image": task.use.inputs_of(scan).numpy()})
-        labels = task.use.labels_on(scan, torch.from_numpy(scores)).numpy().astype(np.uint8)
-        own = read_scan(*ours.glob(f"scan{number}_mask.*")).values[0]
-        assert own.shape == labels.shape and (own != labels).mean() < 1e-3  # scores differ in their last digits
-
-
-def test_what_onnx_can_not_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    make_super_model().save(tmp_path / "model")
-    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
-    assert "onnx: none: which network of a super model answers depends on the image" in capsys.readouterr().out
-    network = ["network.name=unet", "network.features=[4,8]", "network.norm=batch-statistics"]
-    write_run(tmp_path / "run", make_plan("fedavg", *PHOTOS, *network), "global/best.safetensors")
-    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "other")]) == 0
-    assert "onnx: none: the network's norms look at the whole batch" in capsys.readouterr().out
-    assert not list(tmp_path.rglob("*.onnx"))

@@ -53,8 +53,6 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("compare --seeds 1,1", "is not a list of different numbers"),
         ("compare --protocol mine", "choose one of paper, released-code, clinical"),
         ("demo --seeds x", "--seeds: 'x' is not a list of different numbers"),
-        ("analyse privac run -o out", "analyse: 'privac' is no command; did you mean privacy?"),
-        ("analyse privacy run", "--out is missing"),
         ("fetch ID", "--kit is missing: your own kit"),
         ("nnunet plann", "nnunet: 'plann' is no command; did you mean plan?"),
         ("nnunet plan question.yaml --outt x", "nnunet plan: there is no option --outt; did you mean --out?"),
@@ -66,7 +64,7 @@ def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: py
     assert words in told
     words = line.split()
     known = (" ".join(words[:2]), *words[:1])
-    where = next((f"medsilo {name}" for name in known if name in {*NAMES, "analyse", "nnunet"}), "medsilo")
+    where = next((f"medsilo {name}" for name in known if name in {*NAMES, "nnunet"}), "medsilo")
     assert told.endswith(f"('{where} --help' explains)")
 
 
@@ -97,7 +95,6 @@ def test_an_old_command_answers_with_the_new_one(capsys: pytest.CaptureFixture) 
         ("provision consortium.yaml --out", "file"),
         ("report run --out", "file/x.html"),
         ("report run --out", "folder"),
-        ("analyse privacy run --out", "file"),
         ("predict model image --out", "file/x"),
         ("export model --out", "file/x"),
         ("check --html", "file/x.html"),
@@ -123,11 +120,6 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
     ("line", "words"),
     [
         ("leak-report jobs/fedvag", "did you mean jobs/fedavg?"),
-        ("leak-report", "which job? give one, or --out"),
-        (
-            "leak-report jobs/fedavg --out out --settings kit",
-            "--data, --kit and --settings belong to a report that is printed",
-        ),
         ("submit jobs/fedavg", "where to? give --kit to submit the job, or --out"),
         ("submit jobs/fedavg --kit kit --out out", "where to?"),
         ("status --watch --kit kit", "which job?"),

@@ -7,6 +7,7 @@ import unicodedata
 import zlib
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import SimpleITK
@@ -23,6 +24,7 @@ from medsilo.site.settings import make_settings
 from medsilo.tasks.listing import find
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_patches import from_windows, patch
+from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
@@ -579,7 +581,6 @@ BAD_PHOTOS = [
         lambda path: pixels_of(path, (30, 40, 4)),
         "4 channels where the plan reads 3; remove the alpha channel, which is not opaque",
     ),
-    ("images", lambda path: pixels_of(path, (30, 40)), "1 channels where the plan reads 3"),
     ("images", lambda path: pixels_of(path, (30, 41, 3)), "different sizes"),
     ("labels", lambda path: pixels_of(path, (30, 40, 3)), "masks have several channels"),
     ("images", lambda path: path.write_text("a letter"), "an image can't be read"),
@@ -809,6 +810,23 @@ def test_too_few_patients_leave_a_part_empty(tmp_path: Path) -> None:
         read(volumes(), source(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="set 'data' in this site's medsilo.yaml"):
         volumes().read("a", ["a"], 0, None)
+
+
+def test_volumes_along_a_fourth_axis_are_channels(tmp_path: Path) -> None:
+    """As they are in files of their own, however these are turned; one is no channel more, and a film is refused."""
+    affine = np.array([[-2.0, 0, 0, 10], [0, 0, 3, 5], [0, 1.5, 0, -7], [0, 0, 0, 1]])
+    values = np.random.default_rng(0).normal(size=(5, 6, 7, 4)).astype(np.float32)
+
+    def scan(shown: np.ndarray) -> Scan:
+        nibabel.save(nibabel.Nifti1Image(shown, affine), tmp_path / "scan.nii.gz")
+        return read_scan(tmp_path / "scan.nii.gz")
+
+    together, alone = scan(values), [scan(values[..., place]) for place in range(4)]
+    assert np.array_equal(together.values, np.concatenate([one.values for one in alone]))
+    assert all(np.array_equal(together.affine, one.affine) for one in alone)
+    assert np.array_equal(scan(values[..., :1]).values, alone[0].values)
+    with pytest.raises(DataError, match="40 volumes along its fourth axis"):
+        scan(np.repeat(values[..., :1], 40, 3))
 
 
 def test_where_nothing_is_left_the_error_says_what_was_left_out(balls: Path) -> None:

@@ -44,8 +44,6 @@ nnunet --help
 nnunet plan --help
 nnunet collect --help
 nnunet measure --help
-analyse --help
-analyse privacy --help
 receive --help
 rehearse --help
 new --help
@@ -144,7 +142,7 @@ def test_wrong_lines_are_one_line_with_the_remedy(place: Path, capsys: pytest.Ca
         assert code in (1, 2) and len(told) == 1 and told[0].startswith("medsilo: "), (line, told)
         assert any(words in told[0] for words in wanted.split("|")) and len(told[0]) < 800, (line, told[0])
         words = shlex.split(line)
-        acts = 2 if words[0] in ("nnunet", "analyse") else 1
+        acts = 2 if words[0] == "nnunet" else 1
         assert cli.main([*words[:acts], "--json", *words[acts:]]) == code, line
         document = json.loads(capsys.readouterr().out)
         assert {"error", "code", "kind"} <= document.keys() and document["code"] == code, line

@@ -88,9 +88,13 @@ def without(plan: Plan, hospital: str) -> Plan:
     return plan.with_changes([f"participation.sites=[{','.join(left)}]", "participation.minimum=2"])
 
 
-@pytest.mark.parametrize("kind", [Late, Participant])
-def test_leaving_is_the_study_without_the_hospital(kind: type, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan, settings = parse_plan(STUDY), settings_in(here / "hospitals")
+@pytest.mark.parametrize(("kind", "method"), [(Late, "fedavg"), (Participant, "fedavg"), (Late, "ditto")])
+def test_leaving_is_the_study_without_the_hospital(
+    kind: type, method: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the last round before it came, but not where hospitals keep models of their own between rounds."""
+    plan, settings = parse_plan({**STUDY, "algorithm": {"name": method}}), settings_in(here / "hospitals")
+    kept = kind is Late and method == "fedavg"
     inprocess.run(plan, folder=here / "runs/study", settings=settings, kind=kind)
     inprocess.run(without(plan, "late"), folder=here / "fresh", settings=settings_in(here / "hospitals", "late"))
     first = next(line.round for line in read_rounds(here / "runs/study") if "late" in line.answered)
@@ -100,18 +104,21 @@ def test_leaving_is_the_study_without_the_hospital(kind: type, here: Path, capsy
     words = ["leave", "runs/study", "late", "-o", "runs/new", "--settings", "hospitals"]
     assert cli.main(words) == 1, "nobody agreed to the price"
     told = capsys.readouterr()
-    assert "--yes" in told.err and f"{6 if first == 1 else 5} rounds" in told.out
+    assert "--yes" in told.err and f"{5 if kept else 6} rounds" in told.out
+    assert ("though late came in round 2" in told.out) == (kind is Late and not kept)
     assert not (here / "runs/new").exists()
     assert cli.main([*words, "--yes"]) == 0
     assert same(here / "runs/new", here / "fresh")
     gone, _ = read_signed(here / "runs/new/leaving.json", LeavingCertificate)
-    assert gone.begun_after == first - 1
+    assert gone.begun_after == (1 if kept else 0)
     assert gone.plan == without(plan, "late").hash and gone.plan_before == plan.hash
-    assert "elsewhere/best.safetensors" in gone.copies and "study/sites/late/last.safetensors" in gone.copies
+    assert "elsewhere/last.safetensors" in gone.copies and "study/sites/late/last.safetensors" in gone.copies
     assert not any(name.startswith("new/") for name in gone.copies)
     summary = [json.loads((here / run / "summary.json").read_text()) for run in ("runs/new", "fresh")]
     assert summary[0]["sites"].keys() == summary[1]["sites"].keys() == {"a", "b", "c"}
     assert [line.answered for line in read_rounds(here / "runs/new")] == [["a", "b", "c"]] * 6
+    assert cli.main(["leave", "runs/study", "late", "-o", "fresh"]) == 0, "as a consortium's run, which began anew"
+    assert read_signed(here / "fresh/leaving.json", LeavingCertificate)[0].begun_after == 0
 
 
 @pytest.mark.slow

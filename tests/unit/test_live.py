@@ -44,10 +44,11 @@ def working(deed: Any, share: float | None = None) -> Doing:
 
 def test_each_site_has_a_state_between_two_rounds() -> None:
     moment = Moment()
-    progress = StudyProgress(SITES, 5, "dice", look=lambda: moment)
-    assert progress.sentence() == "still starting"
+    time = iter([0.0, 8.0, 30.0, 42.0])
+    progress = StudyProgress(SITES, 5, "dice", lambda: next(time, 42.0), lambda: moment)
+    assert progress.sentence() == "still starting, 8 s so far"
     progress.add(a_round(1, a=30.0, b=30.0, c=30.0, d=30.0))
-    assert progress.sentence() == "round 1 of 5 is over"
+    assert progress.sentence() == "round 1 of 5 ended 12 s ago"
     now = turns(2, a=(50.0, None), b=(20.0, None), c=(40.0, 22.0), d=(None, None))
     moment = Moment(now, {"a": working("training", 0.34), "b": working("sending")}, age=37.0)
     assert progress.now() == {
@@ -204,7 +205,7 @@ def test_a_command_that_has_begun_is_never_silent_for_long(
     time.sleep(0.5)
     assert capsys.readouterr().out == ""
     with screen.busy("comparing") as tell_more:
-        tell_more(lambda: "fedavg, seed 0 (round 1 of 3 is over)")
+        tell_more(lambda: "fedavg, seed 0 (round 1 of 3 ended)")
         assert screen._doing and re.fullmatch(
-            r"comparing: fedavg, seed 0 \(round 1 of 3 is over\) \(\d s\)", screen._doing()
+            r"comparing: fedavg, seed 0 \(round 1 of 3 ended\) \(\d s\)", screen._doing()
         )

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import random
 from pathlib import Path
 
@@ -133,16 +134,31 @@ def test_outcomes_show_what_inputs_do_not(here: Path) -> None:
     def fed(name: str, wrong: float) -> None:
         names = ["no", "yes"]
         flipped = [names[int(own) ^ (drawn.random() < wrong)] for own in truth]
-        lines = [f"{row['class']},{own}" for row, own in zip(rows, flipped, strict=True)]
-        (here / name).write_text("\n".join(["class,outcome", *lines]) + "\n")
+        told = [row | {"outcome": own} for row, own in zip(rows, flipped, strict=True)]
+        with (here / name).open("w", newline="") as file:
+            table = csv.DictWriter(file, told[0])
+            table.writeheader()
+            table.writerows(told)
         assert take_outcomes(release, here / name) == 100
 
     fed("known.csv", 0)
     assert not Watched.read(release).wrong
     fed("turned.csv", 0.6)
     watched = Watched.read(release)
-    assert watched.wrong and watched.wrong[0].drift < 0 and not watched.alarms
-    for again, why in ((here / "known.csv", "counts already"), (here / "none.csv", "can't be read")):
+    assert watched.wrong and watched.wrong[0].name == "surprise" and watched.wrong[0].drift > 0 and not watched.alarms
+    rows = ["yes,1,0.1,0.9"] * 40 + ["no,yes,0.99,0.01"] * 40  # a class by its number, or by its name
+    (here / "sick.csv").write_text("\n".join(["class,outcome,probability_no,probability_yes", *rows]) + "\n")
+    assert take_outcomes(release, here / "sick.csv") == 80
+    later, sums = Watched.read(release), WatchFolder(release.hash).kept().outcomes.whole
+    assert {"known to be yes", "surprise"} & {alarm.name for alarm in later.wrong[len(watched.wrong) :]}
+    at, reference = later.folder.reference().named(True).index("surprise"), later.folder.reference()
+    for block, right in ((sums[40], 0.9), (sums[-1], 0.01)):
+        told = block.sums[at] / BLOCK * reference.deviations[reference.names.index("surprise")]
+        speaks = math.log(0.9 + 0.1 * (1 - right) / right)
+        assert told + reference.means[reference.names.index("surprise")] == pytest.approx(speaks, abs=1e-3)
+    (here / "bare.csv").write_text("class,outcome\nyes,yes\n")
+    refused = {"known.csv": "counts already", "none.csv": "can't be read", "bare.csv": "probability lacks"}
+    for again, why in ((here / name, why) for name, why in refused.items()):
         with pytest.raises(MedsiloError, match=why):
             take_outcomes(release, again)
 
@@ -151,9 +167,13 @@ def test_a_month_is_told_once_in_steps_and_the_lead_sees_months(here: Path, tmp_
     release, key = Release.open(here / "release"), own_key(tmp_path / "key.pem", "a test")
     folder, reference = WatchFolder(release.hash), WatchFolder(release.hash).reference()
     case = dict(zip(reference.names, reference.means, strict=True))
-    case.pop(OUTCOME)
+    later = {name: case.pop(name) for name in reference.named(True)}
+
+    def case_of(score: float) -> dict[str, float]:
+        return later | {OUTCOME: score}
+
     drifted = case | {"age": case["age"] + 1.237 * reference.deviations[reference.names.index("age")]}
-    folder.add([case] * 63, [1.0, 0.0] * 25, "0" * 64, "2026-01")
+    folder.add([case] * 63, [case_of(1.0), case_of(0.0)] * 25, "0" * 64, "2026-01")
     folder.add([drifted] * 60, month="2026-02")
     settings = SiteSettings()
     watched = Watched.read(release)
@@ -181,16 +201,23 @@ def test_a_month_is_told_once_in_steps_and_the_lead_sees_months(here: Path, tmp_
 
 
 def test_charts_have_the_false_alarms_that_were_chosen() -> None:
-    """One a year, also where the cases that they rest on are few, and more where one number is not watched for."""
-    drawn, years = np.random.default_rng(0), 40
-    names = [*(f"number {n}" for n in range(8)), "entropy", OUTCOME]
-    for cases in (60, 300):
+    """One a year, with as few cases as that is promised for, and where one has a long tail: it does not hide others."""
+    random, years = np.random.default_rng(0), 40
+    names = [*(f"number {n}" for n in range(7)), "entropy", "surprise", "known to be ill"]
+
+    def drawn(*size: int) -> np.ndarray:
+        values = random.normal(size=(*size, 10))
+        values[..., -2] = random.gamma(0.2, size=size)
+        return values
+
+    for cases in (100, 300):
         alarms = []
         for _ in range(years):
-            reference = drawn.normal(size=(cases, 10))
+            reference = drawn(cases)
             mean, apart = reference.mean(0), reference.std(0)
             charts = Charts.against((reference - mean) / apart, names, 500)
-            stream = (drawn.normal(size=(100, BLOCK, 10)).mean(1) - mean) / apart
+            stream = (drawn(100, BLOCK).mean(1) - mean) / apart
+            assert charts.limits[-1] < charts.limits[-2]
             alarms.append(len(charts.run(stream)[1]))
         assert 0.5 < np.mean(alarms) < 1.9, (cases, np.mean(alarms))
     assert str(HOME).startswith("~")

@@ -1,12 +1,10 @@
 """Hospitals measured by a job: what it collects is what they would have sent as files."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from medsilo.core.errors import MedsiloError, Refused
@@ -18,8 +16,7 @@ from medsilo.flare.simulator import prepare_workspace
 from medsilo.sealing.signing import Unsigned
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo_nnunet.collecting import MeasuringSite, collect
-from medsilo_nnunet.fingerprint import Fingerprint
-from medsilo_nnunet.fingerprint_message import MeasuredSite, read_measured
+from medsilo_nnunet.fingerprint_message import MeasuredSite
 from medsilo_nnunet.measuring_cases import measured
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.question import SegmentationQuestion
@@ -27,9 +24,7 @@ from tests.federations import write_volumes
 
 QUESTION = SegmentationQuestion(name="Dataset007_Volumes", channels=("CT",), labels={"background": 0, "lesion": 1})
 HOSPITALS = {"north": 2, "west": 3}  # cases
-THREE = {**HOSPITALS, "east": 2}
-OF_THREE = QUESTION.model_copy(update={"sites": tuple(sorted(THREE))})
-NAMES = {False: "nnunet-collect", True: "nnunet-collect-sealed"}
+NAME = "nnunet-collect"
 LEAST, CASES = 2, 4  # of each number; of both together, without the one that is left over
 
 
@@ -38,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the volumes of each hospital."""
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     folder = tmp_path_factory.mktemp("data")
-    for site, cases in THREE.items():
+    for site, cases in HOSPITALS.items():
         write_volumes(folder / site, QUESTION, [f"{site}{case}" for case in range(cases)], 1, (1, 1, 2))
     return folder
 
@@ -69,19 +64,19 @@ def as_files(data: Path) -> dict[str, MeasuredSite]:
     return {site: measured(own, QUESTION, CASES, LEAST, None) for site, own in places.items()}
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_job_without_cases_is_whole(tmp_path: Path, sealed: bool) -> None:
-    write_inquiry_job(tmp_path / "job", NAMES[sealed], QUESTION.in_yaml(), 2)
+def test_a_job_without_cases_is_whole(tmp_path: Path) -> None:
+    write_inquiry_job(tmp_path / "job", NAME, QUESTION.in_yaml(), 2)
     check_components(tmp_path / "job")
     with pytest.raises(MedsiloError, match="left no answers"):
-        read_answers(tmp_path, NAMES[sealed], tmp_path)
+        read_answers(tmp_path, NAME, tmp_path)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_hospital_that_allows_sealed_classes_answers_nothing_in_clear(sealed: bool) -> None:
-    assert inquiry_of(NAMES[sealed], sealed, ()).sealed is sealed
+    name = "statistics-sealed" if sealed else NAME
+    assert inquiry_of(name, sealed, ()).sealed is sealed
     with pytest.raises(Refused, match="its classes say otherwise"):
-        inquiry_of(NAMES[sealed], not sealed, ())
+        inquiry_of(name, not sealed, ())
     with pytest.raises(Refused, match="the inquiry '../x' is not known here"):
         inquiry_of("../x", sealed, ())
 
@@ -122,25 +117,13 @@ def test_nvflare_collects_the_same(data: Path, tmp_path: Path) -> None:
     assert {path.stem: MeasuredSite.model_validate_json(path.read_text()) for path in files} == as_files(data)
 
 
-@pytest.mark.long
-def test_nvflare_collects_their_sum_sealed(data: Path, tmp_path: Path) -> None:
-    (file,) = collected_by_nvflare(data, tmp_path, list(THREE), sealed=True)
-    together = read_measured(json.loads(file.read_text()))
-    places = {site: RawData.of(data / site, QUESTION) for site in THREE}
-    each = [measured(own, QUESTION, CASES + LEAST, LEAST, None).fingerprint(QUESTION) for own in places.values()]
-    whole, wanted = together.fingerprint(OF_THREE), Fingerprint.merged(each)
-    assert together.means(file.stem).keys() == THREE.keys()
-    assert whole.extents == wanted.extents and whole.samples == wanted.samples
-    assert np.array_equal(whole.channels[0].counts, wanted.channels[0].counts)
-
-
-def collected_by_nvflare(data: Path, folder: Path, sites: list[str], sealed: bool = False) -> list[Path]:
+def collected_by_nvflare(data: Path, folder: Path, sites: list[str]) -> list[Path]:
     """Return the files that the job leaves in NVFlare's simulator."""
     job, workspace = folder / "job", folder / "workspace"
-    write_inquiry_job(job, NAMES[sealed], (OF_THREE if sealed else QUESTION).in_yaml(), len(sites))
+    write_inquiry_job(job, NAME, QUESTION.in_yaml(), len(sites))
     settings = EachSites(smallest_metric=LEAST, sites={site: settings_of(data, site) for site in sites})
     prepare_workspace(workspace, settings, folder / "output", sites)
     simulator = [sys.executable, "-m", "medsilo.flare.simulator", str(job), str(workspace)]
     subprocess.run([*simulator, ",".join(sites), str(len(sites)), str(os.getpid())], check=True, timeout=1200)
-    (left,) = (path.parent for path in workspace.glob(f"**/medsilo/{NAMES[sealed]}"))
-    return read_answers(left.parent, NAMES[sealed], folder / "collected")
+    (left,) = (path.parent for path in workspace.glob(f"**/medsilo/{NAME}"))
+    return read_answers(left.parent, NAME, folder / "collected")

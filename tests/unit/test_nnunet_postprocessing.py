@@ -45,7 +45,6 @@ from medsilo_nnunet.question import SegmentationQuestion
 from tests.brains import QUESTION, narrow, plans_of, study, write_hospitals
 from tests.federation.test_simulator import assert_same_outcome
 from tests.sites import site_of
-from tests.unit.test_bundle import run_bundle
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 
@@ -302,20 +301,18 @@ def test_the_test_is_measured_with_it(trained: Path, hospitals: tuple[Path, Any]
 
 @pytest.mark.slow
 def test_it_goes_with_the_model(trained: Path, hospitals: tuple[Path, Any], tmp_path: Path) -> None:
-    """Masks of medsilo, of nnU-Net's predictor with what postprocessing.json says, and of MONAI's runner are equal."""
+    """Masks of medsilo, of nnU-Net's predictor with what postprocessing.json says are equal."""
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
     from nnunetv2.postprocessing import remove_connected_components as nnunet
 
-    images, model, own, theirs, runner = (tmp_path / name for name in ("images", "model", "own", "theirs", "runner"))
+    images, model, own, theirs = (tmp_path / name for name in ("images", "model", "own", "theirs"))
     for folder in (images, theirs):
         folder.mkdir()
     for path in hospitals[0].glob("*/images/*-000.nii.gz"):
         (images / path.name.replace(".nii", "_0000.nii")).hardlink_to(path)
     assert main(["predict", str(trained), str(images), "-o", str(own)]) == 0
     assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
-    assert main(["export", str(trained), "-o", str(tmp_path / "bundle")]) == 0
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".pkl"]
-    run_bundle(tmp_path / "bundle", images, runner, without_medsilo=True)
     predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
     predictor.initialize_from_trained_model_folder(str(model), ("all",))
     predictor.predict_from_files_sequential(str(images), str(theirs))
@@ -326,8 +323,8 @@ def test_it_goes_with_the_model(trained: Path, hospitals: tuple[Path, Any], tmp_
         mask = np.asanyarray(nibabel.load(path).dataobj)  # type: ignore[attr-defined]
         wanted = nnunet.apply_postprocessing(mask, functions, told["postprocessing_kwargs"])
         changed = changed or not np.array_equal(mask, wanted)
-        for other in (own / path.name.replace(".nii", "_0000_mask.nii"), runner / path.name):
-            assert np.array_equal(np.asanyarray(nibabel.load(other).dataobj), wanted)  # type: ignore[attr-defined]
+        ours = own / path.name.replace(".nii", "_0000_mask.nii")
+        assert np.array_equal(np.asanyarray(nibabel.load(ours).dataobj), wanted)  # type: ignore[attr-defined]
     assert changed
     assert (
         "| only the largest component is kept of | all foreground together |" in (model / "MODEL_CARD.md").read_text()

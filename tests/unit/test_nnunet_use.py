@@ -33,7 +33,6 @@ from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals
 from tests.sites import site_of
-from tests.unit.test_bundle import run_bundle
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 pytestmark = pytest.mark.slow
@@ -114,17 +113,6 @@ def masks_are_nnunets(trained: Path, images: Path, tmp_path: Path) -> None:
         assert np.allclose(place, values_in(image)[1], atol=1e-4)
         found.append(mask.mean())
     assert all(0 < share < 1 for share in found)
-
-
-def test_monais_runner_finds_the_same_masks_without_medsilo(trained: Path, images: Path, tmp_path: Path) -> None:
-    bundle, own, theirs = tmp_path / "bundle", tmp_path / "own", tmp_path / "theirs"
-    assert main(["export", str(trained), "-o", str(bundle)]) == 0
-    assert main(["predict", str(trained), str(images), "-o", str(own)]) == 0
-    run_bundle(bundle, images, theirs, without_medsilo=True)
-    for image in images.iterdir():
-        name = image.name.removesuffix("_0000.nii.gz")
-        mask, wanted = (values_in(own / f"{name}_0000_mask.nii.gz")[0], values_in(theirs / f"{name}.nii.gz")[0])
-        assert np.array_equal(mask, wanted)
 
 
 def test_the_test_scores_what_nnunet_would_score(trained: Path, hospitals: tuple[Path, Any], tmp_path: Path) -> None:

@@ -44,8 +44,9 @@ def notes(tmp_path: Path) -> Path:
 
 
 def test_predict_goes_through_an_outside_predictor(
-    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     changes = ["task.name=notes", "training.rounds=3", "training.learning_rate=0.1"]
     run = medsilo.run(make_plan("fedavg", *changes), folder=tmp_path / "run", data=notes, device="cpu")
     assert run.plan.packages["outside-notes"].version == "1.0" and run.plan.network.name == "letter-net"
@@ -68,3 +69,10 @@ def test_predict_goes_through_an_outside_predictor(
     assert medsilo.predict(run.folder, tmp_path / "new", tmp_path / "again", device="cpu") == told["cases"]
     assert main([*command[:2], str(notes), *command[3:4], str(tmp_path / "none")]) == 1  # folders, and no note in them
     assert "there are no notes" in capsys.readouterr().err
+
+    released = [str(tmp_path / "release"), "--as", "elsewhere", "-o", str(tmp_path / "validation"), "--device", "cpu"]
+    assert main(["release", str(run.folder), "-o", released[0]]) == 0
+    for allowed in ("", "packages: [outside-notes]\n"):  # a lead's plan brings no code that the hospital did not allow
+        (tmp_path / "medsilo.yaml").write_text(f"data: {{folder: {notes}}}\n{allowed}")
+        assert main(["validate", *released, "--settings", str(tmp_path)]) == (0 if allowed else 1)
+        assert allowed or "outside-notes, which is not allowed here" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The test of whether a model tells who was in its training set (medsilo analyse privacy)."""
+"""The test of whether a model tells who was in its training set (python -m benchmarks.analyses privacy)."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from medsilo_papers.release import membership
+from benchmarks.analyses.membership import membership
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,10 @@ def test_a_release_of_somebody_else_is_refused_where_the_leads_key_is_known(made
     write_signed(here / "release" / "release.json", manifest, own_key(here / "liar.pem"))
     with pytest.raises(MedsiloError, match=lead):
         Release.open(here / "release", lead)
+    for lie in ({"metric": "dice"}, {"task": "table"}, {"plan_hash": "0" * 64}):
+        write_signed(here / "release" / "release.json", manifest.model_copy(update=lie), own_key(here / "liar.pem"))
+        with pytest.raises(MedsiloError, match="another model"):
+            Release.open(here / "release").source()
 
 
 def test_only_honest_receipts_count(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,12 +181,12 @@ def test_only_honest_receipts_count(here: Path, capsys: pytest.CaptureFixture[st
         write_signed(here / f"{name}.receipt", receipt, liar)
     shutil.copy(good, here / "copy.receipt")
     altered = json.loads(good.read_text())
-    altered["content"]["score"] = 1.0
-    (here / "altered.receipt").write_text(json.dumps(altered))
+    for name, change in {"altered": {"score": 1.0}, "month": {"month": "2026-02"}}.items():
+        (here / f"{name}.receipt").write_text(json.dumps(altered | {"content": altered["content"] | change}))
     known = {"st-anna": fingerprint(public_text(own_key(here / "home/.config/medsilo/signing.pem")))}
     found = merged(release, [good, *here.glob("*.receipt")], {**known, "st-berta": "0000-0000-0000-0000"})
     assert found.receipts == {"st-anna": told}
-    assert len(found.refused) == len(forged) + 2  # of the honest one and its copy one counts
+    assert len(found.refused) == len(forged) + 3  # of the honest one and its copy one counts
     write_signed(here / "twice.receipt", told.model_copy(update={"score": 1.0}), liar)
     both = merged(release, [good, here / "twice.receipt"])
     assert not both.receipts and set(both.refused) == {good.name, "twice.receipt"}, "a liar may not choose which counts"

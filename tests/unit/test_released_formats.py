@@ -12,9 +12,11 @@ from medsilo import cli
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 from medsilo.sealing.signed import read_signed
+from medsilo.sealing.signing import own_key
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import make_settings
-from medsilo_release.patient_sums import BLOCK, OUTCOME, WatchFolder
+from medsilo_release.monitoring import Watched, receipt_of
+from medsilo_release.patient_sums import BLOCK, WatchFolder
 from medsilo_release.receipts import Receipt
 from medsilo_release.release_folder import Release
 from tests.dicoms import write_segmentation, write_series
@@ -38,7 +40,8 @@ def dicom(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[Path]]:
     for number in range(PATIENTS):
         image, mask = ball((12, 24, 20), (1.5, 1.5, 2.5), number)
         values = (100 * image).round().astype(int)
-        files = write_series(folder / f"p{number}" / "ct", values, affine_of((1.5, 1.5, 2.5)), f"p{number}")
+        machine = {"ManufacturerModelName": f"CT {number // 15}"}
+        files = write_series(folder / f"p{number}" / "ct", values, affine_of((1.5, 1.5, 2.5)), f"p{number}", **machine)
         write_segmentation(folder / f"p{number}" / "seg.dcm", files, mask, {1: "ball"})
     return {"task": {"name": "dicom-folder", **VOLUMES}, "network": TINY}, {"folder": str(folder)}, [folder]
 
@@ -92,8 +95,16 @@ def test_a_hospital_without_a_kit_validates_and_watches(
         cli.main(["predict", "release/model-1", *given, "-o", "found", "--settings", "local", "--device", "cpu"]) == 0
     )
     folder = WatchFolder(Release.open(tmp_path / "release").hash)
-    names, blocks = [name for name in folder.reference().names if name != OUTCOME], folder.kept().cases.whole
+    names, blocks = folder.reference().named(False), folder.kept().cases.whole
     assert len(blocks) == PATIENTS // BLOCK and len(names) >= 4
     drifts = np.array([block.sums for block in blocks]).sum(0) / PATIENTS
     apart = {name: round(float(own), 3) for name, own in zip(names, drifts, strict=True) if abs(own) > 0.02}
     assert not apart, f"the same patients drift: {apart}"
+    if kind is dicom:  # the scanner is counted, in this hospital's own steps and for no fewer than it tells
+        watched, settings = (
+            Watched.read(Release.open(tmp_path / "release")),
+            make_settings({"smallest_metric": 10}, "a test"),
+        )
+        assert sum(block.beside["scanner tests CT 0"] for block in blocks if "scanner tests CT 0" in block.beside) == 15
+        held = receipt_of(watched, watched.months[0], settings, own_key(tmp_path / "key.pem", "a test"))
+        assert read_signed(held, Receipt)[0].scanners == {"scanner tests CT 0": 20, "scanner tests CT 1": 20}

@@ -402,7 +402,6 @@ def test_check_leak_report_and_export(
     told = capsys.readouterr().out
     assert "270 train" in told and "recordings, s" in told and "SECRET" not in told and str(local) not in told
     assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
-    assert (tmp_path / "bundle/models/model.onnx").is_file()
     inputs = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())
     assert inputs == {"inputs": ["x", "y"], "standardise": "site", "steps": STEPS, "steps_a_second": RATE}
 

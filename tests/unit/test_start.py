@@ -209,9 +209,9 @@ def small_masks(number: int, pixels: np.ndarray, mask: np.ndarray) -> tuple:
 
 
 REFUSED: dict[str, tuple[Callable[[int, np.ndarray, np.ndarray], tuple], str]] = {
-    "grey among colours": (
-        lambda n, p, m: (p if n else p[..., 0].copy(), m),
-        "images have 1 channels (1) and 3 channels",
+    "transparent among colours": (
+        lambda n, p, m: (p if n else np.concatenate([p, p[..., :1]], 2), m),
+        "images have 3 channels (17) and 4 channels (1)",
     ),
     "empty masks": (lambda n, p, m: (p, 0 * m), "the masks of all 18 cases that were opened are empty"),
     "coloured masks": (lambda n, p, m: (p, p), "no case can be used: masks have several channels"),
@@ -254,6 +254,12 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
+def test_grey_pictures_among_colours_are_read_and_said(tmp_path: Path) -> None:
+    draft = drafted(write_seg(tmp_path, change=lambda n, p, m: (p if n > 2 else p[..., 0].copy(), m)))
+    (chosen,) = (one for one in draft.plan if one.key == "task.colours")
+    assert chosen.value == "rgb" and "3 of 18 images are grey" in chosen.why
+
+
 def test_a_draft_of_photographs(tmp_path: Path) -> None:
     draft = drafted(write_seg(tmp_path))
     task = draft.plan_values["task"]

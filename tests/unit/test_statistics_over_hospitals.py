@@ -12,6 +12,7 @@ import pytest
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
+from medsilo.flare.jobs import write_job
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.own.columns import Column
 from medsilo.tasks.own.patient_table import PatientTable
@@ -20,7 +21,7 @@ from medsilo_statistics.asked_question import make_question
 from medsilo_statistics.found import CurveFound, StatisticsFound
 from medsilo_statistics.grammar import Filter
 from medsilo_statistics.newton import FittedModel, combined
-from tests.conftest import over_all
+from tests.conftest import make_plan, over_all
 from tests.dicoms import write_series
 from tests.layouts import picture, volume
 from tests.tables import REAL, VARIABLES, asked, drawn, settings_of
@@ -171,6 +172,8 @@ def test_hospitals_tell_their_own_and_meta_analysis_combines_it(patients: Any) -
         [own.estimate for own in meta.combined], [wanted.mean_effect_fe, *[wanted.mean_effect_re] * 2], rtol=1e-9
     )
     assert wanted.conf_int(use_t=True, alpha=0.05)[3] == pytest.approx((meta.combined[2].low, meta.combined[2].high))
+    alone = asked(sites, folder, models=[model | {"meta": "only"}])
+    assert alone.meta == found.meta and alone.fits[0].why and not alone.fits[0].coefficients
     spread = whole.age.std()
     assert found.wanted["age"] == np.ceil((1.959964 * spread) ** 2)
     assert found.wanted["dead"] == np.ceil(1.959964**2 * whole.dead.mean() * (1 - whole.dead.mean()) / 0.05**2)
@@ -317,7 +320,7 @@ def test_the_command_writes_page_and_tables(tmp_path: Path, capsys: pytest.Captu
     question = {
         "title": "Stages & co_",
         "variables": VARIABLES
-        | {"stage": {"levels": {"I": ["I"], "II_&": ["II", "<script>alert(1)</script>"], "III": ["III"]}}},
+        | {"stage": {"levels": {"I": ["I"], "[II_&]": ["II", "<script>alert(1)</script>"], "III": ["III"]}}},
         "sites": sorted(frames),
         "by": "dead",
         "table": ["age", "stage"],
@@ -332,7 +335,7 @@ def test_the_command_writes_page_and_tables(tmp_path: Path, capsys: pytest.Captu
     page = (tmp_path / "out/report.html").read_text()
     assert "<script>alert" not in page and "II_&amp;" in page and "at risk" in page and "Hartung-Knapp" in page
     assert "what left each hospital, model 1, cox: at each of Newton" in page and "Histogram of age" in page
-    assert r"II\_\&" in (tmp_path / "out/tables.tex").read_text()
+    assert r"{[}II\_\&]" in (tmp_path / "out/tables.tex").read_text()
     assert (tmp_path / "out/table-1.csv").read_text().startswith(",no,yes,All,hospital-0,hospital-1,hospital-2,SMD\n")
     assert (tmp_path / "out/curve-1.csv").read_text().count("\n") > 50
     answer = StatisticsFound.read(json.loads((tmp_path / "out/answers.json").read_text()))
@@ -342,6 +345,55 @@ def test_the_command_writes_page_and_tables(tmp_path: Path, capsys: pytest.Captu
     assert "whom to ask?" in capsys.readouterr().err
     assert main(["statistics", str(tmp_path / "q.yaml"), *folders[:2], "-o", str(tmp_path / "out")]) == 1
     assert "hospital-2 lost: its data are not here" in capsys.readouterr().err
+
+
+def test_a_plan_asks_who_has_how_many_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before it trains: each hospital's own words for the classes, and how many an interval of five points needs."""
+    frames, out = drawn(3, 40), tmp_path / "out"
+    settings_of(frames, tmp_path)
+    sites, folders = sorted(frames), [str(tmp_path / "data" / site) for site in frames]
+    kinds = {"classification": ["task.labels=[alive,gone]", "task.target=dead"], "survival": ["task.event=dead"]}
+    whole = pooled(frames).dropna()  # cases that the plan can use
+    deaths = whole.dead.sum()
+    for kind, changes in kinds.items():
+        for folder in folders:
+            words = {"label_map": {"0": "alive", "1": "gone"}} if kind == "classification" else {}
+            (Path(folder) / "medsilo.yaml").write_text(json.dumps({"data": {"folder": ".", **words}}))
+        named = [f"participation.sites={json.dumps(sites)}", "task.name=table", f"task.kind={kind}"]
+        write_job(tmp_path / kind, make_plan("fedavg", *named, *changes, "network.name=linear"))
+        assert main(["statistics", str(tmp_path / kind), *folders, "-o", str(out / kind)]) == 0
+        answer = StatisticsFound.read(json.loads((out / kind / "answers.json").read_text()))
+        assert answer.sealed and answer.columns[-1].cells["label"].levels == [len(whole) - deaths, deaths]
+        assert [own.columns[-1].patients for own in answer.own.values()] == [35, 35, 35]
+        needed = np.ceil(1.959964**2 * whole.dead.mean() * (1 - whole.dead.mean()) / 0.05**2)
+        assert f"label: {needed:g} patients for an interval of ± 0.05" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_simulator_gives_the_same_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frames = drawn(3, 40)
+    settings_of(frames, tmp_path)
+    question = {"variables": VARIABLES, "sites": sorted(frames), "table": ["age", "stage"], "models": MODELS[1:3]}
+    question["curves"] = [{"time": "time", "event": "dead", "by": "stage"}]
+    (tmp_path / "q.yaml").write_text(json.dumps(question))
+    command = ["statistics", str(tmp_path / "q.yaml"), *(str(tmp_path / "data" / site) for site in frames)]
+    for engine in ("inprocess", "simulator"):
+        assert main([*command, "--engine", engine, "-o", str(tmp_path / engine)]) == 0
+    one, other = (json.loads((tmp_path / engine / "answers.json").read_text()) for engine in ("inprocess", "simulator"))
+    assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    capsys.readouterr()
+    assert main([*command[:-1], "--engine", "simulator", "-o", str(tmp_path / "two")]) == 1
+    assert "the question needs all hospitals: hospital-2" in capsys.readouterr().err
+
+
+def test_the_leak_report_of_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "q.yaml"
+    file.write_text(json.dumps({"variables": VARIABLES, "table": ["stage"], "by": "dead", "models": MODELS[1:2]}))
+    assert main(["leak-report", str(file)]) == 0
+    told = capsys.readouterr().out  # a step: 2 + 4 + 4 * 5 / 2
+    assert "once: " in told and "model 1, cox: at each of Newton's steps, 20 at most, 16 sums, in clear" in told
+    file.write_text("variables: 3")
+    assert main(["leak-report", str(file)]) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ ComBat
@@ -429,10 +481,11 @@ def test_images_are_counted_by_spacing_size_intensity_and_scanner(tmp_path: Path
         "dicom": {"name": "dicom-folder", "kind": "classification", "labels": ["c", "d"]},
         "flat": {"name": "image-folder", "kind": "classification", "labels": ["a", "b"], "size": [8, 8]},
     }
+    classes = {"label": {"levels": ["a", "b"]}}
     more: dict[str, dict[str, Any]] = {
         "nifti": {"intensity_high": {"range": [0, 1000], "step": 10}},
         "dicom": {"spacing_z": {"range": [0, 10], "step": 1}, "Manufacturer": {"levels": ["A", "B"]}},
-        "flat": {},
+        "flat": classes,
     }
     sites = {kind: [tmp_path / kind / f"h{place}" for place in range(3)] for kind in asked_of}
     for folder in sites["nifti"]:
@@ -445,6 +498,7 @@ def test_images_are_counted_by_spacing_size_intensity_and_scanner(tmp_path: Path
         (found[kind],) = medsilo.statistics(question, sites[kind]).columns  # type: ignore[attr-defined]
         assert found[kind].patients == 15
         assert found[kind].cells["size_x"].mean == pytest.approx(10)
+    assert found["flat"].cells["label"].levels == [8, 7]
     assert found["nifti"].cells["size_z"].bins[4:9] == [0, 4, 5, 6, 0]
     assert 800 < found["nifti"].cells["intensity_high"].mean < 900
     assert found["dicom"].cells["spacing_z"].mean == pytest.approx((4 * 2 + 5 * 3 + 6 * 4) / 15)

@@ -326,10 +326,7 @@ def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_pat
     name = {"classification": "probability_yes", "regression": "score", "survival": "log_risk"}[kind]
     assert float(found[0][name]) == pytest.approx(expected, rel=1e-4)
 
-    if kind == "classification":
-        return  # the exporter takes seconds: the slow ones export
     assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
-    assert (tmp_path / "bundle/models/model.onnx").is_file()
     named = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())["inputs"]
     assert named == ["age", "sex = m", "sex = f"]
     command[1:4] = [str(tmp_path / "bundle/models"), str(table), "-o"]

@@ -27,7 +27,13 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     if plan.task.goal.classifies:
         yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least)
     cases = {name: part.cases for name, part in survey.parts.items()}
-    yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + " cases read")
+    tested = survey.parts["test"].patients
+    told = (
+        f"; a share of {tested} test patients is known to ± {min(98 / math.sqrt(tested), 50):.0f} points"
+        if tested
+        else ""
+    )
+    yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + f" cases read{told}")
     yield from _small({name: part.patients for name, part in survey.parts.items()}, plan, least)
 
 

@@ -2,9 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
-from medsilo.check.at_home import output_of
 from medsilo.check.result import Cell, Finding, Table
 from medsilo.check.spending import in_words
 from medsilo.core.coarse import Resolution
@@ -23,16 +21,12 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 
 
-def source_of(
-    plan: Plan, settings: SiteSettings, book: Book | None, only_tested: bool = False, local: Path | None = None
-) -> DataSource | None:
+def source_of(plan: Plan, settings: SiteSettings, book: Book | None, only_tested: bool = False) -> DataSource | None:
     """Return the data with the split that the site will have; where it has no key yet, with one as good.
 
-    only_tested: whether the site does not train in this study; local: the folder of its kit's settings.
+    only_tested: whether the site does not train in this study.
     """
     source = settings.data
-    if source and plan.task.refines:
-        source = source.beside(output_of(settings, local), settings.compute())
     if source and only_tested:
         source = source.for_test()
     source = read_for(plan, source)

@@ -74,14 +74,14 @@ HELP = {"help_option_names": ["--help", "-h"]}
 NOW = {
     **{
         f"analyse {kind}": f"python -m benchmarks.analyses {kind}"
-        for kind in ("convergence", "drift", "inversion", "landscape", "profile", "tsne")
+        for kind in ("convergence", "drift", "inversion", "landscape", "privacy", "profile", "tsne")
     },
     "advise": "medsilo compare",
     "approvals": "medsilo approve",
-    "audit-privacy": "medsilo analyse privacy",
+    "audit-privacy": "python -m benchmarks.analyses privacy",
     "committee": "medsilo cross RUN RUN",
     "decline": "medsilo approve PLAN --decline",
-    "evidence": "medsilo leak-report --out FOLDER",
+    "evidence": "medsilo record",
     "methods": "medsilo list",
     "nnunet-collect": "medsilo nnunet collect",
     "nnunet-measure": "medsilo nnunet measure",

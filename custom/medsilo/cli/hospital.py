@@ -118,26 +118,21 @@ def export(
             metavar="FORM",
             parser=options.form,
             autocompletion=options.forms,
-            help="monai; or nnunet: a model folder for nnUNetv2_predict_from_modelfolder, of task nnunet",
+            help="monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
         ),
     ] = "monai",
 ) -> int:
-    """Write a run's model or super model as a MONAI Bundle, with an ONNX file where the network allows.
+    """Write a run's model or super model as a MONAI Bundle.
 
     docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
     """
     screen.note("reading the model")
-    from medsilo.deploy.as_onnx import FILE
     from medsilo.deploy.exporter import export as write
     from medsilo.deploy.source import open_source
 
-    what, without = write(open_source(model, site), out, to)
+    what = write(open_source(model, site), out, to)
     screen.say(f"{what}: {out}")
     screen.answer(folder=out)
-    if without is not None:
-        onnx = None if without else out / "models" / FILE
-        screen.say(f"onnx: {onnx or f'none: {without}'}")
-        screen.answer(bundle=out, onnx=onnx)
     return 0
 
 

@@ -1,9 +1,7 @@
 """Commands that say what there is and what leaves, before anything runs: list, leak-report."""
 
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
-
-import typer
+from typing import Any, get_type_hints
 
 from medsilo.cli import options
 from medsilo.cli.given_settings import folder_of_settings
@@ -13,44 +11,36 @@ from medsilo.core.errors import MedsiloError
 
 def leak_report(
     screen: Screen,
-    jobs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="a job's folder, or the name of a job in ./jobs; with --out several (default: all in ./jobs)",
-            autocompletion=options.complete_job,
-        ),
-    ] = None,
+    job: options.Job,
     *,
     plan: options.PlanFile = None,
     changes: options.Changes,
     data: options.Data = None,
     kit: options.SiteKit = None,
     local: options.SiteConfig = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            *options.OUT,
-            metavar="FOLDER",
-            parser=options.output_folder,
-            help="write the reports, with what is installed and who sends what to whom",
-        ),
-    ] = None,
 ) -> int:
-    """Say what leaves a site under a job, before anything runs; with --out all that a review asks for.
+    """Say what leaves a site under a job, or a hospital under a question's file, before anything runs.
 
-    Every group of tensors with its bytes, every number that is told, and what can be done about each. With --out a
-    folder for a data protection officer: index.html shows who sends what to whom, and what is installed; beside it lie
-    the leak reports and the list of packages (SBOM). docs/privacy.md has the promises, and their tests.
+    Every group of tensors with its bytes, every number that is told, and what can be done about each. docs/privacy.md
+    has the promises, and their tests; `medsilo record` writes what a data protection officer files.
     """
-    if out:
-        if data or local or kit:
-            raise MedsiloError("--data, --kit and --settings belong to a report that is printed; leave --out out")
-        return _write_evidence(screen, out, jobs or [], changes, plan)
-    if len(jobs or []) != 1:
-        raise MedsiloError("which job? give one, or --out with a folder for the reports of several")
     if data and not data.is_dir():
         raise MedsiloError("there is no such data folder; correct --data", str(data))
-    return _print(screen, (jobs or [""])[0], changes, plan, data, folder_of_settings(local, kit))
+    if (question := Path(job)).is_file():
+        return _print_question(screen, question)
+    return _print(screen, job, changes, plan, data, folder_of_settings(local, kit))
+
+
+def _print_question(screen: Screen, file: Path) -> int:
+    from medsilo.registry import INQUIRIES
+
+    (inquiry,) = (own for own in map(INQUIRIES.__getitem__, INQUIRIES) if own.leaves)
+    question = inquiry.read(file)
+    lines = [f"What leaves a hospital under the question {question.hash[:12]}", "", *inquiry.leaves(question)]
+    for line in lines:
+        screen.say(line)
+    screen.answer(question=question.hash, lines=lines)
+    return 0
 
 
 def _print(
@@ -83,22 +73,6 @@ def _print(
         screen.say(line)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
     screen.answer(plan=study.hash, groups=groups, images_averaged=images, lines=lines)
-    return 0
-
-
-def _write_evidence(screen: Screen, out: Path, jobs: list[str], changes: list[str], plan: Path | None) -> int:
-    screen.note("reading the jobs")
-    from medsilo.flare.jobs import JOBS, PLAN, find_job, plan_of
-    from medsilo.review import SBOM, write_evidence, write_sbom
-
-    shipped = sorted(path.relative_to(JOBS).parts[0] for path in JOBS.glob(f"*/{PLAN}"))
-    plans = {Path(job).name: plan_of(find_job(job), changes, plan) for job in jobs or shipped}
-    out.mkdir(parents=True, exist_ok=True)
-    with screen.busy("gathering"):
-        write_sbom(out / SBOM)
-        page = write_evidence(out, plans)
-    screen.say(f"evidence: {page}")
-    screen.answer(page=page, jobs=list(plans))
     return 0
 
 

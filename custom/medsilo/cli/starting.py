@@ -135,7 +135,7 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
         write_text(out / CHECKS / f"{site}.html", report.as_html())
         report.write_private(out / CHECKS / f"{site}-private.txt")
         screen.say(f"\ncheck of {site}: {report.verdict}")
-        for finding in (one for one in report.findings if one.severity != "ok"):
+        for finding in (one for one in report.findings if one.severity != "ok" or one.where == "data"):
             stops = finding.severity == "stops"
             screen.say(f"  {'STOPS ' if stops else ''}{finding.where}: {finding.what}")
             if stops and finding.remedy:

@@ -111,11 +111,6 @@ class Algorithm(Section):
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
         """Yield why the plan can't have this method: where, what, and what to do instead."""
-        if plan.task.refines and self.input_layer(networks) is not None:
-            yield (
-                f"task: {self.name} changes a network's inputs by their intensities, and some of this task's are masks "
-                "of a first stage; choose another method, or leave algorithm.amplitude out"
-            )
         if plan.task.goal.postprocessings and not self.outcome.one_network:
             yield f"task.postprocessing: {self.name} puts several networks together; set false"
         if plan.protocol != "clinical" and plan.protocol not in self.protocols:

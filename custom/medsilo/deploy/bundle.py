@@ -16,8 +16,6 @@ from torch import nn
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
-from medsilo.deploy.as_onnx import FILE as ONNX
-from medsilo.deploy.as_onnx import INPUT, OUTPUT, write_onnx
 from medsilo.deploy.card import INTENDED_USE, card
 from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.predict import BATCH
@@ -36,8 +34,8 @@ def network(folder: str) -> nn.Module:
     return open_source(Path(folder)).network
 
 
-def write_bundle(source: Source, out: Path) -> str:
-    """Write the bundle; return why no ONNX file is in it, if that is so."""
+def write_bundle(source: Source, out: Path) -> None:
+    """Write the bundle."""
     task = source.plan.task
     words = task.use.in_monai
     if words is None or task.shape is None:
@@ -46,24 +44,12 @@ def write_bundle(source: Source, out: Path) -> str:
     _write_weights(source, out / "models", own is not None)
     _write_scripts(words, out / "scripts")
     write_json(out / "configs" / "inference.json", _inference(words, own))
-    return finish_bundle(source, out, words, needs_medsilo=own is None)
+    packages = ["pillow" if words.flat else "nibabel", "safetensors", *(["medsilo"] if own is None else [])]
+    write_json(out / "configs" / "metadata.json", _metadata(source, words, packages))
+    write_text(out / "docs" / "README.md", _readme(source, words, own is None))
 
 
 EXPORTER = Exporter("bundle", write_bundle)
-
-
-def finish_bundle(
-    source: Source, out: Path, words: InMonai, reader: str = "", place: str = "", needs_medsilo: bool = False
-) -> str:
-    """Write what every bundle has: metadata, an ONNX file where the network allows, and how to run it.
-
-    reader: the package that reads images, where it is not as usual. place: of the images, for people.
-    """
-    packages = [reader or ("pillow" if words.flat else "nibabel"), "safetensors", *(["medsilo"] * needs_medsilo)]
-    write_json(out / "configs" / "metadata.json", _metadata(source, words, packages))
-    without = write_onnx(source.network, source.plan.task.shape or (), out / "models" / ONNX)
-    write_text(out / "docs" / "README.md", _readme(source, words, needs_medsilo, place or _place(words), without))
-    return without
 
 
 def _place(words: InMonai) -> str:
@@ -228,7 +214,7 @@ def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[s
     }
 
 
-def _readme(source: Source, words: InMonai, needs_medsilo: bool, place: str, without: str) -> str:
+def _readme(source: Source, words: InMonai, needs_medsilo: bool) -> str:
     model = source.network
     about = card(model, model.origin) if isinstance(model, SuperModel) and model.origin else ""
     needs = f"`medsilo=={__version__}` and " if needs_medsilo else ""
@@ -239,13 +225,6 @@ def _readme(source: Source, words: InMonai, needs_medsilo: bool, place: str, wit
     elif words.classes:
         listed = ", ".join(f"{label} {name}" for label, name in enumerate(words.classes))
         gets += f" ({listed})"
-    shape = " x ".join(map(str, source.plan.task.shape or ()))
-    alone = f"There is no ONNX file: {without}."
-    if not without:
-        alone = (
-            f"`models/{ONNX}` is the network alone, for other programs: `{INPUT}`, float32 [cases, {shape}], "
-            f"prepared as `configs/inference.json` says, to `{OUTPUT}`, a number per class before softmax."
-        )
     return f"""# MONAI Bundle: {source.plan.task.title}
 
 Needs {needs}the packages in `configs/metadata.json`. In this folder:
@@ -253,9 +232,7 @@ Needs {needs}the packages in `configs/metadata.json`. In this folder:
     python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
         --dataset_dir IMAGES --output_dir MASKS
 
-Every file of {place} ({suffixes}) gets {gets}. Weights are safetensors, so that loading
+Every file of {_place(words)} ({suffixes}) gets {gets}. Weights are safetensors, so that loading
 them runs no code; there is no `model.pt`.
-
-{alone}
 
 {about}"""

@@ -22,17 +22,17 @@ class Exporter:
     """
 
     what: str  # that is written, for people
-    write: Callable[[Source, Path], str | None]  # into a new folder; why it has no ONNX file, None where none belongs
+    write: Callable[[Source, Path], None]  # into a new folder
 
 
-def export(source: Source, out: Path, form: str = "monai") -> tuple[str, str | None]:
-    """Write a model into a folder that does not exist yet; return what it is, and why it has no ONNX file."""
+def export(source: Source, out: Path, form: str = "monai") -> str:
+    """Write a model into a folder that does not exist yet; return what it is."""
     if out.exists():
         raise MedsiloError("the folder exists; choose another", private=str(out))
     own = f"{form}.{source.plan.task.name}"
     exporter: Exporter = EXPORTERS[own if own in EXPORTERS else form]
-    without = exporter.write(source, out)
+    exporter.write(source, out)
     if (out / "models").is_dir():
         source.carry(out / "models")
     write_card(source, out)
-    return exporter.what, without
+    return exporter.what

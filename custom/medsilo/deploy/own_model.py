@@ -1,4 +1,4 @@
-"""Export of a model that reads no images: its weights, the plan, what each input is, and an ONNX file."""
+"""Export of a model that reads no images: its weights, the plan, and what each input is."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.files import save_tensors, write_json, write_text
-from medsilo.deploy.as_onnx import FILE as ONNX
-from medsilo.deploy.as_onnx import OUTPUT, write_onnx
 from medsilo.deploy.card import card
 from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source
@@ -15,7 +13,6 @@ from medsilo.deploy.supermodel import SuperModel
 from medsilo.runs import paths
 from medsilo.tasks.own.patient_table import PatientTable
 
-INPUT = "inputs"
 SAYS = {
     "classification": "the score of {last!r}: its probability is the logistic function of it",
     "classes": "a score per class ({labels}): a softmax gives probabilities",
@@ -40,7 +37,7 @@ class Reading:
 def folder_exporter(reading: Callable[[Any], Reading]) -> Exporter:
     """Return what writes a model's folder, which `medsilo predict` reads, too. reading: what a task's models read."""
 
-    def write(source: Source, out: Path) -> str:
+    def write(source: Source, out: Path) -> None:
         task: Any = source.plan.task
         network = source.network
         told = reading(task)
@@ -53,9 +50,7 @@ def folder_exporter(reading: Callable[[Any], Reading]) -> Exporter:
             write_text(out / "models" / paths.PLAN, source.plan.to_yaml())
         inputs = {"inputs": list(task.input_names), "standardise": task.standardise, **told.facts}
         write_json(out / "configs" / "inputs.json", inputs)
-        without = write_onnx(network, task.shape, out / "models" / ONNX, INPUT)
-        write_text(out / "docs" / "README.md", _readme(source, told, without))
-        return without
+        write_text(out / "docs" / "README.md", _readme(source, told))
 
     return Exporter("folder", write)
 
@@ -68,12 +63,11 @@ def _of_table(task: PatientTable) -> Reading:
 EXPORTER = folder_exporter(_of_table)
 
 
-def _readme(source: Source, told: Reading, without: str) -> str:
+def _readme(source: Source, told: Reading) -> str:
     task: Any = source.plan.task
     about = ""
     if isinstance(source.network, SuperModel) and source.network.origin:
         about = card(source.network, source.network.origin)
-    alone = f"There is no ONNX file: {without}." if without else f"`models/model.onnx` maps `{INPUT}` to `{OUTPUT}`."
     scaled = {
         "site": "Each hospital's own means and standard deviations of its training cases standardise the numbers.",
         "plan": f"The plan's means and standard deviations (`task.{told.each}`) standardise the numbers.",
@@ -87,7 +81,6 @@ It reads {told.reads} and gives {_gives(task, told.target)}.
 {scaled}
 
 `medsilo predict models {told.example} -o OUT --settings <folder with medsilo.yaml>` predicts {told.predicts}.
-{alone}
 
 {about}"""
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_json, write_text
+from medsilo.core.text import plain
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
-from medsilo.deploy.watch import SEEN, Seen, mean_of
+from medsilo.deploy.watch import MACHINE, SEEN, Seen, mean_of
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan
@@ -99,7 +100,8 @@ def _seen(source: Source, scan: Scan, inputs: Tensor, output: Tensor, found: dic
         return {}
     raw = {"raw intensity": float(scan.values.mean()), "raw deviation": float(scan.values.std())}
     spacing = {f"spacing {axis}": float(own) for axis, own in zip("xyz", scan.spacing, strict=False)}
-    return {**mean_of(source.watch.measure(inputs, output, [found] * len(inputs))), **raw, **spacing}
+    machine = {f"{MACHINE}{plain(scan.machine, 100)}": 1.0} if scan.machine else {}
+    return {**mean_of(source.watch.measure(inputs, output, [found] * len(inputs))), **raw, **spacing, **machine}
 
 
 def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import is_safe_name
-from medsilo.deploy.source import Source, open_source, ready_for
+from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.together import answering_together
 from medsilo.learning.loop import Compute
 from medsilo.registry import PREDICTORS, WATCHERS
@@ -63,7 +63,7 @@ def asked_to_predict(
     say: Say,
 ) -> tuple[Predictor, PredictionRequest]:
     """Open the models, which answer together, and return what predicts their task's cases and what it is asked."""
-    source = answering_together([ready_for(open_source(folder, site), data, compute) for folder in models])
+    source = answering_together([open_source(folder, site) for folder in models])
     run = models[0] / paths.SITES / site if is_safe_name(site) else models[0]
     source = replace(source, own=run)
     request = PredictionRequest(source, given, out, compute.device, say, data, run)

@@ -1,7 +1,7 @@
 """The model that answers: a super model, or a single model that a run left."""
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,8 @@ from medsilo.core.text import is_safe_name
 from medsilo.deploy.origin import Spacing
 from medsilo.deploy.supermodel import MANIFEST, SuperModel
 from medsilo.deploy.watch import Watch
-from medsilo.learning.loop import Compute
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.tasks.sources import DataSource
 
 PLAIN = "plain"  # among the facts of a file: its tensors are those of a network whose training is over
 SINGLE = "model"  # the expert's name where there is only one
@@ -132,20 +130,6 @@ def copy_model(folder: Path, source: Source, out: Path) -> None:
         shutil.copyfile(folder / source.facts["file"], out / paths.BEST)
     shelf.keep_beside(source.plan.network.files, out / shelf.FOLDER)
     source.carry(out)
-
-
-def ready_for(source: Source, data: DataSource | None, compute: Compute) -> Source:
-    """Return a source whose task answers on this device, with the finished study's model that it refines, if it does.
-
-    data: the hospital's settings, which may say where that model is; else it is looked for beside the run.
-    """
-    task = source.plan.task
-    if not task.refines:
-        return source
-    run = source.run.absolute() if source.run else None
-    beside = run and (run.parents[2] if run.parent.name == paths.SITES else run.parent)  # a hospital's own part of it
-    task = task.beside(data.first_stage if data else None, beside, compute)
-    return replace(source, plan=source.plan.model_copy(update={"task": task}))
 
 
 def _super(model: SuperModel, run: Path, place: Path) -> Source:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 Seen = dict[str, float]  # numbers of one case, by name
 SEEN = "seen"  # under which a row has them until the rows are written
+MACHINE = "scanner "  # before a scanner's maker and model: 1 for a case of it
 
 
 class Watch(Protocol):

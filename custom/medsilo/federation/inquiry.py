@@ -111,6 +111,7 @@ class Inquiry:
     collect: Callable[[Any, Channel, Sequence[str], float], Mapping[str, Message]]  # asks; answers by name of file
     site: Callable[[Any, SiteOfInquiry], Site]
     sealed: bool = False  # whether the server reads sums alone
+    leaves: Callable[[Any], list[str]] | None = None  # what leaves a hospital, a line each, for the leak report
 
     def here(self, question: Any, sites: Mapping[str, SiteSettings], folder: Path) -> Mapping[str, Message]:
         """Ask hospitals whose data are on this machine, one after the other; answers by name of file.

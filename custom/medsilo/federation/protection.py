@@ -48,8 +48,6 @@ class Protection:
         source = self.settings.data
         if source and self.site in self.plan.participation.unseen:
             source = source.for_test()
-        if source and self.plan.task.refines:
-            source = source.beside(self.folder.absolute().parents[2], self.settings.compute())
         source = read_for(self.plan, source)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source

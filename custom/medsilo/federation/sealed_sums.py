@@ -1,14 +1,17 @@
 """Sums over all hospitals that an inquiry takes sealed: the server reads a sum, and no hospital's part of it.
 
-All hospitals agree on keys, and then seal sums in a row. Masks are those of a pairwise round of a sealed study with the
-highest threshold: it takes every hospital to open a sum, so nobody can drop out, and the server learns no other sum.
+All hospitals agree on keys, and then seal sums in a row: each adds to its numbers the masks that it has with others.
+These cancel in the sum of all and in no other, so nobody can drop out, and nothing is taken off afterwards.
+Masks depend on all that a hospital was asked: where the server asks one for something else, its sum does not open.
 Nothing is kept on a disk: a hospital that stops begins anew with fresh keys.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 
@@ -16,17 +19,17 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Tensors
 from medsilo.federation.bounds import BESIDE, PER_TENSOR, SLACK, Bounds
 from medsilo.runs.messages import Message, Parcel
-from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat
+from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat, as_tensor, as_words
 from medsilo.sealing.keeping import SumMemory
-from medsilo.sealing.letters import Assembly, Deal, Introduction, Offer, Reveal, UnmaskingRequest
+from medsilo.sealing.letters import Assembly, Introduction
 from medsilo.sealing.member import SERVER_SAYS, Member
-from medsilo.sealing.relay import Gathering, MaskedSums
+from medsilo.sealing.relay import Gathering
 from medsilo.sealing.signing import Signer
+from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
 WORD = 8  # bytes
 
-Step = Literal["keys", "meet", "seal", "open"]
 Shapes = Mapping[str, tuple[int, ...]]  # of the counts of one sum, by name
 
 
@@ -35,7 +38,12 @@ class SumRequest(Message):
 
     study: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     sum: Annotated[int, Field(ge=1)] = 1  # its number
-    letter: dict[str, Any] = {}
+    letter: dict[str, Any] = {}  # the keys of all hospitals, with the first sum
+
+    @property
+    def digest(self) -> bytes:
+        """Bytes that stand for all that is asked: the same for all hospitals."""
+        return digest("asked", json.dumps(self.model_dump(mode="json", exclude={"letter"}), sort_keys=True))
 
 
 def _terms(study: str, about: str, sites: Sequence[str]) -> Terms:
@@ -72,75 +80,52 @@ class SummedSite:
             raise Refused("the server: it goes on with sums that this hospital is not in; begin again")
         return self._member
 
-    def meet(self, asked: SumRequest) -> Parcel:
-        """Take the keys of all hospitals; return those for the first sum."""
-        member = self.check(asked)
-        member.meet(Assembly.read(SERVER_SAYS, asked.letter))
-        return Parcel(facts=member.offer(1).facts())
-
     def seal(self, asked: SumRequest, group: str, counts: Tensors, most: float) -> Parcel:
         """Return this hospital's counts sealed, as a group of tensors. most: no count is above it."""
-        deal = Deal.read(SERVER_SAYS, asked.letter)
-        if deal.round != asked.sum or asked.sum in self.blocks:
-            raise Refused("the server: it asks for a sum twice, or for another one than it deals; begin again")
-        block = _block({name: tuple(own.shape) for name, own in counts.items()}, most, len(self.sites))
-        sealed = self.check(asked).seal(deal, [block], {block.name: counts})
-        self.blocks[asked.sum] = block
-        return Parcel({group: sealed})
-
-    def open(self, asked: SumRequest) -> Parcel:
-        """Return this hospital's share in opening a sum, and keys for the next one."""
-        if asked.sum not in self.blocks:
-            raise Refused("the server: it opens a sum that this hospital has not sealed")
-        request = UnmaskingRequest.read(SERVER_SAYS, asked.letter)
         member = self.check(asked)
-        share = member.unmask(request, [self.blocks[asked.sum]])
-        return Parcel(facts={"share": share.facts(), "next": member.offer(asked.sum + 1).facts()})
+        if asked.sum in self.blocks:
+            raise Refused("the server: it asks for a sum twice; begin again")
+        if asked.letter:
+            member.meet(Assembly.read(SERVER_SAYS, asked.letter))
+        block = _block({name: tuple(own.shape) for name, own in counts.items()}, most, len(self.sites))
+        sealed = member.seal_for_all(asked.sum, block, counts, asked.digest)
+        self.blocks[asked.sum] = block
+        return Parcel({group: {block.name: as_tensor(sealed)}})
 
 
 class SealedSums:
-    """The server's side: it relays letters, and reads sums."""
+    """The server's side: it relays keys, and reads sums."""
 
     def __init__(self, about: str, sites: Sequence[str], ask: Callable[..., None]) -> None:
         """ask(step, receive, letters, **more): puts a step to all hospitals, to each with its letter."""
         self._terms, self._ask = _terms(token_hex(16), about, sites), ask
         self.study, self.sites = self._terms.study, self._terms.sites
         self._gathering = Gathering(self._terms)
-        self._offers: dict[str, Offer] = {}  # of the next sum
 
     def introduce(self, site: str, introduction: dict[str, Any]) -> None:
-        """Take a hospital's answer to `keys`."""
+        """Take a hospital's keys."""
         self._gathering.add(site, Introduction.read(site, introduction))
-
-    def meet(self) -> None:
-        """Relay the keys of all to all."""
-
-        def met(site: str, reply: Parcel) -> None:
-            self._offers[site] = Offer.read(site, reply.facts)
-
-        self._assembly = self._gathering.assembly()
-        self._ask("meet", met, dict.fromkeys(self.sites, self._assembly.facts()))
 
     def sum(self, number: int, group: str, shapes: Shapes, most: float, **more: Any) -> Tensors:
         """Return the sum of what all hospitals seal. Sums have the numbers 1, 2, ... in turn.
 
         more: what a hospital is told when it seals.
         """
-        block = _block(shapes, most, len(self.sites))
-        sums = MaskedSums(self._terms, self._assembly, number, [block])
-        for site, offer in self._offers.items():
-            sums.offer(site, offer)
+        block, came = _block(shapes, most, len(self.sites)), set[str]()
+        words = np.zeros(block.flat.words, np.uint64)
 
         def sealed(site: str, reply: Parcel) -> None:
-            sums.add(site, reply.groups.get(group, {}))
+            own = reply.groups.get(group, {}).get(block.name)
+            if site in came:
+                raise Refused(f"{site}: it has already sent what it sealed")
+            np.add(words, as_words(site, own, block.flat.words, block.fixed.bits), out=words)
+            came.add(site)
 
-        def revealed(site: str, reply: Parcel) -> None:
-            sums.reveal(site, Reveal.read(site, reply.facts.get("share")))
-            self._offers[site] = Offer.read(site, reply.facts.get("next"))
-
-        self._ask("seal", sealed, {site: deal.facts() for site, deal in sums.deals().items()}, sum=number, **more)
-        self._ask("open", revealed, dict.fromkeys(self.sites, sums.request().facts()), sum=number)
-        return sums.read(block, sums.open()[1])
+        keys = self._gathering.assembly().facts() if number == 1 else {}
+        self._ask("seal", sealed, dict.fromkeys(self.sites, keys), sum=number, **more)
+        if len(came) < len(self.sites):
+            raise Refused("a hospital of the question has sent nothing, and a sum needs all of them")
+        return block.read(words, None, ())
 
 
 def sealed_bounds(counts: int, values: int = 0) -> Bounds:

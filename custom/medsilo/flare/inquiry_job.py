@@ -1,6 +1,9 @@
 """The job by which hospitals are asked something before there is a plan, on NVFlare."""
 
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
@@ -16,6 +19,7 @@ from medsilo.flare.controller import MedsiloController
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.jobs import CONFIG, job_files
 from medsilo.flare.patience import Patience
+from medsilo.flare.simulator import end_process, last_error, prepare_workspace, start_process
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.workspace import (
     file_of_job,
@@ -29,10 +33,12 @@ from medsilo.registry import INQUIRIES
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 from medsilo.site.policy import CONTROLLERS, EXECUTORS
+from medsilo.site.settings import EachSites, SiteSettings
 
 NAME, QUESTION = "inquiry.txt", "question.yaml"
 PATIENCE = Patience(silence=600.0)
 LONGEST = 200  # characters of a name
+RUN, POLL = "server/simulate_job", 0.1  # the server's folder of a job in the simulator; seconds between two looks
 _, CONTROLLER, SEALED_CONTROLLER = CONTROLLERS
 _, EXECUTOR, SEALED_EXECUTOR = EXECUTORS
 
@@ -124,3 +130,28 @@ def read_answers(workspace: Path, name: str, destination: Path) -> list[Path]:
     for path in found:
         write_text(destination / path.name, path.read_text("utf-8"))
     return [destination / path.name for path in found]
+
+
+def ask_in_simulator(name: str, question: str, sites: Mapping[str, SiteSettings], folder: Path) -> list[Path]:
+    """Ask hospitals whose data are on this machine by the job, each a process of NVFlare's simulator.
+
+    Returns the files with the answers, in `folder`.
+    """
+    job, workspace, log = (folder.resolve() / own for own in (paths.JOB, paths.NVFLARE, paths.NVFLARE_LOG))
+    for left in (job, workspace):
+        shutil.rmtree(left, ignore_errors=True)
+    write_inquiry_job(job, name, question, len(sites))
+    prepare_workspace(workspace, EachSites(sites=dict(sites)), folder.resolve(), sorted(sites))
+    process, run = start_process(job, workspace, sorted(sites), len(sites), log), workspace / RUN
+    try:
+        running = True
+        while running and not (run / paths.REFUSED).is_file():
+            running = process.poll() is None
+            with suppress(MedsiloError):
+                return read_answers(run, name, folder)
+            time.sleep(POLL)
+    finally:
+        end_process(process)
+    if (run / paths.REFUSED).is_file():
+        raise MedsiloError((run / paths.REFUSED).read_text("utf-8"))
+    raise MedsiloError(f"NVFlare ended without an answer: {last_error(log)} (all of it: {log})")

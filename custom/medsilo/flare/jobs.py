@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -151,12 +151,8 @@ def add_code(job: Path) -> None:
         target.write_bytes((PLACE / path).read_bytes())
     for name, text in metadata_files().items():
         write_text(job / CUSTOM / name, text)
-    add_meta(job, {"custom_props": {**_meta(job).get("custom_props", {}), "medsilo": package_facts()}})
-
-
-def add_meta(job: Path, properties: Mapping[str, Any]) -> None:
-    """Set these properties in a job's meta.json."""
-    write_json(job / META, {**_meta(job), **properties})
+    meta = _meta(job)
+    write_json(job / META, {**meta, "custom_props": {**meta.get("custom_props", {}), "medsilo": package_facts()}})
 
 
 def check_components(job: Path) -> None:

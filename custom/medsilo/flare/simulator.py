@@ -136,30 +136,37 @@ def _simulate(
     check_components(record.folder / paths.JOB)
     workspace = record.folder / paths.NVFLARE
     prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
-    sites = ",".join(plan.participation.everyone)
     needs = Needs.of(plan, threads, psutil.virtual_memory().available)
     say(needs.text)
-    command = [sys.executable, "-m", __name__, str(record.folder / paths.JOB), str(workspace), sites]
-    command += [str(needs.threads), str(os.getpid())]
-    seen = len(record.rounds())
+    seen, log = len(record.rounds()), record.folder / paths.NVFLARE_LOG
     starting = Starting(record, plan.participation.everyone, say)
-    log_path = record.folder / paths.NVFLARE_LOG
-    # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
-    environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
-    with log_path.open("a") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
-        )
+    process = start_process(record.folder / paths.JOB, workspace, plan.participation.everyone, needs.threads, log)
     try:
         _watch(process, record, seen, on_round, starting, start_limit(needs.sites))
     finally:
-        _end(process)
+        end_process(process)
     summary = record.summary()
     if summary is None:
-        raise MedsiloError(f"NVFlare ended without a result: {_last_error(log_path)} (all of it: {log_path})")
+        raise MedsiloError(f"NVFlare ended without a result: {last_error(log)} (all of it: {log})")
     if not summary.finished:
         raise MedsiloError(summary.reason or f"the study failed and does not say why; see {paths.NVFLARE_LOG}")
     return record
+
+
+def start_process(job: Path, workspace: Path, sites: Sequence[str], threads: int, log: Path) -> subprocess.Popen:
+    """Start NVFlare's simulator on a job. threads: sites that work at the same time."""
+    command = [sys.executable, "-m", __name__, str(job), str(workspace), ",".join(sites), str(threads)]
+    # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
+    environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
+    with log.open("a") as said:
+        return subprocess.Popen(
+            [*command, str(os.getpid())],
+            stdout=said,
+            stderr=said,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
 
 
 def _check_sources(plan: Plan, settings: SiteSettings) -> None:
@@ -257,7 +264,7 @@ def _watch(
         time.sleep(0.1)
 
 
-def _end(process: subprocess.Popen) -> None:
+def end_process(process: subprocess.Popen) -> None:
     """End the simulator and every process it started: its own share its group, its sites' have groups of their own."""
     family: list[psutil.Process] = []
     with suppress(psutil.NoSuchProcess):
@@ -280,7 +287,8 @@ def _end_group(process: subprocess.Popen) -> None:
             continue
 
 
-def _last_error(log: Path) -> str:
+def last_error(log: Path) -> str:
+    """Return the last line of a log that tells of an error, else the last one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or "ERROR" in line or "CRITICAL" in line]
     return (errors or lines or ["it said nothing"])[-1]

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, TensorDataset
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.learning.seeds import seed_for
+from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.steps import Step, plain_step
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -53,7 +53,7 @@ class Compute:
         torch.backends.cudnn.deterministic = True
         try:
             with torch.random.fork_rng():
-                torch.manual_seed(seed)
+                seed_torch(seed)
                 yield
         finally:
             torch.set_num_threads(threads)

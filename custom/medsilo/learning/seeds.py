@@ -22,3 +22,12 @@ def generator_for(seed: int, *purpose: str | int) -> "torch.Generator":
     import torch  # seeds alone are for commands that train nothing, too
 
     return torch.Generator().manual_seed(seed_for(seed, *purpose))
+
+
+def seed_torch(seed: int) -> None:
+    """Seed what torch draws from. `torch.manual_seed` takes a stack trace for each kind of device that is not there."""
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)

@@ -231,6 +231,21 @@ class Member:
         self._keep(turn=turn.model_copy(update={"context": context, "given": given}))
         return sealed
 
+    def seal_for_all(self, number: int, block: SealedBlock, tensors: Tensors, asked: bytes) -> Words:
+        """Return this site's words of a sum that opens by itself as soon as those of all sites have come.
+
+        They have masks of pairs alone, so that no smaller sum opens, and nobody has shares of anything. With the same
+        keys no number may be sealed twice. asked: stands for what all sites were asked.
+        """
+        words, mine = self._encoded(block, {block.name: tensors}, {}), self.terms.place(self.site)
+        keys = {
+            place: self._linked.secret(site, "sum of all", number, block.digest, asked)
+            for place, site in enumerate(self.terms.sites)
+            if site != self.site
+        }
+        add_streams(words, [(key, 1 if mine < place else -1) for place, key in keys.items()])
+        return words
+
     def has_sealed(self, deal: letters.Deal) -> bool:
         """Return whether this site has sealed what it sends in this very round, with these offers."""
         turn = self._kept.turn

@@ -92,7 +92,7 @@ def check_files(folder: Path, signed: Mapping[str, str], but: str) -> None:
     there = dict(hashes_in(folder, but))
     if wrong := sorted(name for name in there.keys() | signed.keys() if there.get(name) != signed.get(name)):
         kind = "is missing" if wrong[0] not in there else "was changed after it was signed"
-        kind = kind if wrong[0] in signed else "is not signed"
+        kind, other = (kind, "") if wrong[0] in signed else ("is not signed", "move it elsewhere, or ")
         raise MedsiloError(
-            f"{wrong[0]} {kind} ({len(wrong)} such files); get the folder again from who signed it", str(folder)
+            f"{wrong[0]} {kind} ({len(wrong)} such files); {other}get the folder again from who signed it", str(folder)
         )

@@ -75,7 +75,9 @@ def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, 
     if stopped:
         command = f"medsilo check {job} --settings {place_of(out, stopped[0])} --site {stopped[0]}"
         return [(f"settle what the check found at {', '.join(stopped)}, then check again:", command), *steps]
+    counted = f"medsilo statistics {job} {given} -o {out / 'cases'}"
     if several:
+        steps.append(("who has how many cases of each class, and how many an interval needs:", counted))
         command = f"medsilo compare --plan {job} --methods local,fedavg --minutes 60 {given} --engine inprocess"
         return [*steps, ("does joining pay for these hospitals?", command)]
     return [

@@ -165,12 +165,14 @@ def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:
 
 
 def _channels(looks: Looks) -> Choice:
-    channels = looks.looked[0].channels
+    channels = looks.channels
     if looks.flat:
-        told = "three channels" if channels == 3 else f"{channels} channel{'s' if channels > 1 else ''}"
+        told = "all images have three channels" if channels == 3 else "all images have 1 channel"
+        if channels == 3 and looks.grey:
+            told = f"{looks.grey} of {len(looks.looked)} images are grey, and are read as three equal channels"
         if channels not in (1, 3):
             raise DataError(f"flat images have {channels} channels; save them in grey, or in RGB without transparency")
-        return Choice("task.colours", "rgb" if channels == 3 else "grey", f"all images have {told}")
+        return Choice("task.colours", "rgb" if channels == 3 else "grey", told)
     names = looks.layout.channels
     names = names if len(names) == channels else tuple(f"channel-{number}" for number in range(channels))
     several = "one file each, in this order" if len(names) > 1 else "call it what it is, for example t2 or ct"
@@ -227,7 +229,7 @@ def _of_what(looks: Looks) -> str:
 def augmentation_of(looks: Looks) -> Choice:
     """Return the changes by chance in training."""
     key = "task.augmentation"
-    if looks.flat and looks.looked[0].channels == 3:
+    if looks.flat and looks.channels == 3:
         return Choice(key, ["flip-x", "flip-y", "intensity"], "colours: no flips where left or up means something")
     return Choice(
         key, ["affine", "intensity"], "small turns, other brightness; no flips, as bodies have a left and a right"

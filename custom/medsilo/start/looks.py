@@ -55,6 +55,16 @@ class Looks:
         """Return whether images have two axes."""
         return len(self.looked[0].size) == 2
 
+    @property
+    def channels(self) -> int:
+        """Return how many channels images have, in colours where some of them are."""
+        return max(look.channels for look in self.looked)
+
+    @property
+    def grey(self) -> int:
+        """Return how many of the images that were opened have one channel."""
+        return sum(look.channels == 1 for look in self.looked)
+
     def middle(self, axis: int) -> float:
         """Return the median size along an axis."""
         return float(np.median([look.size[axis] for look in self.looked]))
@@ -200,10 +210,10 @@ def _refuse_what_stops(listings: Mapping[str, Listing]) -> None:
 
 
 def _refuse_mixtures(looked: Sequence[tuple[Look, str]]) -> None:
-    """All images have as many axes, and as many channels."""
+    """All images have as many axes, and as many channels; grey ones may stand among flat images in colours."""
     for what, of, remedy in (
         ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),
-        ("channels", lambda look: look.channels, "save all images in grey, or all in colours without transparency"),
+        ("channels", _channels_of, "save all images in grey, or all in colours without transparency"),
     ):
         counts = Counter(of(look) for look, _ in looked)
         if len(counts) > 1:
@@ -211,6 +221,10 @@ def _refuse_mixtures(looked: Sequence[tuple[Look, str]]) -> None:
             rarest = min(counts, key=lambda number: (counts[number], number))
             names = [name for look, name in looked if of(look) == rarest]
             raise DataError(f"images have {told}; {remedy}", private=", ".join(names[:6]))
+
+
+def _channels_of(look: Look) -> int:
+    return 3 if len(look.size) == 2 and look.channels == 1 else look.channels
 
 
 def _refuse_labels(looks: Looks) -> None:

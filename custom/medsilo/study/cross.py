@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, write_json
 from medsilo.core.tensors import Tensors
-from medsilo.deploy.source import Source, open_source, ready_for
+from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.together import answering_together
 from medsilo.federation.disclosure import Disclosure, finite
 from medsilo.federation.exact import ExactScores, ExactTest
@@ -173,9 +173,8 @@ def judged(
     found: list[Judged] = []
     data: SiteData | None = None
     for source, look in zip_longest(sources, looks):
-        ready = ready_for(source, settings.data, compute)
-        participation = ready.plan.participation.model_copy(update={"unseen": (site,)})
-        plan = ready.plan.model_copy(update={"participation": participation, "privacy": None})
+        participation = source.plan.participation.model_copy(update={"unseen": (site,)})
+        plan = source.plan.model_copy(update={"participation": participation, "privacy": None})
         place = Place(plan, site, [site], settings, paths.site_folder(folder, site), lead)
         if data is None:
             protection = Protection(place)
@@ -183,12 +182,12 @@ def judged(
             data = _all_tested(plan.task.site_data(site, [site], plan.seed, protection.source()))
         judge = _Judge(place, data)
         with compute.reproducible(plan.seed):
-            model = ready.network.to(compute.device)
+            model = source.network.to(compute.device)
             scores = ExactScores(*judge.evaluation.evaluate(data.test, lambda: None, model, plan.task.goal.measuring))
             judge.evaluation.draw_found(model, model, scores.measures, place.folder)
             if look:
                 for seen in judge.evaluation.seen(data.test, model):
-                    look(ready, *seen)
+                    look(source, *seen)
         told = judge.disclosure.told(ExactTest(0, scores, None, None))
         tells = partial(_mean, judge.disclosure, told["test"] is not None)
         found.append(Judged(scores.measures, patients_of(data.test), told, tells))

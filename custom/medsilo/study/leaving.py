@@ -79,13 +79,19 @@ class Departure:
         """The round from which the new study goes on."""
         return self.first - 1 if self.kept else 0
 
-    @property
-    def price(self) -> str:
-        """The price in words: rounds, and measured seconds."""
-        again = self.before.rounds - self.begun_after
-        measured = [line.seconds for line in self.rounds[self.begun_after :] if line.seconds is not None]
+    def begun_in(self, out: Path) -> int:
+        """Return the round from which a finished run without who left went on; 0 where it is the whole study again."""
+        return self.begun_after if read_rounds(out)[: self.first - 1] == self._lines() else 0
+
+    def price(self, anew: bool = False) -> str:
+        """Return the price: rounds, and measured seconds. anew: in a consortium, which goes on from no state."""
+        begun = 0 if anew else self.begun_after
+        again = self.before.rounds - begun
+        measured = [line.seconds for line in self.rounds[begun:] if line.seconds is not None]
         seconds = statistics.fmean(measured) * again if measured else 0.0
-        whole = "the whole study" if not self.begun_after else f"the study from round {self.first} on"
+        whole = f"the study from round {self.first} on" if begun else "the whole study"
+        if self.first > 1 and not begun:
+            whole += f", though {self.hospital} came in round {self.first} (no state of before can be gone on from),"
         return f"{whole} again: {again} rounds, {seconds:.0f} seconds as they were measured"
 
     # ------------------------------------------------------------------ the study again
@@ -122,7 +128,7 @@ class Departure:
             facts |= {"plan": self.plan.hash, "sites": names}
             facts["settled"] = {site: own for site, own in facts["settled"].items() if site in names}
             save_tensors(out / paths.CHECKPOINTS / path.name, tensors, facts)
-        lines = [self._without(line).model_dump_json(exclude_unset=True) for line in self.rounds[:done]]
+        lines = [line.model_dump_json(exclude_unset=True) for line in self._lines()]
         write_bytes(out / paths.ROUNDS, "".join(f"{line}\n" for line in lines).encode())
         for old in self._folders():
             new = paths.site_folder(out, old.name)
@@ -130,6 +136,10 @@ class Departure:
             write_bytes(new / paths.STATE_FILES.replace("*", str(done)), state.read_bytes())
             if (old / paths.METRICS).exists():
                 write_bytes(new / paths.METRICS, (old / paths.METRICS).read_bytes())
+
+    def _lines(self) -> list[Round]:
+        """Return the rounds before the hospital came, as a study that goes on from there has them."""
+        return [self._without(line) for line in self.rounds[: self.first - 1]]
 
     def _without(self, line: Round) -> Round:
         gone = self.hospital if not self.patients else ""

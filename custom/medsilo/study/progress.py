@@ -135,7 +135,9 @@ class StudyProgress:
         """Return what happens at the moment, in one line."""
         moment = self.look()
         if moment.turns is None or self._is_over(moment.turns):
-            return f"round {self.done} of {self.planned} is over" if self.done else STARTING
+            since = self._clock() - self._ends[-1]
+            ended = f"round {self.done} of {self.planned} ended {duration(since)} ago"
+            return ended if self.done else f"{STARTING}, {duration(since)} so far"
         where = ASKED_FOR.get(moment.turns.task, f"round {moment.turns.round} of {self.planned}")
         left = self.seconds_left()
         facts = [f"{where}: {listed(self.now())}", *([f"about {duration(left)} left"] if left else [])]

@@ -11,6 +11,7 @@ from medsilo.core.errors import DataError
 from medsilo.tasks.dicom_walk import check_dicom, is_dicom
 from medsilo.tasks.headers import check_size, open_reader
 
+MOST_VOLUMES = 32  # along a fourth axis, which are channels
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
 
 
@@ -30,6 +31,7 @@ class Scan:
     header: Any = field(repr=False)  # the SimpleITK image as it was read: its grid
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())  # order of the axes and which are flipped, from there
     source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
+    machine: str = ""  # maker and model of the scanner, where a file tells them
     lacks: tuple[int, ...] = ()  # channels of the plan that are not there, so that values have the others alone
 
     def columns(self) -> dict[str, float]:
@@ -75,9 +77,22 @@ def _read(path: Path) -> Scan:
 
     _refuse_broken_nifti(path)
     image = _read_series(path) if path.is_dir() else open_reader(path).Execute()
+    if image.GetDimension() == 4:
+        image = _volumes_as_channels(image)
     if image.GetDimension() not in (2, 3):
         raise DataError(f"an image has {image.GetDimension()} axes; give volumes or flat images", str(path))
     return scan_of(image)
+
+
+def _volumes_as_channels(image: Any) -> Any:
+    """Return the volumes along the fourth axis as the channels of one, as data sets of several sequences store them."""
+    import SimpleITK
+
+    number = image.GetSize()[3]
+    if number > MOST_VOLUMES:
+        raise DataError(f"an image has {number} volumes along its fourth axis, as a film has; save one of them")
+    volumes = [image[:, :, :, place] for place in range(number)]
+    return SimpleITK.Compose(volumes) if number > 1 else volumes[0]
 
 
 def scan_of(image: Any) -> Scan:

@@ -12,7 +12,7 @@ from medsilo.core.section import Section
 from medsilo.tasks.splits import Shares
 
 if TYPE_CHECKING:
-    from medsilo.learning.loop import Compute
+    pass
 
 
 def as_tuple(value: Any) -> Any:
@@ -87,15 +87,11 @@ class DataSource(Section):
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
     cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
     cache_folder: Path | None = None  # where they are kept with `cache: disk`
-    # Of nnU-Net's cascade: the folder of the finished first study, or its model; else it is looked for in `output`.
-    first_stage: Path | None = None
 
     # What remembers each patient's part at a hospital; at home nothing does.
     _memory: Memory | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
-    _finished: Path | None = PrivateAttr(None)
-    _compute: "Compute | None" = PrivateAttr(None)
 
     def without(self) -> frozenset[str]:
         """Return the patients who are left out."""
@@ -135,22 +131,6 @@ class DataSource(Section):
         copy._each_alone = True
         return copy
 
-    @property
-    def finished(self) -> Path | None:
-        """Return the folder with the studies that are kept here, where a task needs a finished one."""
-        return self._finished
-
-    @property
-    def compute(self) -> "Compute | None":
-        """Return the device on which a finished study's model answers."""
-        return self._compute
-
-    def beside(self, finished: Path | None, compute: "Compute") -> Self:
-        """Return the same data for a task that needs a finished study's model, which answers on this device."""
-        copy = self.model_copy()
-        copy._finished, copy._compute = finished, compute
-        return copy
-
     def parts(self, patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
         """Return each patient's part. for_good: whether it may be remembered from now on, where it is new."""
         return self._memory(patients, draw, for_good) if self._memory else draw({})
@@ -158,7 +138,8 @@ class DataSource(Section):
     @property
     def is_described(self) -> bool:
         """Return whether more is said than where the folder is and what is kept of it."""
-        return self != DataSource(**{key: getattr(self, key) for key in ("folder", "folds", "cache", "cache_memory")})
+        kept = {"folder", "folds", "cache", "cache_memory"}
+        return self.model_dump(exclude=kept) != DataSource(folder=self.folder).model_dump(exclude=kept)
 
     def once(self) -> Self:
         """The same for a single look at the data: nothing is kept in memory."""

@@ -14,7 +14,6 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section
-from medsilo.learning.loop import Compute
 from medsilo.learning.undrawn import labels_in as labels_without_marks
 from medsilo.models.network import Network
 from medsilo.tasks.folds import Dealt, Fold, together
@@ -254,19 +253,6 @@ class Task(Section):
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """The network's output for whole cases, when it is evaluated or used."""
         return network(inputs)
-
-    # ------------------------------------------------------------------ other models that it needs
-    @property
-    def refines(self) -> bool:
-        """Return whether it needs a finished study's model, whose labels are among a network's inputs."""
-        return False
-
-    def beside(self, given: Path | None, finished: Path | None, compute: Compute) -> Self:
-        """Return the same task for use on images, with the finished study's model that it needs on this device.
-
-        given: that study's folder or its model; finished: else the folder in which it is looked for.
-        """
-        return self
 
     def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
         """Return the task with what was chosen, for its test and for use; raises Refused."""

@@ -248,10 +248,12 @@ class FolderTask(OwnFolder):
     def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
         """Yield each image's patient and columns. What can't be read is left out, as in training."""
         self.check_source(source)
-        reader = self._reader(source)
+        reader, known = self._reader(source), self._known_classes(source)
         for entry in self._listing(source, self._folder(site, source)).entries:
+            own = str(entry.label)
+            label = {} if self.segments else {"label": self.labels[known[own]] if own in known else own}
             with suppress(DataError):
-                yield entry.patient, {**reader.scan(entry).columns(), **self._of_header(entry)}
+                yield entry.patient, {**reader.scan(entry).columns(), **self._of_header(entry), **label}
 
     def _of_header(self, entry: Entry) -> Mapping[str, float | str]:
         """Return more columns of an image, which its header tells."""
@@ -261,13 +263,19 @@ class FolderTask(OwnFolder):
         """The class of every entry of a classification, by its name."""
         if self.segments:
             return {}
-        known = {str(number): number for number in range(len(self.labels))}
-        known |= {label: number for number, label in enumerate(self.labels)}
-        known |= {str(own): self._number(plans) for own, plans in source.label_map.items()}
+        known = self._known_classes(source)
         strangers = [entry for entry in listing.entries if str(entry.label) not in known]
         what = f"cases have a label that is not among the plan's ({', '.join(self.labels)}); add it to data.label_map"
         listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
         return {entry.name: known.get(str(entry.label), 0) for entry in listing.entries}
+
+    def _known_classes(self, source: DataSource) -> dict[str, int]:
+        """The classes of a classification, by what a site may call them."""
+        if self.segments:
+            return {}
+        known = {str(number): number for number in range(len(self.labels))}
+        known |= {label: number for number, label in enumerate(self.labels)}
+        return known | {str(own): self._number(plans) for own, plans in source.label_map.items()}
 
     def own_values(self, source: DataSource) -> dict[int, int]:
         """Return the value of each label in a site's own masks; of several that mean one structure the first."""

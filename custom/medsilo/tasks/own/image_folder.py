@@ -1,11 +1,16 @@
 """A hospital's own flat images."""
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
+from torch import Tensor
 
 from medsilo.tasks.intensity import Bytes, Intensity
 from medsilo.tasks.own.folder import FolderTask, Length
+from medsilo.tasks.scans import Scan
+from medsilo.tasks.use import IN_MONAI
 
 
 class ImageFolder(FolderTask):
@@ -19,7 +24,9 @@ class ImageFolder(FolderTask):
     name: Literal["image-folder"] = "image-folder"
     size: tuple[Length, ...] = Field(default=(256, 256), description="what the network reads in training")
     intensity: Intensity = Field(Bytes(), description="how intensities are scaled ([your-data.md](your-data.md))")
-    colours: Literal["rgb", "grey"] = Field("rgb", description="read three channels or one")
+    colours: Literal["rgb", "grey"] = Field(
+        "rgb", description="read three channels, of a grey image three equal ones; or one"
+    )
     resize: bool = Field(default=True, description="false: images keep their size")
 
     def across_patients(self) -> str:
@@ -38,8 +45,15 @@ class ImageFolder(FolderTask):
     def _channel_names(self) -> tuple[str, ...]:
         return (self.colours,)  # in one file
 
+    def inputs_of(self, scan: Scan) -> Tensor:
+        if self.channels > len(scan.values) == 1:
+            scan = replace(scan, values=np.repeat(scan.values, self.channels, 0))
+        return super().inputs_of(scan)
+
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        turned = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]  # MONAI counts x first
+        turned: list[dict[str, Any]] = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]  # x is first
+        if self.channels > 1:
+            turned.append({"_target_": f"{IN_MONAI}.Coloured", "keys": "image"})
         if not self.resize:
             return turned
         size = list(self.size[::-1])

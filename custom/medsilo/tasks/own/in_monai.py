@@ -33,6 +33,17 @@ class ToSpacingd(Resized):
         return super().__call__(data, lazy)
 
 
+class Coloured(MapTransform):
+    """Give a grey picture three equal channels."""
+
+    def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
+        changed = dict(data)
+        for key in self.key_iterator(changed):
+            image = changed[key]
+            changed[key] = image.repeat(3, *[1] * (image.ndim - 1)) if len(image) == 1 else image
+        return changed
+
+
 class Middled(MapTransform):
     """Take the middle of an image, with its least value around it where it is smaller.
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -197,6 +197,13 @@ class PatientTable(ByKind):
         if not path.resolve().is_relative_to(source.folder.resolve()):
             raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
         return path
+
+    def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
+        """Yield each line's patient and class, or whether there was an event. What can't be read is left out."""
+        self.check_source(source)
+        names = EVENTS if self.kind == "survival" else self.labels
+        for entry in self.rows(self.file(source, self._folder(site, source)), source).listing.entries:
+            yield entry.patient, {"label": names[int(str(entry.label))]} if entry.label else {}
 
     def rows(self, path: Path, source: DataSource, outcome: bool = True) -> "TableRows":
         """Return the cases of a table as numbers, and what is wrong with others.

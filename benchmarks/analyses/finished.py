@@ -10,21 +10,18 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
-from medsilo.extend import (
-    POOL,
-    MedsiloError,
-    Plan,
-    Record,
-    SiteData,
-    SiteSettings,
-    Summary,
-    generator_for,
-    load_plan,
-    load_tensors,
-    paths,
-    read_for,
-    site_folder,
-)
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors
+from medsilo.federation.pool import POOL
+from medsilo.federation.protection import read_for
+from medsilo.learning.seeds import generator_for
+from medsilo.plan import Plan, load_plan
+from medsilo.runs import paths
+from medsilo.runs.paths import site_folder
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.task import SiteData
 
 
 @dataclass(frozen=True)

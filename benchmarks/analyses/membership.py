@@ -9,8 +9,6 @@ while one in twenty others is taken for one (Clopper and Pearson's interval).
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +16,10 @@ from scipy.stats import beta, norm, rankdata
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
-from medsilo.extend import Compute, SiteSettings, batches, seed_for
-from medsilo_papers.finished import FinishedRun, drawn, read_finished
+from benchmarks.analyses.analysis import AnalysisResult, Question
+from benchmarks.analyses.finished import FinishedRun, drawn
+from medsilo.learning.loop import Compute, batches
+from medsilo.site.settings import SiteSettings
 
 CASES = 400  # of each kind, at most
 FALSE = 0.05  # of the others, which may be taken for members
@@ -124,18 +124,13 @@ def _differ(models: Sequence[nn.Module]) -> bool:
     return any(not tensor.equal(first[name]) for other in models[1:] for name, tensor in other.state_dict().items())
 
 
-def audit(folders: Sequence[Path], settings: SiteSettings, seed: int) -> tuple[dict[str, Any], list[str], bool]:
-    """Attack each run: do its models tell who was in the training set?
-
-    Returns what was found, for JSON; a line for each model; and whether one should not leave.
-    """
-    runs = read_finished(folders)
-    with settings.compute().reproducible(seed_for(seed, "privacy")):
-        found = {run.label: check_release(run, settings, seed) for run in runs}
+def audits(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
+    """Attack each run: do its models tell who was in the training set? A line for each model."""
+    found = {run.label: check_release(run, asked.settings, asked.seed) for run in runs}
     lines = [f"{run}: {name}: {one.verdict}" for run, models in found.items() for name, one in models.items()]
-    audits = [
+    told = [
         {"run": run, "models": {name: {**asdict(one), "verdict": one.verdict} for name, one in models.items()}}
         for run, models in found.items()
     ]
-    told = {"kind": "privacy", "asked": {"seed": seed}, "runs": [run.facts() for run in runs], "audits": audits}
-    return told, lines, any(one.advises_against for models in found.values() for one in models.values())
+    against = any(one.advises_against for models in found.values() for one in models.values())
+    return AnalysisResult({"audits": told}, {}, lines, warns=against)
