@@ -47,6 +47,7 @@ class Row:
     own: Own
     sites: tuple[str, ...] = SITES
     task: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg", "weighting": "uniform"})
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ def everything(**own: Any) -> Own:
 
 # ------------------------------------------------------------------------------------------------ real volumes
 def hippocampus(source: Path) -> Callable[[Path, int, bool], None]:
-    """Return what deals the volumes: 20 to each hospital and 30 to the judge; masks whole, and of one structure."""
+    """Return what deals the volumes: 50 to each hospital and 60 to the judge; masks whole, and of one structure."""
 
     def write(folder: Path, seed: int, few: bool) -> None:
         names = sorted(path.name for path in (source / "images").glob("*.nii.gz"))
         order = np.random.default_rng(seed).permutation(len(names))
-        each = 5 if few else 20
-        for place, number in enumerate(order[: each * 4 + (4 if few else 30)]):
+        each = 5 if few else 50
+        for place, number in enumerate(order[: each * 4 + (4 if few else 60)]):
             site = (*SITES, JUDGE)[min(place // each, 4)]
             mask = nibabel.load(source / "labels" / names[number])
             values = np.asarray(mask.dataobj).astype(np.uint8)
@@ -115,7 +116,7 @@ def volumes(source: Path) -> Part:
     return Part(
         "Structures: two hospitals drew one, two the other",
         "Hippocampus volumes of the Medical Segmentation Decathlon (CC BY-SA 4.0), one centre dealt to four "
-        "hospitals of 20 by each seed; of 30 others the six of the test part "
+        "hospitals of 50 by each seed; of 60 others the twelve of the test part "
         "are tested. Two hospitals drew the anterior part, two the posterior. "
         "*Naive* takes what was not drawn for background.",
         hippocampus(source),
@@ -127,11 +128,12 @@ def volumes(source: Path) -> Part:
                 "intensity": {"kind": "z-score"},
             },
             "network": {"name": "unet", "dimensions": 3, "features": [8, 16, 32], "norm": "instance"},
-            "training": {**ADAM, "rounds": 40, "local_steps": 3},
+            "training": {**ADAM, "rounds": 160, "local_steps": 3, "schedule": "poly"},
         },
         (
             Row("all drew both", everything()),
             Row("each drew one, named in `absent`", _drawn(True)),
+            Row("the same, by ConDistFL", _drawn(True), method={"name": "condistfl"}),
             Row("each drew one, naive", _drawn(False)),
         ),
         {"mean Dice": "dice", "anterior": "dice_anterior", "posterior": "dice_posterior"},
@@ -250,7 +252,7 @@ def judged(part: Part, row: Row, folder: Path, seed: int, few: bool) -> dict[str
         {
             **part.plan,
             "seed": seed,
-            "algorithm": {"name": "fedavg", "weighting": "uniform"},
+            "algorithm": dict(row.method),
             "task": {**part.plan["task"], **row.task},
             "training": training,
             "participation": {"sites": list(row.sites), "unseen": [JUDGE]},

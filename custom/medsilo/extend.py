@@ -93,7 +93,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.report.template import fill, save
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
-    from medsilo.runs.paths import site_folder
     from medsilo.runs.reading import read_provenance
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
@@ -127,18 +126,17 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
         refuse_links,
         tell_patients,
     )
-    from medsilo.tasks.metrics import Counts, Measures
+    from medsilo.tasks.metrics import Measures
     from medsilo.tasks.own import columns, sheet, standardising
     from medsilo.tasks.own.by_kind import ByKind
     from medsilo.tasks.own.file_reader import CaseReader
     from medsilo.tasks.own.own_folder import Found, OwnFolder
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.partition import dirichlet, iid
-    from medsilo.tasks.postprocessing import Postprocessings
     from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, ReadyCases, Sliced, held_case
     from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
-    from medsilo.tasks.segmentation import dice_of, likeliest
+    from medsilo.tasks.segmentation import likeliest
     from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
 

@@ -157,12 +157,6 @@ class Plan(Section):
         return self.task.goal.decides and self.privacy is None
 
     @property
-    def trials(self) -> int:
-        """Return of how many trials of postprocessing a hospital tells; for a model of its own it chooses at home."""
-        every = None if self.algorithm.outcome.personal else self.task.goal.postprocessings
-        return every.number if every else 0
-
-    @property
     def asking(self) -> dict[str, Layer]:
         """Return the layers that ask of the finished model, by name."""
         return {layer.name: layer for layer in self.layers if layer.asks(self)}

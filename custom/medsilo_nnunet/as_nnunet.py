@@ -53,9 +53,7 @@ def plain_network(source: Source) -> DeeplySupervised:
 
 
 def write_description(task: NnUNetFolder, folder: Path) -> None:
-    """Write what nnU-Net says of a model beside its weights: dataset.json, plans.json, and postprocessing.json."""
+    """Write what nnU-Net says of a model beside its weights: dataset.json and plans.json."""
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
     write_json(folder / "dataset.json", task.question.in_nnunet() | {"file_ending": ending})
     write_json(folder / "plans.json", task.plans.in_nnunet())
-    if task.postprocessing:
-        write_json(folder / "postprocessing.json", task.postprocessing_in_nnunet)

@@ -1,7 +1,7 @@
 """A hospital's own volumes in nnU-Net's layout, learned as nnU-Net learns them."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -29,7 +29,6 @@ from medsilo.extend import (
     PreparedEntry,
     Scan,
     Segmentation,
-    dice_of,
     digest,
     generator_for,
     held_case,
@@ -40,14 +39,12 @@ from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import Architecture, NnUNet
 from medsilo_nnunet.nnunet_parts import NnUNetParts, places_in
 from medsilo_nnunet.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
-from medsilo_nnunet.nnunet_postprocessing import LargestComponents, Postprocessing
 from medsilo_nnunet.question import SegmentationQuestion
 
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
 AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FLAT = 4  # axes of a batch of patches in two dimensions
-MADE = ("parts", "_all")  # of the rest of a task
-MOST_TRIALS = 1024
+MADE = ("parts",)  # of the rest of a task
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
@@ -73,13 +70,6 @@ class NnUNetFolder(OwnFolder):
         0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
     )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
-    postprocessing: bool = Field(
-        False,
-        description="whether the largest component alone is kept of what is found, wherever that raises Dice on the "
-        "hospitals' validation cases together, as nnU-Net decides it",
-    )
-
-    _choice: Postprocessing = PrivateAttr(Postprocessing())  # of what nnU-Net could choose
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -91,10 +81,6 @@ class NnUNetFolder(OwnFolder):
             )
         if len(self._own.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them anew")
-        if self.postprocessing and self._all.number > MOST_TRIALS:
-            raise ValueError(
-                f"postprocessing: regions share values so often that more than {MOST_TRIALS} would be tried"
-            )
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -136,23 +122,6 @@ class NnUNetFolder(OwnFolder):
     def default_network(self) -> Network:
         return NnUNet(architecture=self.architecture)
 
-    # ------------------------------------------------------------------------------------------ the postprocessing
-    @cached_property
-    def _all(self) -> LargestComponents:
-        return LargestComponents(self.question)
-
-    def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
-        if not self.postprocessing:
-            return super().with_postprocessing(choice)
-        copy = self.model_copy()
-        copy._choice = self._all.read(choice)
-        return copy
-
-    @property
-    def postprocessing_in_nnunet(self) -> dict[str, Any]:
-        """Return what was chosen as nnU-Net writes it into postprocessing.json."""
-        return self._all.in_nnunet(self._choice)
-
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
 
@@ -192,7 +161,6 @@ class NnUNetGoal(Segmentation):
         regions = len(question.regions) if question.has_regions else None  # each found by itself
         super().__init__(question.names, self._loss, question.regions, outputs=regions)
         self.task, self.overlaps = task, question.has_regions
-        self.postprocessings = task._all if task.postprocessing else None
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self.task.parts.loss(output, target)
@@ -209,18 +177,8 @@ class NnUNetGoal(Segmentation):
         """Return what measures on the images' own grids, as nnU-Net does; surfaces in millimetres."""
 
         def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
-            found = self._counting(self.task._all.applied(self.task._choice, found), right)
+            found = self._counting(found, right)
             return self.compared(found[None], right[None], spacing)
-
-        return self._on_own_grids(cases, measure)
-
-    def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
-        def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
-            scores = self.task._all.tried_on(found, right)
-            dice = dice_of(*(self.masks(one[None]) for one in (self._counting(found, right), right)))
-            return {self.metric: dice.mean(1)} | {
-                name: torch.tensor([one], dtype=torch.float64) for name, one in scores.items()
-            }
 
         return self._on_own_grids(cases, measure)
 
@@ -280,7 +238,7 @@ class NnUNetUse(ImageUse):
         return self.task.parts.on_its_grid(scan.values, scan.source)[None]
 
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
-        return self.task._all.applied(self.task._choice, self.task.parts.labels_back(output[0], scan.source))
+        return self.task.parts.labels_back(output[0], scan.source)
 
 
 class _Patches(Dataset):

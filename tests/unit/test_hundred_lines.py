@@ -45,6 +45,8 @@ nnunet plan --help
 nnunet collect --help
 nnunet measure --help
 receive --help
+record --help
+statistics --help
 rehearse --help
 new --help
 help new

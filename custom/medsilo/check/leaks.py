@@ -12,7 +12,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Average, views
 from medsilo.course.phase import Stretch
-from medsilo.federation.disclosure import MOST, MOST_GAIN, PAIR
+from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.sealed.what import sealed_layout
 from medsilo.learning.training import Training
@@ -185,7 +185,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         lines.append(
             f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has {least} test cases"
         )
-    return [*lines, *_threshold(plan, settings), *_trials(plan, settings, few)]
+    return [*lines, *_threshold(plan, settings)]
 
 
 def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
@@ -199,21 +199,6 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
     return [
         f"At the end, too: the threshold that does best on the validation cases, one of {steps - 1} numbers; it counts "
         "as an answer over validation cases."
-    ]
-
-
-def _trials(plan: Plan, settings: SiteSettings, few: str) -> list[str]:
-    """Return what is told for a choice of postprocessing. few: of how many cases nothing is."""
-    if not plan.task.goal.postprocessings:
-        return []
-    if not plan.trials:
-        return ["The postprocessing of this hospital's own model is chosen here; nothing is told of it."]
-    told = "the sum of Dice over the validation cases"
-    if settings.protects(plan.task.synthetic):
-        told = f"the mean gain of Dice over the validation cases, in steps, a case gaining at most {MOST_GAIN:g}"
-    return [
-        f"Before the test: {told}, and their number, in {plan.trials} trials of postprocessing{few}; each counts as an "
-        "answer over validation cases."
     ]
 
 

@@ -72,11 +72,8 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 HELP = {"help_option_names": ["--help", "-h"]}
 # Commands of earlier versions: what does the same now.
 NOW = {
-    **{
-        f"analyse {kind}": f"python -m benchmarks.analyses {kind}"
-        for kind in ("convergence", "drift", "inversion", "landscape", "privacy", "profile", "tsne")
-    },
     "advise": "medsilo compare",
+    "analyse": "python -m benchmarks.analyses",
     "approvals": "medsilo approve",
     "audit-privacy": "python -m benchmarks.analyses privacy",
     "committee": "medsilo cross RUN RUN",

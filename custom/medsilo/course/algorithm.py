@@ -111,8 +111,6 @@ class Algorithm(Section):
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
         """Yield why the plan can't have this method: where, what, and what to do instead."""
-        if plan.task.goal.postprocessings and not self.outcome.one_network:
-            yield f"task.postprocessing: {self.name} puts several networks together; set false"
         if plan.protocol != "clinical" and plan.protocol not in self.protocols:
             told = " or ".join(["clinical", *self.protocols])
             yield f"protocol: {plan.protocol!r} says nothing of {self.name}; declare {told}"

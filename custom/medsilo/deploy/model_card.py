@@ -118,9 +118,6 @@ def _page(facts: dict[str, Any]) -> str:
         ("plan hash", facts["plan_hash"]),
         ("trained with medsilo", f"{trained.get('version') or 'not recorded'} {(trained.get('hash') or '')[:12]}"),
     ]
-    if (choice := facts["model"].get("postprocessing")) is not None:
-        kept = [*["all foreground together"] * choice["all_foreground"], *choice["structures"]]
-        about.append(("only the largest component is kept of", ", ".join(kept) or "nothing"))
     rows = "\n".join(f"| {name} | {str(value).strip()} |" for name, value in about)
     return f"""# Model card: {facts["task_title"]}
 {synthetic}

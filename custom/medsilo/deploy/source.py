@@ -100,9 +100,6 @@ def open_source(folder: Path, site: str = "") -> Source:
         raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
     network = _filled_network(plan, tensors, name, bool(facts.get(PLAIN)))
     told = {"kind": "model", "file": name, "plan_hash": plan.hash}
-    if choice := facts.get("postprocessing"):
-        plan = plan.model_copy(update={"task": plan.task.with_postprocessing(choice)})
-        told["postprocessing"] = choice
     return Source(network.eval(), plan, plan.task.spacing, told, folder, (folder / name).parent)
 
 

@@ -52,10 +52,10 @@ def answering_together(sources: Sequence[Source]) -> Source:
         return first
     if len(sources) > MOST:
         raise MedsiloError(f"{len(sources)} models are to answer together; give {MOST} at most")
-    task, *tasks = (source.plan.task.with_postprocessing({}) for source in sources)  # which was chosen for one alone
+    task, *tasks = (source.plan.task for source in sources)
     if any(other != task for other in tasks):
         raise MedsiloError("these models were trained for different tasks; give models of one task, with equal keys")
     committee = Committee(task, [source.network for source in sources]).eval()
     facts = {"kind": "committee", "members": [source.facts for source in sources]}
-    plan = first.plan.model_copy(update={"task": task, "layers": ()})  # what layers say was found of one model
+    plan = first.plan.model_copy(update={"layers": ()})  # what layers say was found of one model
     return Source(committee, plan, first.spacing, facts, first.run)

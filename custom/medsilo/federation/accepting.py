@@ -75,7 +75,6 @@ class Acceptance:
             return self._with_outcome(answer, "validation")
         if isinstance(answer, Tried):
             self.layers_of(answer)  # raises
-            check_trials(answer, self.plan)
         if isinstance(answer, Tested):
             self._check_test(answer, number)
             return self._with_outcome(answer, "test")
@@ -195,17 +194,6 @@ def check_sum(name: str, values: Sequence[float], most: int, between: tuple[floa
         raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")
     if not number * low - 1e-3 <= summed <= number * high + 1e-3:
         raise Refused(f"its sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")
-
-
-def check_trials(answer: Tried, plan: Plan) -> None:
-    """Raise Refused unless of each structure all trials are told, or none, and over no more cases than there are."""
-    every = plan.task.goal.postprocessings
-    told = {name: trials for name, trials in (every.trials if every else {}).items() if answer.trials.keys() & trials}
-    if told and "validation" in answer.withheld:
-        raise Refused("it tells of validation cases, and withholds what it tells of them")
-    same_names("trials", answer.trials, [trial for trials in told.values() for trial in trials])
-    for trial, values in answer.trials.items():
-        check_sum(trial, values, answer.cases.validation, (0.0, 1.0))
 
 
 def check_reliability(counts: Mapping[str, list[float]], plan: Plan) -> None:

@@ -27,7 +27,6 @@ from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained, T
 from medsilo.runs.record import Record, now
 from medsilo.runs.schema import STOPPED, Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.metrics import added
 
 
 class Coordinator:
@@ -50,7 +49,6 @@ class Coordinator:
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
         self.layers_told: dict[str, Mapping[str, Any]] = {}  # by layers of the plan, to each site before the test
-        self.postprocessing: dict[str, Any] = {}  # that the sites' validation cases have chosen
         settings = settings or SiteSettings(device="cpu")
         sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
         acceptance = Acceptance(plan, self.study, sites, sorted({*sites, *plan.participation.unseen}))
@@ -218,10 +216,8 @@ class Coordinator:
             self.state.details |= conclusion.details
             self.outcome_told = conclusion.told
         empty = chosen == number
-        if self.plan.trials or self.plan.asking:
+        if self.plan.asking:
             tried = self._end("try", number, selected=chosen, empty=empty)
-            if self.plan.trials:
-                self._choose_postprocessing(tried, chosen)
             for name, layer in self.plan.asking.items():
                 self.layers_told[name] = layer.choose(self.plan, self._layers(tried)[name], self.everyone)
         tested = self._end("test", number, selected=chosen, empty=empty)
@@ -229,18 +225,6 @@ class Coordinator:
             told: dict[Part, Any] = {"validation": self._layers(tried)[name], "test": self._layers(tested)[name]}
             self.state.details[name] = layer.concluded(self.plan, self.record.folder, told)
         self.state.details = self.plan.algorithm.outcome.concluded(self.state.details, self._told(tested))
-
-    def _choose_postprocessing(self, exchange: Exchange, chosen: int) -> None:
-        """Choose by what the sites have tried, and keep it with the model."""
-        every, replies = self.plan.task.goal.postprocessings, sorted(exchange.replies.items())
-        assert every
-        tried = {site: answer.trials for site, answer in replies if isinstance(answer, Tried) and answer.trials}
-        self.postprocessing = every.chosen(added(tried.values()))
-        self.state.details["postprocessing"] = {**self.postprocessing, "sites": list(tried)}
-        if not tried:
-            nobody = "no hospital may tell enough of its validation cases, so no postprocessing was chosen"
-            self.state.details["cautions"] = [*self.state.details.get("cautions", []), nobody]
-        self.state.save_common(paths.BEST, chosen, self.postprocessing)
 
     def _layers(self, exchange: Exchange) -> dict[str, dict[str, Any]]:
         """Return what sites tell to each layer, by site."""
@@ -285,7 +269,6 @@ class Coordinator:
                 "train_cases": smallest,
                 "last": max((line.round for line in self.rounds if site in line.answered), default=0),
                 "outcome": self._outcome_for(site, task),
-                "postprocessing": self.postprocessing if task == "test" else {},
                 "layers": {name: own[site] for name, own in self.layers_told.items()} if task == "test" else {},
                 "sealing": {} if task == "join" else self.aggregation.letters(site, groups),
             }

@@ -1,6 +1,6 @@
 """Disclosure: the layer that decides what of a site's numbers leaves, how finely, and what is counted as told.
 
-Scores, losses, counts, choices of a postprocessing and of a threshold, and numbers of cases: a participant finds them
+Scores, losses, counts, choices of a threshold, and numbers of cases: a participant finds them
 exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_numbers.py
 adds noise and says its price; who asked for how much is in the hospital's book (protection.py).
 """
@@ -21,11 +21,11 @@ from medsilo.core.tensors import Groups
 from medsilo.federation.exact import (
     ExactDelivery,
     ExactLetter,
+    ExactLooks,
     ExactResult,
     ExactRound,
     ExactScores,
     ExactTest,
-    ExactTrials,
 )
 from medsilo.federation.private_numbers import How, PrivateNumbers
 from medsilo.federation.protection import Protection
@@ -49,8 +49,6 @@ from medsilo.tasks.metrics import (
 from medsilo.tasks.task import SiteData, patients_of
 
 MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
-MOST_GAIN = 0.1  # by a postprocessing in a patient's case, from where on it is all one in what is told
-MIDDLE = 0.5  # what stands for no gain
 CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
 LOSS = "loss"  # of each case
 PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
@@ -90,10 +88,10 @@ class Disclosure:
                 if self.tells("validation"):
                     self.protection.note(validation=1 + self.plan.algorithm.outcome.scores_besides)
                 return {**self.validated(found.validated), "outcome": found.outcome}
-            case ExactTrials(measures=measures):
-                told, looked = self.trials(measures), self._looked("validation", found.looked)
-                self.protection.note(validation=len(told) + self._answers("validation", looked))
-                return {"trials": told, "layers": looked}
+            case ExactLooks(looked=exact):
+                looked = self._looked("validation", exact)
+                self.protection.note(validation=self._answers("validation", looked))
+                return {"layers": looked}
             case ExactTest():
                 tested = self.tested(found.selected, found.scores)
                 decisive = found.decisive if CHANCES in tested["counts"] else None
@@ -297,24 +295,6 @@ class Disclosure:
                 of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.goal.classes, resolution
             )
         return told
-
-    def trials(self, measures: Measures) -> Counts:
-        """Return the sums over validation cases by which a postprocessing is chosen, as they are told."""
-        every = self.task.goal.postprocessings
-        if every is None or not self.tells("validation"):
-            return {}
-        if self.resolution["validation"].exact:
-            return every.sums(measures, self.least)
-        gains = every.sums(every.gains(measures, MOST_GAIN), self.least)
-        return {trial: self._coarse_gain(*values) for trial, values in gains.items()}
-
-    def _coarse_gain(self, total: float, number: float) -> list[float]:
-        """Return a sum of gains and their number as they are told: the mean in whole steps above or below MIDDLE."""
-        resolution, mean = self.resolution["validation"], total / number if number else 0.0
-        step = resolution.among(number / self.cases["validation"]).step(-MOST_GAIN, MOST_GAIN) if number else 0.0
-        told = min(max(round(mean / step) * step, -MOST_GAIN), MOST_GAIN) if step else mean
-        count = float(resolution.count(int(number)))
-        return [(MIDDLE + told) * count, count]
 
     @property
     def tells_threshold(self) -> bool:

@@ -49,10 +49,9 @@ class ExactDelivery(ExactResult):
 
 
 @dataclass(frozen=True)
-class ExactTrials(ExactResult):
-    """Trials of postprocessing on the validation cases, and what layers found in them."""
+class ExactLooks(ExactResult):
+    """Findings of layers in the validation cases."""
 
-    measures: Measures
     looked: dict[str, Any]
 
 

@@ -25,11 +25,11 @@ from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.exact import (
     ExactDelivery,
     ExactLetter,
+    ExactLooks,
     ExactResult,
     ExactRound,
     ExactScores,
     ExactTest,
-    ExactTrials,
 )
 from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.private_numbers import PrivateNumbers
@@ -145,32 +145,23 @@ class Participant:
         self.state.save_model(paths.LAST, number)
         return ExactDelivery(scored, plan.algorithm.outcome.take(self._end(stop), asked.outcome))
 
-    def _try(self, asked: Request, groups: Groups, stop: Stop) -> ExactTrials:
-        """Try postprocessings of the selected model on the validation cases."""
+    def _try(self, asked: Request, groups: Groups, stop: Stop) -> ExactLooks:
+        """Let layers look at what the selected model says of the validation cases."""
         plan = self.place.plan
-        if not (plan.trials or plan.asking) or not self.place.trains:
-            raise Refused("the plan asks this hospital for no trials of postprocessing")
+        if not plan.asking or not self.place.trains:
+            raise Refused("no layer of the plan asks this hospital of its validation cases")
         self._take_selected(asked, groups)
-        measures = self._tried(self.state.model, stop) if plan.trials else {}
-        looked = {}
-        if plan.asking:
-            model = plan.algorithm.outcome.tested(self._end(stop), self.state.model, asked.outcome)
-            looked = self.evaluation.looked("validation", model, {}, plan.task, stop)
-        return ExactTrials(measures, looked)
+        model = plan.algorithm.outcome.tested(self._end(stop), self.state.model, asked.outcome)
+        return ExactLooks(self.evaluation.looked("validation", model, {}, plan.task, stop))
 
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> ExactTest:
-        """Test the selected model, once, with the postprocessing that all chose together, or this site for its own."""
+        """Test the selected model, once."""
         folder, outcome = self.place.folder, self.place.plan.algorithm.outcome
         selected = self._take_selected(asked, groups)
         self.state.save_model(paths.BEST, selected)
         end = self._end(stop)
         model = outcome.tested(end, self.state.model, asked.outcome)
-        choice, every = asked.postprocessing, self.place.plan.task.goal.postprocessings
-        if every and outcome.personal:
-            choice = every.chosen(every.sums(self._tried(model, stop), 1))
-        task = self.place.plan.task.with_postprocessing(choice)
-        if choice:
-            self.state.save_model(paths.BEST, selected, choice)
+        task = self.place.plan.task
         self.trainer.doing.begin("testing")
         scores = ExactScores(*self.evaluation.evaluate(self.data.test, stop, model, task.goal.measuring))
         told = outcome.after_test(end, model)
@@ -198,11 +189,6 @@ class Participant:
     def _chooses(self) -> bool:
         plan = self.place.plan
         return plan.algorithm.outcome.personal and plan.tracking.select == "best"
-
-    def _tried(self, model: nn.Module, stop: Stop) -> Measures:
-        """Return what postprocessings make of the validation cases."""
-        self.trainer.doing.begin("validating")
-        return self.evaluation.evaluate(self.data.validation, stop, model, self.place.plan.task.goal.trying)[2]
 
     def decisive(self, model: nn.Module, stop: Stop) -> Measures | None:
         """Return the validation cases by which it is chosen from where on a probability counts as found; None where

@@ -132,11 +132,11 @@ def with_own_split(source: DataSource, book: Book, data: str, writes: bool = Tru
 
 def planned_answers(plan: Plan) -> dict[DataPart, int]:
     """Return how many answers with scores over each part a plan asks for; a threshold is one over validation
-    cases, and so is a trial of postprocessing."""
+    cases."""
     outcome = plan.algorithm.outcome
     planned: dict[DataPart, int] = {
         "train": plan.rounds,
-        "validation": plan.validations + outcome.scores_besides + plan.has_threshold + plan.trials,
+        "validation": plan.validations + outcome.scores_besides + plan.has_threshold,
         "test": 1,
     }
     asked = [layer.asks(plan) for layer in plan.asking.values()]

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import isfinite
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -183,7 +182,7 @@ class ServerState:
         """Hold the model of the round that was kept as the best."""
         self._take_over(*self.record.load_best(rounds), self.expected(self.course.last))
 
-    def save_common(self, file: str, rounds: int, postprocessing: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def save_common(self, file: str, rounds: int) -> None:
         """Write the model that all sites share for the lead."""
         networks, last = self.plan.build_networks(), self.course.last
         given = views(last.given, networks)
@@ -196,7 +195,6 @@ class ServerState:
         algorithm = self.plan.algorithm
         assert algorithm.outcome.common is not None
         facts = {"round": rounds, "method": algorithm.name, "plan_hash": self.plan.hash}
-        facts |= {"postprocessing": dict(postprocessing)} if postprocessing else {}
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
         draw_amplitude(algorithm.input_layer(networks), self.record.folder / paths.FIGURES / paths.AMPLITUDE)
 

@@ -3,9 +3,8 @@
 import csv
 import gc
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -153,10 +152,9 @@ class SiteState:
             _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
 
     # ------------------------------------------------------------------ for the hospital
-    def save_model(self, file: str, rounds: int, postprocessing: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def save_model(self, file: str, rounds: int) -> None:
         """Keep the model as it is, and the plan beside it, so that the hospital can use it by itself."""
         facts = {"round": rounds, "method": self.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
-        facts |= {"postprocessing": dict(postprocessing)} if postprocessing else {}
         save_tensors(self.folder / file, self.model.state_dict(), facts)
         write_text(self.folder / paths.PLAN, self.plan.to_yaml())
 

@@ -135,7 +135,6 @@ class Request(Message):
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
     last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
-    postprocessing: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what was chosen
     layers: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what layers of the plan have chosen
     # What the site's privacy ledgers were when it answered last
     ledgers: Annotated[tuple[LedgerHead, ...], Field(strict=False)] = Field((), exclude_if=not_, max_length=MOST_HEADS)
@@ -271,10 +270,9 @@ class Delivered(SiteAnswer):
 
 
 class Tried(SiteAnswer):
-    """A site has tried postprocessings on its validation cases."""
+    """A site has tried the selected model on its validation cases, as layers of the plan ask."""
 
     task: Literal["try"]
-    trials: dict[Name, Annotated[list[Number], Field(min_length=2, max_length=2)]]  # the sum and number of each
     layers: dict[Name, Any] = Field({}, exclude_if=not_)  # what layers of the plan ask for, which read it
 
 

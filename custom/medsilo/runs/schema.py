@@ -356,14 +356,6 @@ class SealingFacts(RecordPart):
     protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
 
 
-class PostprocessingFacts(RecordPart):
-    """A postprocessing: of what only the largest component is kept."""
-
-    all_foreground: bool = Field(description="whether of all foreground together", strict=True)
-    structures: list[Text] = Field(description="the structures of which it is, in order")
-    sites: list[str] = Field(description="who has told sums over validation cases")
-
-
 class Details(RecordPart):
     """The method's own findings. Methods may add keys of their own."""
 
@@ -378,11 +370,6 @@ class Details(RecordPart):
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     cautions: list[Text] = Field([], description="what is unusual about the plan's numbers")
-    postprocessing: PostprocessingFacts | None = Field(
-        None,
-        description="of task `nnunet`: whether only the largest component of `all_foreground` together is kept, of "
-        "which `structures` it is, and the `sites` whose validation cases decided it",
-    )
     sealing: SealingFacts | None = Field(None, description="what was sealed, and against whom")
 
     def as_json(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -55,8 +54,8 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, S
     for site in sites:  # one site's data at a time
         at = _Judge(Place(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site)))
         for owner in sites:
-            tensors, facts = load_tensors(_model_of(run_folder, owner))
-            scores[owner][site] = at.score(at.model_with(tensors), facts.get("postprocessing", {}))
+            tensors, _ = load_tensors(_model_of(run_folder, owner))
+            scores[owner][site] = at.score(at.model_with(tensors))
         same_as_before(site, scores[site][site], summary)
     found = Cross(metric=plan.task.goal.metric, plan_hash=plan.hash, scores=scores)
     write_json(run_folder / paths.CROSS, found.as_json())
@@ -71,9 +70,9 @@ class _Judge(Participant):
         self.state.model.load_state_dict(tensors)
         return self.state.model
 
-    def score(self, model: nn.Module, choice: Mapping[str, Any] = MappingProxyType({})) -> float | None:
-        """Return a model's score on this site's test data. choice: the postprocessing that goes with it."""
-        compute, task = self.state.compute, self.place.plan.task.with_postprocessing(choice)
+    def score(self, model: nn.Module) -> float | None:
+        """Return a model's score on this site's test data."""
+        compute, task = self.state.compute, self.place.plan.task
         with compute.reproducible(self.place.plan.seed):
             model = model.to(compute.device)
             return finite(self.evaluation.evaluate(self.data.test, lambda: None, model, task.goal.measuring)[1])
@@ -134,7 +133,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
         committee = answering_together(sources)
         at = _Judge(Place(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site)))
         for run, source in zip(runs, sources, strict=True):
-            alone[run.name][site] = at.score(source.network, source.facts.get("postprocessing", {}))
+            alone[run.name][site] = at.score(source.network)
             same_as_before(site, alone[run.name][site], summaries[run])
         together[site] = at.score(committee.network)
     return together, alone

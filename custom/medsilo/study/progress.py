@@ -19,7 +19,7 @@ ASKED_FOR = {
     "join": "joining",
     "sum": "adding up",
     "deliver": "taking over the outcome",
-    "try": "trying postprocessings",
+    "try": "calibrating",
     "test": "testing",
 }
 

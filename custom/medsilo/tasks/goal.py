@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
-from medsilo.tasks.postprocessing import Postprocessings
 
 
 class Goal(ABC):
@@ -28,7 +27,6 @@ class Goal(ABC):
     by_case: bool = True  # whether a case's loss and score are its own; else the cases beside it matter
     unbounded: str = ""  # why no bound holds for what one case does to a batch's gradient; nothing where one holds
     cross_entropy: float = 0.0  # how much the cross entropy of labels counts in the loss
-    postprocessings: Postprocessings | None = None  # among which validation cases choose before the test
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that the network's output must have for an input of this shape."""
@@ -62,10 +60,6 @@ class Goal(ABC):
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return what measures these cases of the test, whose outputs and targets come in order."""
         return self.measures
-
-    def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
-        """Return what tries the postprocessings on these cases, likewise; and measures the metric."""
-        raise TypeError(f"{type(self).__name__} has no postprocessing")
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return what a site tells of its test cases: counts that add up, none over fewer cases than `least`."""

@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from medsilo.core.errors import DataError, Refused
+from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 from medsilo.learning.undrawn import labels_in as labels_without_marks
 from medsilo.models.network import Network
@@ -253,12 +253,6 @@ class Task(Section):
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """The network's output for whole cases, when it is evaluated or used."""
         return network(inputs)
-
-    def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
-        """Return the task with what was chosen, for its test and for use; raises Refused."""
-        if choice:
-            raise Refused(f"task {self.name} has no postprocessing")
-        return self
 
 
 def refuse_links(folder: Path) -> None:
