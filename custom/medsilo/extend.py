@@ -76,7 +76,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.seams import Receive
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, stated, write_job
-    from medsilo.learning import layers
+    from medsilo.learning import layers, undrawn
     from medsilo.learning.loop import Case, DrawnCases, Stop
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models import blocks
@@ -133,7 +133,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.own.own_folder import Found, OwnFolder
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.partition import dirichlet, iid
-    from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, ReadyCases, Sliced, held_case
+    from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, ReadyCases, Sliced, held_case, mark_in
     from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import likeliest

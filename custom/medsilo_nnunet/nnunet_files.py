@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, find
+from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, find, undrawn
 from medsilo_nnunet.nnunet_network import needing_nnunet
 from medsilo_nnunet.nnunet_plans_file import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -34,8 +34,7 @@ class RawData:
         if (folder / SETTINGS).is_file() and not (source.images or source.labels or source.table):
             settings = _settings(folder, question)
             source = source.model_copy(update=_in_layout(settings, len(question.channels)))
-        if source.absent:
-            raise DataError("data.absent: task nnunet needs all structures and channels; take task nifti-folder")
+        absent_from(question, source)
         if source.label_map:
             raise DataError("data.label_map: nnU-Net reads masks as they are; write them with the question's labels")
         listing = find(source, folder, masks=True)
@@ -57,6 +56,23 @@ class RawData:
     def most_of_a_patient(self) -> int:
         """Return how many cases the patient with most of them has."""
         return max(Counter(entry.patient for entry in self.cases).values())
+
+
+def may_be_absent(question: SegmentationQuestion) -> tuple[str, ...]:
+    """Return the structures that a hospital need not have drawn: labels with a bit in a mark, and no regions."""
+    several = 1 < len(question.regions) <= undrawn.MOST
+    return tuple(question.regions) if several and not question.has_regions and question.ignored is None else ()
+
+
+def absent_from(question: SegmentationQuestion, source: DataSource) -> tuple[str, ...]:
+    """Return the structures that nobody drew at a site; raises DataError where they can't be told from others."""
+    known = may_be_absent(question)
+    if any(name not in known for name in source.absent) or (known and set(known) <= set(source.absent)):
+        raise DataError(
+            "data.absent: task nnunet can lack some of 2 to 15 labels, but no channel, no region and nothing beside "
+            "an ignored label; take task nifti-folder"
+        )
+    return tuple(name for name in known if name in source.absent)
 
 
 def _settings(folder: Path, question: SegmentationQuestion) -> Mapping[str, Any]:

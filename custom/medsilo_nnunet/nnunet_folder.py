@@ -32,10 +32,12 @@ from medsilo.extend import (
     digest,
     generator_for,
     held_case,
+    mark_in,
     open_reader,
     seed_for,
+    undrawn,
 )
-from medsilo_nnunet.nnunet_files import RawData
+from medsilo_nnunet.nnunet_files import RawData, absent_from, may_be_absent
 from medsilo_nnunet.nnunet_network import Architecture, NnUNet
 from medsilo_nnunet.nnunet_parts import NnUNetParts, places_in
 from medsilo_nnunet.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
@@ -129,7 +131,9 @@ class NnUNetFolder(OwnFolder):
         return DrawnCases(cases, self._piece, seed, names)
 
     def _piece(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        return self.parts.cut(case, seed, self.foreground)
+        (mark,) = undrawn.marks_in(case[1][None])
+        image, labels = self.parts.cut((case[0], case[1] - mark), seed, self.foreground)
+        return image, _marked(labels, mark)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
@@ -144,9 +148,23 @@ class NnUNetFolder(OwnFolder):
                 f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
                 "convert the files"
             )
-        return Found(data.listing, {}, partial(_made, self.parts, self.question), "")
+        mark = undrawn.mark_of(self._undrawn(source))
+        return Found(data.listing, {}, partial(_made, self.parts, self.question), "", mark)
+
+    @property
+    def may_be_absent(self) -> tuple[str, ...]:
+        return may_be_absent(self.question)
+
+    def absent(self, source: DataSource) -> tuple[str, ...]:
+        return absent_from(self.question, source)
+
+    def _undrawn(self, source: DataSource) -> list[int]:
+        return [value for name in self.absent(source) for value in self.question.regions[name]]
 
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+        gone = set(self._undrawn(source))
+        drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
+        listing.add("stops", "masks show a structure that data.absent names; correct data.absent or the masks", drawn)
         empty = [one.entry.name for one in every if not any(one.facts.values)]
         listing.add("note", "masks are empty: no structure of the question is in them", empty)
 
@@ -161,6 +179,17 @@ class NnUNetGoal(Segmentation):
         regions = len(question.regions) if question.has_regions else None  # each found by itself
         super().__init__(question.names, self._loss, question.regions, outputs=regions)
         self.task, self.overlaps = task, question.has_regions
+
+    def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
+        if isinstance(output, Tensor) or not any(undrawn.marks_in(target)):
+            return super().loss(output, target)  # type: ignore[arg-type]
+        # Of each resolution, what hospitals tell apart; nnU-Net makes the coarser labels of those that are told apart.
+        scales = [undrawn.told_apart(one, target) for one in output]
+        each = []
+        for alike in zip(*scales, strict=True):
+            labels = alike[0][1]
+            each.append(len(labels) * self.task.parts.loss([mine for mine, _, _ in alike], labels))
+        return torch.stack(each).sum() / len(target)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self.task.parts.loss(output, target)
@@ -189,7 +218,10 @@ class NnUNetGoal(Segmentation):
         numbers = count()
 
         def measured(output: Tensor, target: Tensor) -> Measures:
-            each = [measure(*self._on_own_grid(held_case(cases, next(numbers))[0].entry, one)) for one in output]
+            each = []
+            for one, mark in zip(output, undrawn.marks_in(target), strict=True):
+                found, right, spacing = self._on_own_grid(held_case(cases, next(numbers))[0].entry, one)
+                each.append(measure(found, _marked(right, mark), spacing))
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
 
         return measured
@@ -249,6 +281,7 @@ class _Patches(Dataset):
     ) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
         self.certain = round(batch * (1 - foreground))  # the first patch of a batch that has a structure for certain
+        self.mark = mark_in(cases)
         order = generator_for(seed, "cases")
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
 
@@ -260,7 +293,13 @@ class _Patches(Dataset):
         certain = number % self.batch >= self.certain
         with held.opened(place) as (image, labels, places):
             assert places is not None
-            return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+            patch, found = self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+        return patch, _marked(found, self.mark)
+
+
+def _marked(labels: Tensor, mark: int) -> Tensor:
+    """Return labels with the mark of structures that nobody drew; -1, where the image was empty, is background then."""
+    return labels.long().clamp(min=0) | mark if mark else labels
 
 
 def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> PreparedEntry:

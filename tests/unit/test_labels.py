@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from medsilo.check.data import data_tables
+from medsilo.check.data import HELD, data_tables, hospitals_table
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.course import structures
 from medsilo.course.server_side import ServerSide
 from medsilo.course.structures import mix_by_structure, outputs_of
 from medsilo.deploy.images import predict_images
-from medsilo.deploy.model_card import card_facts
+from medsilo.deploy.model_card import card_facts, write_card
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import open_source
 from medsilo.federation.inprocess import StudyResult, run
@@ -73,7 +73,9 @@ def write(folder: Path, drew: Mapping[int, int], seed: int, cases: int = 6) -> N
 
 
 def each(folder: Path, own: Mapping[str, Mapping[str, Any]]) -> EachSites:
-    known = make_settings({"public_data": True, "smallest_metric": 1, "device": "cpu"}, "test")
+    known = make_settings(
+        {"public_data": True, "smallest_metric": 1, "device": "cpu", "share_personal_model": True}, "test"
+    )
     sites = {
         site: known.model_copy(update={"data": DataSource(folder=folder / site, **{**PATTERNS, **values})})
         for site, values in own.items()
@@ -259,7 +261,7 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     plan = plan_of()
     tables = {table.title: table.rows for table in data_tables(survey("b", **OWN["b"]), plan, 1)}
     assert [row for row in tables["Cases that show each label"] if row[0] == "ant"] == [["ant", *["not drawn"] * 3]]
-    assert tables["Not here"] == [["t1"]]
+    assert tables[HELD] == [["ant", 0, 0, 24], ["post", 24, 0, 0], ["t1", 0, 0, 24], ["flair", 24, 0, 0]]
     assert "no mask shows 'post': name it in data.absent" in said("a")
     assert "no mask shows" not in said("a", absent=["post"])
     assert "masks show a structure that data.absent names" in said("c", absent=["post"])
@@ -267,6 +269,48 @@ def test_check_says_what_is_not_here_and_stops_where_masks_disagree(hospitals: P
     assert "names all modalities" in said("c", absent=["t1", "flair"])
     assert "'liver' can't be absent; ant, post, t1, flair can" in said("c", absent=["liver"])
     assert NiftiFolder(**{**TASK, "lacking": None}).may_be_absent == ("ant", "post")
+
+
+def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_sum(
+    hospitals: Path, tmp_path: Path
+) -> None:
+    def tables(site: str, least: int, **own: Any) -> Any:
+        task = NiftiFolder(**TASK | {"dimensions": 3, "size": [16, 16, 4]})
+        return data_tables(task.survey(site, [site], 0, each(hospitals, {site: own}).of(site).data), plan_of(), least)
+
+    write(hospitals / "d", {1: 1}, 7, cases=12)
+    write(hospitals / "d", {1: 1, 2: 2}, 7, cases=9)  # three of twelve show no post, which was looked for
+    told = hospitals_table({site: tables(site, 1, **OWN.get(site, {})) for site in "abd"})
+    assert told.columns == ("name", "a", "b", "d")
+    assert [list(row) for row in told.rows] == [
+        ["ant", 6, "lacks it (6)", 12],
+        ["post", "lacks it (6)", 6, "9, drawn and none 3"],
+        ["t1", 6, "lacks it (6)", 12],
+        ["flair", 6, 6, 12],
+    ]
+    few = {row[0]: row[1:] for table in tables("d", 4) if table.title == HELD for row in table.rows}
+    assert all(str(count).startswith(("at least", "at most")) for count in few["ant"][:2])
+
+
+def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
+    hospitals: Path, study: tuple[StudyResult, Path], tmp_path: Path
+) -> None:
+    never = "it never saw post drawn there"
+
+    def card(folder: Path, site: str) -> str:
+        out = tmp_path / f"{folder.name}-{site}"
+        out.mkdir()
+        write_card(open_source(folder, site), out)
+        return (out / "MODEL_CARD.md").read_text()
+
+    assert never not in card(study[1], "")  # the hospitals' common model is nobody's own
+    short = ["training.rounds=1", "training.local_epochs=1"]
+    for method, sites in (("local", {"a": True, "b": False}), ("fedsm", {"": True})):
+        run(plan_of(method).with_changes(short), folder=tmp_path / method, settings=each(hospitals, OWN))
+        for site, says in sites.items():
+            text = card(tmp_path / method, site)
+            assert (never in text) is says and "never saw t1" not in text, (method, site)
+    assert "Its personal model is in this super model" in text
 
 
 def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(

@@ -11,10 +11,14 @@ import torch
 from pydantic import ValidationError
 
 import medsilo
-from medsilo.core.errors import PlanError
+from medsilo.core.errors import DataError, PlanError
+from medsilo.federation.inprocess import run
+from medsilo.learning import undrawn
 from medsilo.plan import Plan, parse_plan
+from medsilo.site.settings import EachSites, SiteSettings
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
+from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.question import SegmentationQuestion
 from tests.brains import QUESTION, narrow, plans_of, write_hospitals
 
@@ -130,6 +134,74 @@ def test_regions_are_learned_found_and_measured_where_somebody_looked(tumours: t
     assert run.models["brno"].state_dict()["network.decoder.seg_layers.0.weight"].shape[0] == 3
     measured = (run.summary.sites["brno"].test, run.summary.sites["graz"].test)
     assert all(one is not None for one in measured)
+
+
+@pytest.mark.slow
+def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
+    tumours: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """Brno drew no core: masks show background there. Deep supervision, patches, windows and scores heed the mark."""
+    folder, plans = tumours
+    for path in folder.glob("*/**/*.nii.gz"):
+        image: Any = nibabel.load(path)
+        values = np.asanyarray(image.dataobj).copy()
+        if path.parent.name == "labels":
+            values[values == 4] = 0
+            values[values == 2] = 0 if "brno" in path.parts else 2
+        (tmp_path / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(values, image.affine), tmp_path / path.relative_to(folder))
+    plan = plan_of(plans, without_ignored(SEVERAL))
+    task: Any = plan.task
+
+    def read(absent: tuple[str, ...], site: str = "brno") -> Any:
+        return task.site_data(site, ["brno", "graz"], 0, DataSource(folder=tmp_path, absent=absent))
+
+    marked, naive = read(("core",)), read(())
+    for one, other in ((task.drawn(data.train, 2, 3, 5) for data in (marked, naive)),):
+        for number in range(6):
+            (image, target), (same, labels) = one[number], other[number]
+            assert torch.equal(image, same) and undrawn.marks_in(target[None]) == [undrawn.mark_of([2])]
+            assert torch.equal(undrawn.labels_in(target), labels.clamp(min=0))  # the same patches, oversampled alike
+    # Mass that moves between background and the undrawn core changes no resolution's loss; the naive loss it does.
+    target = torch.stack([one[number][1] for number in range(2)])
+    network = plan.build_networks()["model"].train()
+    outputs = network(torch.stack([one[number][0] for number in range(2)]))
+    assert isinstance(outputs, list) and len(outputs) > 1
+    moved = []
+    for output in outputs:
+        both = output[:, [0, 2]].logsumexp(1) - np.log(2)
+        moved.append(torch.stack([both, output[:, 1], both, output[:, 3]], 1))
+    loss = task.goal.loss(outputs, target)
+    torch.testing.assert_close(task.goal.loss(moved, target), loss)
+    torch.testing.assert_close(task.goal.loss(moved[0], target), task.goal.loss(outputs[0], target))
+    assert abs(task.goal.loss(moved, labels_of(target)) - task.goal.loss(outputs, labels_of(target))) > 1e-4
+    assert task.goal.loss(outputs, target | undrawn.mark_of([2])).requires_grad
+    # by a question of the three labels that brno tells apart
+    told = plan_of(plans, {**SEVERAL, "labels": {"background": 0, "edema": 1, "enhancing": 2}})
+    merged = [torch.cat([one[:, [0, 2]].logsumexp(1, keepdim=True), one[:, [1, 3]]], 1) for one in outputs]
+    labels = labels_of(target)
+    assert torch.equal(loss, told.task.goal.loss(merged, torch.where(labels == 3, 2, labels)))  # type: ignore[arg-type]
+    # a study
+    known = {"public_data": True, "smallest_metric": 1, "device": "cpu"}
+    sites = {
+        site: SiteSettings(**known, data=DataSource(folder=tmp_path, absent=absent))
+        for site, absent in (("brno", ("core",)), ("graz", ()))
+    }
+    found = run(plan, settings=EachSites(**known, sites=sites)).summary.sites
+    assert found["brno"].absent == ["core"] and found["graz"].absent == []
+    assert found["brno"].figures["dice_core"] is None and found["graz"].figures["dice_core"] is not None
+    assert found["brno"].figures["dice_edema"] is not None
+    for question, absent in ((SEVERAL, "core"), (UNSEEN, "core"), (without_ignored(SEVERAL), "FLAIR")):
+        with pytest.raises(DataError, match="no channel, no region"):
+            RawData.of(
+                tmp_path / "brno", SegmentationQuestion(**question), DataSource(folder=tmp_path, absent=(absent,))
+            )
+    with pytest.raises(DataError, match="masks show a structure that data.absent names"):
+        read(("core",), "graz")
+
+
+def labels_of(target: torch.Tensor) -> torch.Tensor:
+    return undrawn.labels_in(target)
 
 
 def test_an_ensemble_of_regions_is_refused(tumours: tuple[Path, Any]) -> None:

@@ -1,13 +1,15 @@
 """A site's data in counts, as far as they may be told: small counts are not."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from medsilo.check.result import Cell, Finding, Severity, Table
 from medsilo.plan import Plan
+from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
 NOT_TOLD = "not told"
+HELD = "Cases by structure, channel and column"
 SMALL = 10  # patients of whom a score says little
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # times as many cases of one class as of another are worth a word
@@ -87,8 +89,10 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         lines = [[label, *counts] for label, *counts in zip(labels, *columns, strict=True)]
         lines = [[line[0], *["not drawn"] * len(survey.parts)] if line[0] in survey.absent else line for line in lines]
         tables.append(Table(title, ("class" if exclusive else "label", *survey.parts), lines, note))
-    if others := [name for name in survey.absent if name not in labels]:
-        tables.append(Table("Not here", ("modality or column",), [[name] for name in others]))
+    structures = labels if isinstance(plan.task.goal, Segmentation) else []
+    named = dict.fromkeys([*structures, *getattr(plan.task, "modalities", ()), *survey.absent])
+    if held := [[name, *_held(name, name in structures, survey, least)] for name in named]:
+        tables.append(Table(HELD, ("name", "have it", "drawn, none there", "lack it or not drawn"), held))
     ranges = [
         *_along("size", "voxels", survey.size),
         *_along("spacing", "mm", survey.spacing),
@@ -105,6 +109,42 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         lines = [[name, count] for name, count in zip(survey.identifiers, counts, strict=True)]
         tables.append(Table("Identifiers in DICOM headers", ("element", "series"), lines, IDENTIFIERS))
     return tables
+
+
+def _held(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
+    """Return how many cases have a structure, channel or column, were drawn and have none of it, and lack it.
+
+    A part's count that is not told is not told by a sum either.
+    """
+    cases = sum(part.cases for part in survey.parts.values())
+    if name in survey.absent:
+        return [0, 0, cases]
+    if not drawn:
+        return [cases, 0, 0]
+    each = shown_counts([part.classes.get(name, 0) for part in survey.parts.values()], least, exclusive=False)
+    told = [count for count in each if isinstance(count, int)]
+    if len(told) == len(each):
+        return [*shown_counts([sum(told), cases - sum(told)], least, exclusive=True), 0]
+    return [f"at least {sum(told)}", f"at most {cases - sum(told)}", 0]
+
+
+def hospitals_table(each: Mapping[str, Sequence[Table]]) -> Table:
+    """Return one table of what hospitals have, by structure, channel and column, of the tables of each."""
+    held = {
+        site: {row[0]: row[1:] for table in own if table.title == HELD for row in table.rows}
+        for site, own in each.items()
+    }
+    names = dict.fromkeys(name for own in held.values() for name in own)
+    return Table(
+        HELD, ("name", *held), [[name, *(_in_words(own.get(name)) for own in held.values())] for name in names]
+    )
+
+
+def _in_words(row: Sequence[Cell] | None) -> Cell:
+    if row is None:
+        return NOT_TOLD
+    have, none, lack = row
+    return f"lacks it ({lack})" if lack else f"{have}, drawn and none {none}" if none else have
 
 
 def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:

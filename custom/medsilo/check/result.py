@@ -38,6 +38,10 @@ class Table:
         rows = [dict(zip(self.columns, map(_shortened, row), strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows, "note": self.note}
 
+    def as_text(self) -> list[str]:
+        """Return its lines for a terminal."""
+        return [self.title, *_aligned([self.columns, *self.rows]), *([self.note] if self.note else [])]
+
 
 def _shortened(cell: Cell) -> Cell:
     """Return a number with as many digits as mean something: times differ from one look to the next."""
@@ -91,7 +95,7 @@ class Report:
             if finding.remedy:
                 lines.append(" " * (width + 9) + f"-> {finding.remedy}")
         for table in self.tables:
-            lines += ["", table.title, *_aligned([table.columns, *table.rows]), *([table.note] if table.note else [])]
+            lines += ["", *table.as_text()]
         return "\n".join([*lines, "", self.verdict])
 
     def as_html(self) -> str:

@@ -121,6 +121,7 @@ def _write_example(screen: Screen, folder: Path) -> int:
 
 def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
     """Return what 'medsilo check' says of each hospital; pages for them lie beside."""
+    from medsilo.check.data import hospitals_table
     from medsilo.core.files import write_text
     from medsilo.start.trial import checks
     from medsilo.start.writing import CHECKS
@@ -140,6 +141,9 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
             screen.say(f"  {'STOPS ' if stops else ''}{finding.where}: {finding.what}")
             if stops and finding.remedy:
                 screen.say(f"    -> {finding.remedy}")
+    held = hospitals_table({site: report.tables for site, report in reports.items()})
+    if len(reports) > 1 and held.rows:
+        screen.say("\n".join(["", *held.as_text()]))
     return reports
 
 

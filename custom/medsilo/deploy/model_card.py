@@ -56,6 +56,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "trained_with": summary.package.as_json() if summary else None,
         "exported_with": {"version": package["version"], "hash": package["hash"]},
         "data": {site: result.cases for site, result in results.items()},
+        "personal": list(getattr(source.network, "agreed", ())),  # models of hospitals' own that are in a super model
         "absent": {site: result.absent for site, result in results.items() if result.absent},
         "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
         "mean_score": summary.mean_test if summary else None,
@@ -166,8 +167,15 @@ def _hospitals(facts: dict[str, Any]) -> str:
 def _unknown(facts: dict[str, Any], site: str) -> str:
     """Return what a hospital's score does not cover, and what its own model knows of that."""
     own = str(facts["model"].get("file", "")).startswith(f"{paths.SITES}/{site}/")
-    learned = " This model is that hospital's own: of these it knows what other hospitals' weights brought, untested."
-    return f"Its score does not cover structures among these.{learned * own}"
+    learned = ""
+    if undrawn := [name for name in facts["absent"][site] if name in facts["labels"]]:
+        whose = "This model is that hospital's own" if own else "Its personal model is in this super model"
+        learned = (
+            f" {whose}: it never saw {', '.join(undrawn)} drawn there, and knows of it what other hospitals' weights "
+            "brought, untested."
+        )
+    agreed = site in facts["personal"]
+    return f"Its score does not cover structures among these.{learned * (own or agreed)}"
 
 
 def _told(count: int | None) -> str:

@@ -225,7 +225,7 @@ class ReadyCases(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         held, number = self.at(index)
         inputs, target = held.case(number)
-        return inputs, target | self.mark if self.mark else target
+        return inputs, target.clamp(min=0) | self.mark if self.mark else target
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
         """Return a case's entry, and its number there."""
@@ -242,6 +242,16 @@ def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
         return held_case(cases.datasets[part], index - [0, *cases.cumulative_sizes][part])
     assert isinstance(cases, Subset)
     return held_case(cases.dataset, cases.indices[index])
+
+
+def mark_in(cases: Dataset) -> int:
+    """Return the mark on the labels of ready cases, or of some of them, which is one for all of a hospital's."""
+    if isinstance(cases, ReadyCases):
+        return cases.mark
+    if isinstance(cases, ConcatDataset):
+        return mark_in(cases.datasets[0])
+    assert isinstance(cases, Subset)
+    return mark_in(cases.dataset)
 
 
 class LazyCases(Dataset):
