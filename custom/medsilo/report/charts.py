@@ -27,7 +27,7 @@ MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a c
 @dataclass(frozen=True)
 class Series:
     """One line: `values[n]` at `places[n]`, by default at n; None leaves a gap. `ring` circles the point at that n;
-    `band` shades from the first to the second of each pair."""
+    `band` shades from the first to the second of each pair; not `joined`: points without a line."""
 
     name: str
     values: Sequence[float | None]
@@ -35,6 +35,7 @@ class Series:
     ring: int | None = None
     places: Sequence[float] | None = None
     band: Sequence[tuple[float, float] | None] = ()
+    joined: bool = True
 
     def place(self, n: int) -> float:
         """Return where the n-th value lies on the x axis."""
@@ -116,15 +117,19 @@ def line_chart(
     last_x: float,
     width: int = NARROW,
     unit: str = "rounds",
+    words: str = "",
 ) -> Markup:
-    """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike."""
+    """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike.
+
+    words: the chart in words, where the ends of its lines don't say it.
+    """
     svg = ElementTree.Element(
         "svg",
         {"class": "chart", "viewBox": f"0 0 {width} {HEIGHT}", "role": "img"}
         | {"aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"},
     )
     _text(svg, "title", title, id=f"{key}-title")
-    _text(svg, "desc", describe(series, unit), id=f"{key}-description")
+    _text(svg, "desc", words or describe(series, unit), id=f"{key}-description")
     plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1, width)
     _axes(svg, plot, y_ticks, x_label, y_label, whole=unit == "rounds")
     every = max([1, *(math.ceil(len(one.values) * len(series) / MOST_MARKERS) for one in series)])
@@ -232,7 +237,7 @@ def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit
         if value is not None:
             path.append(f"{'L' if drawing else 'M'}{plot.x(one.place(n))} {plot.y(value)}")
         drawing = value is not None
-    if path:
+    if path and one.joined:
         ElementTree.SubElement(group, "path", _stroke(one.style) | {"d": "".join(path)})
     for n, value in enumerate(one.values):
         if value is None:
@@ -249,7 +254,9 @@ def _marked(one: Series, x: int, every: int) -> bool:
     """Every point of a short line; of a long one some, its end, the ringed one, and points that no line reaches."""
     before = one.values[x - 1] if x > 0 else None
     after = one.values[x + 1] if x + 1 < len(one.values) else None
-    return x % every == 0 or x in (one.ring, len(one.values) - 1) or (before is None and after is None)
+    return (
+        not one.joined or x % every == 0 or x in (one.ring, len(one.values) - 1) or (before is None and after is None)
+    )
 
 
 def _stroke(style: int) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.text import counted
-from medsilo.report import findings, holdings, panels
+from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
@@ -71,6 +71,10 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
         figures=_figures(found),
+        decisions=deciding.section(
+            [own[0] for own in found.values() if own],
+            [look for look, own in zip(looks, found.values(), strict=True) if own],
+        ),
         overlays=panels.overlays_of_study(subjects),
         harmonised=panels.harmonised(subjects, most=1),
         similarity=panels.similarity(subjects),
