@@ -82,11 +82,15 @@ def test_roc_precision_and_net_benefit_follow_from_the_told_places(tmp_path: Pat
         "hospital-a, after 0.8947 of recall (sensitivity): 0.850",
         "hospital-a, after 1 of recall (sensitivity): 0.475",
         "all sites' cases, after 0.5 of threshold: 0.350",  # (34 − 6) of 80
-        "Everybody counts as found, after 0.1 of threshold: 0.417",  # (38 − 42 / 9) of 80
     ):
         assert title in text
-    assert not re.search(r"Everybody counts as found, after 0\.[6-9]", text)  # below −0.1
-    assert 'aria-labelledby="benefit-title"' in text
+    (benefit,) = re.findall(r'aria-labelledby="benefit-title".*?</svg>', text, re.DOTALL)
+    (everybody,) = re.findall(r'class="line chance" d="M([^"]*)"', benefit)
+    assert everybody.count("L") == 5  # at 0.5 it is (38 − 42) of 80, at 0.6 below −0.1
+    styles = re.findall(
+        r'<g class="(s\d)">', text[text.index('id="decisions"') : text.index('aria-labelledby="benefit')]
+    )
+    assert {"s0", "s1", "s3"} <= set(styles)  # all sites' line looks like no site's
 
 
 def several_classes() -> Summary:

@@ -27,7 +27,7 @@ def pictures(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def _picture(caption: str, note: str, series: Sequence[Series], **how: Any) -> dict[str, Any]:
-    legend = [{"name": one.name, "swatch": swatch(one.style)} for one in series]
+    legend = [{"name": one.name, "swatch": swatch(one.style, one.joined)} for one in series]
     chart = line_chart(series, title=caption, width=WIDE, **how)
     return {"caption": caption, "note": note, "chart": chart, "legend": legend, "heads": [], "rows": []}
 

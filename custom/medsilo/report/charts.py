@@ -118,10 +118,12 @@ def line_chart(
     width: int = NARROW,
     unit: str = "rounds",
     words: str = "",
+    guide: Sequence[tuple[float, float]] = (),
 ) -> Markup:
     """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike.
 
-    words: the chart in words, where the ends of its lines don't say it.
+    words: the chart in words, where the ends of its lines don't say it; guide: the corners of a thin line to hold
+    the others against.
     """
     svg = ElementTree.Element(
         "svg",
@@ -132,6 +134,9 @@ def line_chart(
     _text(svg, "desc", words or describe(series, unit), id=f"{key}-description")
     plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1, width)
     _axes(svg, plot, y_ticks, x_label, y_label, whole=unit == "rounds")
+    if guide:
+        corners = "L".join(f"{plot.x(x)} {plot.y(y)}" for x, y in guide)
+        ElementTree.SubElement(svg, "path", {"class": "line chance", "d": f"M{corners}"})
     every = max([1, *(math.ceil(len(one.values) * len(series) / MOST_MARKERS) for one in series)])
     for one in series:
         _series(svg, plot, one, every, unit)
@@ -165,11 +170,12 @@ def interval_chart(
     return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
 
 
-def swatch(style: int) -> Markup:
-    """A piece of a series' line with its marker, for a legend."""
+def swatch(style: int, joined: bool = True) -> Markup:
+    """A piece of a series' line with its marker, for a legend; the marker alone where no line joins the points."""
     svg = ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"})
     group = ElementTree.SubElement(svg, "g", {"class": colour(style)})
-    ElementTree.SubElement(group, "path", _stroke(style) | {"d": "M1 6H33"})
+    if joined:
+        ElementTree.SubElement(group, "path", _stroke(style) | {"d": "M1 6H33"})
     ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(style, 17, 6)})
     return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
 

@@ -12,9 +12,9 @@ from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
 from medsilo.runs.schema import Place
 
 LOSS = 0.1  # net benefit below which a curve is not drawn
-IDEAL, EVERYBODY = "As good as it says (ROC: guessing)", "Everybody counts as found"
 Line = tuple[str, int, list[Place]]  # its name, its style, and the places of the probability
-Points = Iterable[tuple[float, float]]
+Point = tuple[float, float]
+Points = Iterable[Point]
 
 
 def sum_of(places: Sequence[Place]) -> Place:
@@ -32,37 +32,38 @@ def curves(lines: Sequence[Line], whole: Sequence[Line]) -> dict[str, Any]:
     """Return the charts with their captions, and one legend. whole: of each run all sites', for its decision curve."""
     if not lines:
         return {"charts": [], "legend": []}
-    ideal = Series(IDEAL, (0.0, 1.0), -2, places=(0.0, 1.0))
+    diagonal = ((0.0, 0.0), (1.0, 1.0))
     drawn = [
-        ("reliability", "Reliability", [ideal, *_series(lines, _reliability)], "mean probability", "share of cases"),
-        ("roc", "ROC", [ideal, *_series(lines, _roc)], "1 − specificity", "sensitivity"),
-        ("precision", "Precision by recall", _series(lines, _precision), "recall (sensitivity)", "precision"),
+        ("reliability", "Reliability", lines, _reliability, "mean probability", "share of cases", diagonal),
+        ("roc", "ROC", lines, _roc, "1 − specificity", "sensitivity", diagonal),
+        ("precision", "Precision by recall", lines, _precision, "recall (sensitivity)", "precision", ()),
     ]
-    legend = list(drawn[0][2])
     if whole:
-        everybody = _series([(EVERYBODY, -1, whole[0][2])], _benefit_of_all)
-        benefit = [*everybody, *_series(whole, _benefit)]
-        legend += [one for one in benefit if one.name not in {line[0] for line in lines}]
-        drawn.append(("benefit", "Decision curve", benefit, "threshold", "net benefit"))
+        everybody = tuple(_benefit_of_all(whole[0][2]))
+        drawn.append(("benefit", "Decision curve", whole, _benefit, "threshold", "net benefit", everybody))
+    known = dict.fromkeys((name, style) for name, style, _ in (*lines, *whole))
     return {
-        "charts": [(caption, _chart(key, series, x, y)) for key, caption, series, x, y in drawn],
-        "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in legend],
+        "charts": [
+            (caption, _chart(key, _series(own, curve), x, y, guide)) for key, caption, own, curve, x, y, guide in drawn
+        ],
+        "legend": [{"name": name, "swatch": swatch(style)} for name, style in known],
     }
 
 
-def _chart(key: str, series: Sequence[Series], x: str, y: str) -> Markup:
+def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[Point]) -> Markup:
     """Draw over the whole range of shares; net benefit, which has no range of its own, as far as it goes."""
-    known = [value for one in series for value in one.values if value is not None] if key == "benefit" else [1.0]
+    known = [value for one in series for value in one.values if value is not None] + [value for _, value in guide]
     return line_chart(
         series,
         key=key,
         title=f"{y.capitalize()} by {x}",
         x_label=x,
         y_label=y,
-        y_ticks=ticks(min([0.0, *known]), max([0.0, *known])),
+        y_ticks=ticks(min([0.0, *known]), max([0.0, *known] if key == "benefit" else [1.0])),
         last_x=1.0,
         width=WIDE,
         unit=f"of {x}",
+        guide=guide,
     )
 
 
