@@ -59,6 +59,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         attached=attached(runs),
         overlays=panels.overlays_of_runs(runs),
         holdings=holdings.tables(runs),
+        shifts=holdings.shifts(runs),
         crossed=[_crossed(run) for run in runs if run.cross],
         curves=_curves(runs, looks),
         harmonised=panels.harmonised(subjects),

@@ -14,8 +14,16 @@ from PIL import Image
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.text import counted
 from medsilo.runs import paths
-from medsilo.runs.reading import read_cross, read_provenance, read_rounds, read_spent, read_summary, read_text
-from medsilo.runs.schema import Cross, Provenance, Round, SiteResult, Spent, Summary
+from medsilo.runs.reading import (
+    read_cross,
+    read_files_found,
+    read_provenance,
+    read_rounds,
+    read_spent,
+    read_summary,
+    read_text,
+)
+from medsilo.runs.schema import Cross, FilesFound, Provenance, Round, SiteResult, Spent, Summary
 
 LARGEST_PICTURE = 2_000_000  # bytes
 Interval = tuple[float, float]
@@ -73,6 +81,7 @@ class RunResult:
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
     cases: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by site: those that pictures show
     spent: dict[str, Spent] = field(default_factory=dict)  # by site whose own folder is here
+    files: dict[str, FilesFound] = field(default_factory=dict)  # likewise
 
     @property
     def failed(self) -> bool:
@@ -180,6 +189,7 @@ def _read(folder: Path, name: str) -> RunResult:
         overlays=overlays,
         cases=cases,
         spent=read_spent(folder),
+        files=read_files_found(folder),
     )
 
 

@@ -67,6 +67,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
         holdings=holdings.tables(runs),
+        shifts=holdings.shifts(runs),
         checks=checks(subjects),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
