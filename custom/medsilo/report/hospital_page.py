@@ -71,7 +71,8 @@ def _alone(run: RunResult, site: str) -> RunResult:
     """Return a run that knows what one hospital found and spent, and no other."""
     agreed = run.summary.agreed.changed(sites=[site])
     summary = run.summary.changed(sites={site: run.site(site)}, agreed=agreed)
-    spent, cases = ({name: one for name, one in all_.items() if name == site} for all_ in (run.spent, run.cases))
+    spent = {name: one for name, one in run.spent.items() if name == site}
+    cases = {name: own for name, own in run.cases.items() if name == site}
     return replace(run, summary=summary, spent=spent, cases=cases)
 
 

@@ -72,7 +72,8 @@ def apart(run: RunResult, key: str) -> dict[str, Any] | None:
 
 def shares(run: RunResult, key: str) -> dict[str, Any] | None:
     """Return how much each site counted in each round's mean; nothing where that stayed as it was."""
-    known = [{one.share for line in run.rounds if (one := line.sites.get(site))} - {None} for site in run.sites]
+    told = [[one.share for line in run.rounds if (one := line.sites.get(site))] for site in run.sites]
+    known = [[share for share in own if share is not None] for own in told]
     if not any(max(own) - min(own) > STEADY for own in known if own):
         return None
     return _by_round(run, key, "how much each site counted in the mean", "share", lambda told: told.share)
