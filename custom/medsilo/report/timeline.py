@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from medsilo.report.charts import Series, line_chart, swatch, ticks
+from medsilo.report.charts import Series, draw_text, line_chart, start_svg, swatch, ticks, to_markup
 from medsilo.report.formats import bytes_text, seconds_text
-from medsilo.report.pictures import draw_text, shortened, start_svg, to_markup
+from medsilo.report.pictures import shortened
 from medsilo.report.read import RunResult, spans
 from medsilo.runs.schema import SiteRound
 
@@ -26,7 +26,9 @@ def timeline(run: RunResult, key: str) -> Markup:
     scale = WIDTH / (starts[-1] or 1)
     absent = {(one.site, one.round): one for one in run.absences()}
     words, height = [], len(run.sites) * ROW + FOOT
-    svg = start_svg(LEFT + WIDTH + RIGHT, height, key, f"{run.label}: who worked, waited and was missing", "")
+    svg = start_svg(
+        LEFT + WIDTH + RIGHT, height, key, f"{run.label}: who worked, waited and was missing", "", small=True
+    )
     for place, site in enumerate(run.sites):
         top, worked, waited = place * ROW + 3, [], []
         draw_text(svg, shortened(site), x=LEFT - 6, y=top + 11, **{"text-anchor": "end"})
