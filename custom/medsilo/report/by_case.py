@@ -96,9 +96,11 @@ def _sizes(run: RunResult, key: str) -> Iterator[dict[str, Any]]:
             continue
         middle, wide = mean(every), SPREAD * stdev(every)
         last = max((x + y) / 2 for pairs in by_site.values() for x, y in pairs)
-        lines = [Series(f"Mean difference {middle:.3g} {unit}", (middle, middle), -1, places=(0.0, last))]
-        for name, edge in (("lower", middle - wide), ("upper", middle + wide)):
-            lines.append(Series(f"{name.capitalize()} limit {edge:.3g} {unit}", (edge, edge), -2, places=(0.0, last)))
+        known = {"Mean difference": middle, "Lower limit": middle - wide, "Upper limit": middle + wide}
+        lines = [
+            Series(f"{name} {at:.3g} {unit}", (at, at), -1 - (at != middle), places=(0.0, last))
+            for name, at in known.items()
+        ]
         dots = [
             Series(site, [y - x for x, y in pairs], n, places=[(x + y) / 2 for x, y in pairs], joined=False)
             for n, (site, pairs) in enumerate(by_site.items())

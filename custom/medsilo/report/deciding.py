@@ -97,7 +97,7 @@ def decision_section(
         "heads": classes,
         "confusions": [line for row in rows for line in _confusion(row, classes)],
         "one_against_rest": [line for _, _, row in whole for line in _against_rest(row, classes)],
-        "calibration": [_calibration(row) for row in rows],
+        "calibration": [(row.name, [cell(row.figures.get("calibration_error"))]) for row in rows],
         "curves": curves(_drawn(drawn), _drawn(whole) if len(classes) == 2 else []),
         "places": [line for row in rows if row.told.reliability for line in _places(row)],
     }
@@ -147,10 +147,6 @@ def _at_threshold(row: DecisionRow) -> Row:
     no, false, missed, yes = row.told.decided
     rates = [cell(sensitivity, aside=f"{yes} of {missed + yes}"), cell(specificity, aside=f"{no} of {no + false}")]
     return row.name, [cell(row.told.threshold, "each its own" if row.several else None), *rates, cell(error)]
-
-
-def _calibration(row: DecisionRow) -> Row:
-    return row.name, [cell(row.figures.get("calibration_error"))]
 
 
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
