@@ -157,7 +157,7 @@ def test_survival_by_risk_group_is_kaplan_and_meiers(tmp_path: Path) -> None:
     for point in ("8 of time: 0.800", "10 of time: 0.533", "12 of time: 0.000"):
         assert f"Lower risk, after {point}" in text
     assert "Higher risk, after 6 of time: 0.000" in text
-    rows = [parsed.row(name, "by-case")[1:] for name in ("Without the event", "Higher risk", "Lower risk")]
+    rows = [parsed.row(name, "by-case")[1:] for name in ("Still observed", "Higher risk", "Lower risk")]
     assert rows == [["0", "5", "10"], ["6", "2", "0"], ["6", "6", "3"]]
 
 
