@@ -15,6 +15,7 @@ LEAST = 5  # patients of a group or a picture; of fewer it would show chance alo
 SPREAD = 1.96  # standard deviations on either side in which 95 of 100 differences are expected
 SIZE = re.compile(r"(ml|voxels)_there_?(.*)")  # a structure's size as it was drawn; tasks/segmentation.py writes it
 GROUPS = ("Lower risk", "Higher risk")
+NEEDED = ("time", "event", "risk")  # of a case
 Case = Mapping[str, float]
 Seen = tuple[float, bool]  # a time, and whether the event came then
 Point = tuple[float, float]
@@ -36,10 +37,10 @@ def _picture(caption: str, note: str, series: Sequence[Series], **how: Any) -> d
 def _survival(run: RunResult, key: str) -> Iterator[dict[str, Any]]:
     groups: tuple[list[Seen], list[Seen]] = ([], [])
     for cases in run.cases.values():
-        known = [case for case in cases if _all_finite(case, "time", "event", "risk") and case["time"] >= 0]
+        known = [case for case in cases if all(math.isfinite(case.get(name, math.nan)) for name in NEEDED)]
         middle = median(case["risk"] for case in known) if known else 0.0  # each site's: models may differ in scale
         for case in known:
-            groups[case["risk"] > middle].append((case["time"], case["event"] == 1))
+            groups[case["risk"] > middle].append((max(case["time"], 0.0), case["event"] == 1))
     if min(map(len, groups)) < LEAST:
         return
     last = max(time for group in groups for time, _ in group)
@@ -128,7 +129,3 @@ def sizes_of(cases: Sequence[Case], there: str, found: str) -> list[Point]:
         x, y = totals.get(case["patient"], (0.0, 0.0))
         totals[case["patient"]] = x + case.get(there, math.nan), y + case.get(found, math.nan)
     return [pair for pair in totals.values() if all(map(math.isfinite, pair))]
-
-
-def _all_finite(case: Case, *names: str) -> bool:
-    return all(math.isfinite(case.get(name, math.nan)) for name in names)

@@ -183,7 +183,6 @@ def _against_rest(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     return rows
 
 
-# ---------------------------------------------------------------------------------------------------- the curves
 def _drawn(several: Sequence[Drawn]) -> list[Line]:
     return [(name, style, together(row.told.reliability)) for name, style, row in several if row.told.reliability]
 

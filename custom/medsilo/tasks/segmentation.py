@@ -12,7 +12,6 @@ from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import Measures
 
 SURFACE = ("hd95", "surface_dice")
-SIZES = ("there", "found")  # of each structure, for the hospital's own eyes
 FURTHEST = 1e5  # millimetres or pixels that two surfaces of one image can be apart
 FAR = 100.0  # the same, from where on it is all one in what is told of patients
 
@@ -104,7 +103,7 @@ class Segmentation(Goal):
             distances[both], near[both] = far[:, 0].float(), close[:, 0].float()
         columns = {SURFACE[0]: distances, SURFACE[1]: near}
         unit, one = ("ml", math.prod(voxel) / 1000) if voxel and len(voxel) == 3 else ("voxels", 1.0)
-        for name, own in zip(SIZES, (right, found), strict=True):
+        for name, own in (("there", right), ("found", found)):
             columns[f"{unit}_{name}"] = own.flatten(2).sum(2, dtype=torch.float64) * one
         if len(self.structures) > 1:
             columns["dice"] = dice
