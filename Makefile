@@ -135,7 +135,7 @@ docs: $(VENV)/.docs-ready
 screenshots: $(VENV)/.demo-ready
 	$(BIN)/python docs/screenshots.py
 
-# Tables of docs/plan.md, docs/run-tree.md, docs/limits.md and docs/commands.md, from the package.
+# Tables of docs/plan.md, docs/run-tree.md, docs/check.md and docs/commands.md, from the package.
 docs-tables: $(VENV)/.demo-ready
 	$(BIN)/python -m docs.tables
 

@@ -1,4 +1,4 @@
-"""The tables of docs/run-tree.md, docs/plan.md, docs/limits.md and docs/commands.md, made from the package, and those
+"""The tables of docs/run-tree.md, docs/plan.md, docs/check.md and docs/commands.md, made from the package, and those
 of docs/evidence.md, made from the pages that have the numbers.
 
     python -m docs.tables        # write them anew
@@ -55,7 +55,7 @@ PAGES = (
     "plan.md",
     "methods.md",
     "run-tree.md",
-    "limits.md",
+    "check.md",
     "commands.md",
     "evidence.md",
     "extend.md",

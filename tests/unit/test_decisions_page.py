@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from medsilo.core.errors import MedsiloError
+from medsilo.federation.scoring import write_measures
 from medsilo.report.hospital_page import Leaving, render, write_hospitals
 from medsilo.report.read import read
 from medsilo.runs import paths
 from medsilo.runs.schema import Decisions, Summary
+from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.survival import Survival
 from tests.unit.test_report import Page, rendered, save, spoil, summary_of
 
 A, B, C = "hospital-a", "hospital-b", "hospital-c"
@@ -66,8 +70,33 @@ def test_a_runs_page_shows_decisions_confusion_and_reliability(tmp_path: Path) -
     assert file_of(text, "confusion-matrix")[2] == ["hospital-a class 1", "5", "15"]
     assert len(file_of(text, "reliability")) == 1 + 3 * 2  # of those that tell, and of both together
     (curve,) = re.findall(r'<svg[^>]*aria-labelledby="reliability-title".*?</svg>', text, re.DOTALL)
-    assert "hospital-a: 0.100 after 0.15 of probability, 0.850 after 0.85." in curve and "hospital-c" not in curve
+    assert "hospital-a: 0.100 after 0.15 of mean probability, 0.850 after 0.85." in curve and "hospital-c" not in curve
     assert parsed.row("Method", "figures") == ["Method and whose test cases", "accuracy"]
+
+
+def test_roc_precision_and_net_benefit_follow_from_the_told_places(tmp_path: Path) -> None:
+    """Of 40 cases 19 are ill: at 0.8 there are 17 right and 3 wrong alarms, at 0.1 all 40 are alarms."""
+    text = rendered([save(tmp_path, summary())])[0]
+    for title in (
+        "hospital-a, after 0.1429 of 1 − specificity: 0.895",  # 3 of 21, 17 of 19
+        "hospital-a, after 0.8947 of recall (sensitivity): 0.850",
+        "hospital-a, after 1 of recall (sensitivity): 0.475",
+        "all sites' cases, after 0.5 of threshold: 0.350",  # (34 − 6) of 80
+    ):
+        assert title in text
+    (benefit,) = re.findall(r'aria-labelledby="benefit-title".*?</svg>', text, re.DOTALL)
+    (everybody,) = re.findall(r'class="line chance" d="M([^"]*)"', benefit)
+    assert everybody.count("L") == 5  # at 0.5 it is (38 − 42) of 80, at 0.6 below −0.1
+    styles = re.findall(
+        r'<g class="(s\d)">', text[text.index('id="decisions"') : text.index('aria-labelledby="benefit')]
+    )
+    assert {"s0", "s1", "s3"} <= set(styles)  # all sites' line looks like no site's
+
+
+def several_classes() -> Summary:
+    places = [[(10, 5, 5.0)] * 2 + [(0, 0, 0.0)] * 8] * 3
+    table = Decisions(confusion=[[8, 2, 0], [1, 9, 0], [0, 5, 5]], reliability=places)
+    return summary_of("fedavg", "FedAvg", {A: 0.7, B: 0.8}, {A: {"decisions": table}})
 
 
 def test_the_page_says_which_sensitivity_was_wanted_and_names_the_classes(tmp_path: Path) -> None:
@@ -79,16 +108,57 @@ def test_the_page_says_which_sensitivity_was_wanted_and_names_the_classes(tmp_pa
 
 
 def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
-    table = Decisions(confusion=[[8, 2, 0], [1, 9, 0], [0, 5, 5]])
-    run = summary_of("fedavg", "FedAvg", {A: 0.7, B: 0.8}, {A: {"decisions": table}})
-    text, parsed = rendered([save(tmp_path, run)])
+    text, parsed = rendered([save(tmp_path, several_classes())])
     rows = [parsed.row(f"{A} class {label}", "decisions")[1:] for label in range(3)]
     assert rows[1] == ["0.9009 of 10", "0.65013 of 20"] and rows[2] == ["0.5005 of 10", "1.00020 of 20"]
     assert "there is no one threshold" in text and "Youden" not in text
+    assert 'aria-labelledby="roc-title"' in text and 'aria-labelledby="benefit-title"' not in text
 
 
 def test_a_page_without_classes_has_no_such_section(tmp_path: Path) -> None:
     assert 'id="decisions"' not in rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {A: 0.7}))])[0]
+
+
+# ---------------------------------------------------------------------------------------------------- single cases
+def scored(metric: str, cases: dict[str, int]) -> Summary:
+    tests = {site: {"test": {metric: 0.7, "loss": 0.3, "cases": number}} for site, number in cases.items()}
+    return summary_of("fedavg", "FedAvg", dict.fromkeys(cases, 0.7), tests, metric=metric)
+
+
+def test_sizes_found_are_drawn_against_those_that_are_there_and_stay_at_the_site(tmp_path: Path) -> None:
+    """Ten patients of two slices; the model finds one column too much in each slice."""
+    goal = Segmentation(2, torch.nn.functional.cross_entropy, voxel=(10.0, 10.0, 10.0))  # a voxel is a millilitre
+    right = torch.zeros(20, 1, 8, 8, dtype=torch.long)
+    for case in range(20):
+        right[case, :, :, : 1 + case // 4] = 1
+    found = torch.nn.functional.one_hot((right | right.roll(1, -1)), 2).movedim(-1, 1) * 20.0
+    measures, patients = goal.measures(found, right), [f"p{case // 2}" for case in range(20)]
+    assert set(goal.counts(measures, patients, 1)) == set(goal.layout) and "ml_found" in measures
+    folder = save(tmp_path, scored("dice", {A: 20, B: 4}))
+    (folder / "sites" / A).mkdir(parents=True)
+    write_measures(folder / "sites" / A, measures, patients)
+    text = rendered([folder])[0]
+    assert "Of 10 patients the mean difference is 16 ml, the limits of agreement are 16 and 16 ml." in text
+    assert text.count("after 24 ml: 16.000") == 2  # 16 drawn and 32 found; two patients have so much
+    run = read(folder)
+    assert 'id="by-case"' in render(run, A, LEAVING) and 'id="by-case"' not in render(run, B, LEAVING)
+
+
+def test_survival_by_risk_group_is_kaplan_and_meiers(tmp_path: Path) -> None:
+    """The higher the risk the sooner the event; of those with a lower one half are censored."""
+    times = torch.arange(1.0, 13.0)
+    target = torch.stack([times, torch.tensor([1.0] * 6 + [0.0, 1.0] * 3)], 1)
+    measures = Survival().measures(-times[:, None], target)
+    folder = save(tmp_path, scored("concordance", {A: 12}))
+    (folder / "sites" / A).mkdir(parents=True)
+    write_measures(folder / "sites" / A, measures, [f"p{case}" for case in range(12)])
+    text, parsed = rendered([folder])
+    # Of six 1 − 1/5 at 8, 1 − 1/3 at 10, and the last at 12.
+    for point in ("8 of time: 0.800", "10 of time: 0.533", "12 of time: 0.000"):
+        assert f"Lower risk, after {point}" in text
+    assert "Higher risk, after 6 of time: 0.000" in text
+    rows = [parsed.row(name, "by-case")[1:] for name in ("Still observed", "Higher risk", "Lower risk")]
+    assert rows == [["0", "5", "10"], ["6", "2", "0"], ["6", "6", "3"]]
 
 
 # ---------------------------------------------------------------------------------------------------- a hospital's page

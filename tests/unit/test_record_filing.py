@@ -154,14 +154,14 @@ def test_validators_pass(name: str, hospital: Hospital, root: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- what is said
 def question_places(root: Path) -> Iterator[tuple[str, str]]:
-    page = (root / "docs/record.md").read_text("utf-8").splitlines()
-    start = next(place for place, line in enumerate(page) if line.startswith("## Twenty questions"))
+    page = (root / "docs/review.md").read_text("utf-8").splitlines()
+    start = next(place for place, line in enumerate(page) if line.startswith("### Twenty questions"))
     for row in rows_in(page[start:]):
         yield row["question"], row["where"].strip("`")
 
 
 def test_twenty_questions_are_answered_from_the_files(filed: Path, root: Path) -> None:
-    """Each place that docs/record.md names is there and says something, or has a blank to fill in."""
+    """Each place that docs/review.md names is there and says something, or has a blank to fill in."""
     cells = dict(HTML.findall((filed / "record.html").read_text()))
     process, *nodes = json.loads((filed / "record.jsonld").read_text())["@graph"]
     linked = {**process, **next(node for node in nodes if "odrl:permission" in node)}

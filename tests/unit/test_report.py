@@ -93,7 +93,7 @@ def round_line(number: int, sites: list[str], **changes: Any) -> Round:
 def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Path:
     """A run folder of this summary; without `rounds`, everybody answered each one."""
     record = Record(root / f"{summary.method}-seed{summary.seed}")
-    record.folder.mkdir()
+    record.folder.mkdir(parents=True)
     record.write_summary(summary)
     if rounds is None:
         rounds = [round_line(number + 1, list(summary.sites)) for number in range(summary.rounds.done)]
@@ -309,6 +309,23 @@ def test_the_timeline_shows_the_share_that_a_site_worked(tmp_path: Path) -> None
     run = read(save(tmp_path, summary_of("fedbn", "FedBN", {"a": 0.5, "b": 0.5}), lines))
     svg = ElementTree.fromstring(timeline.timeline(run, "k"))
     assert "rounds" in [text.text for text in svg.iter("text")]
+
+
+def test_what_differs_between_files_and_who_counted_is_drawn_where_it_is_known(tmp_path: Path) -> None:
+    """Spacing along z differs, along x not; of two rounds a counts for 0.5 and 0.7, in FedAvg always for 0.5."""
+    found = {"a": [[1.0, 1.0], [1.0, 1.0], [2.0, 3.0]], "b": [[1.0, 1.0], [1.0, 1.0], [5.0, 5.0]]}
+    for name, shares in (("moving", (0.5, 0.7)), ("steady", (0.5, 0.502))):
+        told = [{"a": SiteRound(share=share), "b": SiteRound(share=1 - share)} for share in shares]
+        lines = [round_line(n, ["a", "b"]).changed(sites=own) for n, own in enumerate(told, 1)]
+        folder = save(tmp_path / name, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5}), lines)
+        for site in found if name == "moving" else ():
+            (folder / "sites" / site).mkdir(parents=True)
+            text = json.dumps({"spacing": found[site], "size": None, "problems": [{"private": ["secret.nii"]}]})
+            (folder / "sites" / site / "data.json").write_text(text)
+        text = rendered([folder])[0]
+        assert ("a, after 2 rounds: 0.700" in text) == (name == "moving") == ("Who counted how much" in text)
+        assert ("Spacing z, mm" in text) == (name == "moving") and "Spacing x" not in text and "secret" not in text
+        assert ("a 2.500 (2.000 to 3.000). b 5.000 (5.000 to 5.000)." in text) == (name == "moving")
 
 
 def test_costs_are_per_contribution_and_relative_to_fedavg(folders: list[Path]) -> None:

@@ -438,15 +438,42 @@ def test_a_classification_shows_its_cases(tmp_path: Path, capsys: pytest.Capture
     assert "does joining pay" not in capsys.readouterr().out  # one hospital
 
 
+def in_general(text: str) -> list[str]:
+    """Lines without what another processor may change: numbers, and which of the verdicts a hospital gets."""
+    told = re.sub(r"[+−-]?\d+(\.\d+)?", "0", text)
+    told = re.sub(r"worth it|promising|no gain|too few (patients|seeds): 0 needed", "VERDICT", told)
+    return re.sub(r"(?m)^.*joining pays:|higher|lower", "ANSWER", told).splitlines()
+
+
+def missing(sample: str, told: str) -> list[str]:
+    """Return the sample's lines from the first on that is not said after the one before; "..." is anything."""
+    left, said = [line.removesuffix("...").strip() for line in in_general(sample)], iter(in_general(told))
+    while left and any(left[0] in line for line in said):
+        left.pop(0)
+    return left
+
+
+def test_a_sample_is_held_to_its_order_and_its_words() -> None:
+    assert missing("a 1.5 b\n...\nc 2\n", "a -30 b\nx\nc 7\n") == []
+    assert missing("a\nb\n", "b\na\n") == ["b"] and missing("a 1 B\n", "a 1 b\n") == ["a 0 B"]
+
+
 @pytest.mark.slow
-def test_the_tutorial_runs_as_it_stands(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of docs/start.md that calls medsilo, in turn, in an empty folder."""
+def test_the_tutorial_runs_as_it_stands(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Every command of docs/start.md that calls medsilo, in turn, in an empty folder; it says what the page shows."""
     monkeypatch.chdir(tmp_path)
+    shown = dict(
+        re.findall(r"```\nmedsilo (.*)\n```\n\n```text\n([^`]*)```", (root / "docs/start.md").read_text("utf-8"))
+    )
+    assert [words.split()[0] for words in shown] == ["init", "init", "compare", "predict", "export"]
     *lines, last = commands(root / "docs/start.md")  # the last: tests/secure/test_rehearsal.py
     acts = [line.split()[0] for line in (*lines, last)]
     assert acts == ["init", "init", "compare", "predict", "export", "rehearse"]
     for line in lines:
         assert main(shlex.split(line)) == 0, line
+        assert missing(shown[line], capsys.readouterr().out) == [], line
     page = (tmp_path / "study/start.html").read_text("utf-8")
     assert page.count('class="overlay"') == 9 and "rounds alone: test dice hospital-a 0." in page
     verdict = read_verdict(tmp_path / "runs/first")

@@ -130,7 +130,8 @@ def export(
     from medsilo.deploy.exporter import export as write
     from medsilo.deploy.source import open_source
 
-    what = write(open_source(model, site), out, to)
+    with screen.busy("writing"):
+        what = write(open_source(model, site), out, to)
     screen.say(f"{what}: {out}")
     screen.answer(folder=out)
     return 0

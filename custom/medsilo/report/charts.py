@@ -27,7 +27,7 @@ MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a c
 @dataclass(frozen=True)
 class Series:
     """One line: `values[n]` at `places[n]`, by default at n; None leaves a gap. `ring` circles the point at that n;
-    `band` shades from the first to the second of each pair."""
+    `band` shades from the first to the second of each pair; not `joined`: points without a line."""
 
     name: str
     values: Sequence[float | None]
@@ -35,6 +35,7 @@ class Series:
     ring: int | None = None
     places: Sequence[float] | None = None
     band: Sequence[tuple[float, float] | None] = ()
+    joined: bool = True
 
     def place(self, n: int) -> float:
         """Return where the n-th value lies on the x axis."""
@@ -116,21 +117,24 @@ def line_chart(
     last_x: float,
     width: int = NARROW,
     unit: str = "rounds",
+    words: str = "",
+    guide: Sequence[tuple[float, float]] = (),
 ) -> Markup:
-    """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike."""
-    svg = ElementTree.Element(
-        "svg",
-        {"class": "chart", "viewBox": f"0 0 {width} {HEIGHT}", "role": "img"}
-        | {"aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"},
-    )
-    _text(svg, "title", title, id=f"{key}-title")
-    _text(svg, "desc", describe(series, unit), id=f"{key}-description")
+    """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike.
+
+    words: the chart in words, where the ends of its lines don't say it; guide: the corners of a thin line to hold
+    the others against.
+    """
+    svg = start_svg(width, HEIGHT, key, title, words or describe(series, unit))
     plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1, width)
     _axes(svg, plot, y_ticks, x_label, y_label, whole=unit == "rounds")
+    if guide:
+        corners = "L".join(f"{plot.x(x)} {plot.y(y)}" for x, y in guide)
+        ElementTree.SubElement(svg, "path", {"class": "line chance", "d": f"M{corners}"})
     every = max([1, *(math.ceil(len(one.values) * len(series) / MOST_MARKERS) for one in series)])
     for one in series:
         _series(svg, plot, one, every, unit)
-    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
+    return to_markup(svg)
 
 
 def interval_chart(
@@ -138,11 +142,8 @@ def interval_chart(
 ) -> Markup:
     """Draw estimates below each other. rows: name, value, its interval, and both in words; nothing: the word for 0."""
     width, start, end, line = 640, 220, 490, 18
-    svg = ElementTree.Element(
-        "svg", {"class": "chart", "viewBox": f"0 0 {width} {line * len(rows) + 40}", "role": "img"}
-    )
-    svg.set("aria-labelledby", f"{key}-title")
-    _text(svg, "title", title, id=f"{key}-title")
+    words = " ".join(f"{name} {told}." for name, _, _, _, told in rows)
+    svg = start_svg(width, line * len(rows) + 40, key, title, words)
     low, high = min(0.0, *(row[2] for row in rows)), max(0.0, *(row[3] for row in rows))
 
     def x(value: float) -> float:
@@ -150,23 +151,24 @@ def interval_chart(
 
     dashed = {"class": "axis", "d": f"M{x(0)} 6V{line * len(rows) + 14}", "stroke-dasharray": "3 3"}
     ElementTree.SubElement(svg, "path", dashed)
-    _text(svg, "text", nothing, x=x(0), y=line * len(rows) + 30, **{"text-anchor": "middle"})
+    draw_text(svg, nothing, x=x(0), y=line * len(rows) + 30, **{"text-anchor": "middle"})
     for place, (name, value, least, most, told) in enumerate(rows, 1):
-        _text(svg, "text", name[:34], x=4, y=line * place + 4)
+        draw_text(svg, name[:34], x=4, y=line * place + 4)
         group = ElementTree.SubElement(svg, "g", {"class": "s0"})
         ElementTree.SubElement(group, "path", {"class": "line", "d": f"M{x(least)} {line * place}H{x(most)}"})
         ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(1, x(value), line * place)})
-        _text(svg, "text", told, x=width - 4, y=line * place + 4, **{"text-anchor": "end"})
-    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
+        draw_text(svg, told, x=width - 4, y=line * place + 4, **{"text-anchor": "end"})
+    return to_markup(svg)
 
 
-def swatch(style: int) -> Markup:
-    """A piece of a series' line with its marker, for a legend."""
+def swatch(style: int, joined: bool = True) -> Markup:
+    """A piece of a series' line with its marker, for a legend; the marker alone where no line joins the points."""
     svg = ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"})
     group = ElementTree.SubElement(svg, "g", {"class": colour(style)})
-    ElementTree.SubElement(group, "path", _stroke(style) | {"d": "M1 6H33"})
+    if joined:
+        ElementTree.SubElement(group, "path", _stroke(style) | {"d": "M1 6H33"})
     ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(style, 17, 6)})
-    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
+    return to_markup(svg)
 
 
 def describe(series: Sequence[Series], unit: str = "rounds") -> str:
@@ -208,18 +210,18 @@ def _axes(
     decimals = max((len(f"{tick:.10f}".rstrip("0").partition(".")[2]) for tick in y_ticks), default=0)
     for tick in y_ticks:
         ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{LEFT} {plot.y(tick)}H{plot.right}"})
-        _text(svg, "text", f"{tick:.{decimals}f}", x=LEFT - 7, y=plot.y(tick) + 4, **{"text-anchor": "end"})
+        draw_text(svg, f"{tick:.{decimals}f}", x=LEFT - 7, y=plot.y(tick) + 4, **{"text-anchor": "end"})
     floor = HEIGHT - BOTTOM
     ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{LEFT} {floor}H{plot.right}"})
     for position in ticks(0, plot.last, most=9):
         if position <= plot.last and (position == int(position) or not whole):
             ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{plot.x(position)} {floor}v4"})
-            _text(svg, "text", f"{position:g}", x=plot.x(position), y=floor + 17, **{"text-anchor": "middle"})
+            draw_text(svg, f"{position:g}", x=plot.x(position), y=floor + 17, **{"text-anchor": "middle"})
     centre = (LEFT + plot.right) / 2
-    _text(svg, "text", x_label, x=centre, y=HEIGHT - 6, **{"text-anchor": "middle", "class": "label"})
+    draw_text(svg, x_label, x=centre, y=HEIGHT - 6, **{"text-anchor": "middle", "class": "label"})
     middle = (TOP + floor) / 2
     turned = {"text-anchor": "middle", "class": "label", "transform": f"rotate(-90 12 {middle})"}
-    _text(svg, "text", y_label, x=12, y=middle, **turned)
+    draw_text(svg, y_label, x=12, y=middle, **turned)
 
 
 def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit: str) -> None:
@@ -232,7 +234,7 @@ def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit
         if value is not None:
             path.append(f"{'L' if drawing else 'M'}{plot.x(one.place(n))} {plot.y(value)}")
         drawing = value is not None
-    if path:
+    if path and one.joined:
         ElementTree.SubElement(group, "path", _stroke(one.style) | {"d": "".join(path)})
     for n, value in enumerate(one.values):
         if value is None:
@@ -242,14 +244,16 @@ def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit
             ElementTree.SubElement(group, "circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
         if _marked(one, n, every):
             mark = ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(one.style, x, y)})
-            _text(mark, "title", f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}")
+            draw_text(mark, f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}", "title")
 
 
 def _marked(one: Series, x: int, every: int) -> bool:
     """Every point of a short line; of a long one some, its end, the ringed one, and points that no line reaches."""
     before = one.values[x - 1] if x > 0 else None
     after = one.values[x + 1] if x + 1 < len(one.values) else None
-    return x % every == 0 or x in (one.ring, len(one.values) - 1) or (before is None and after is None)
+    return (
+        not one.joined or x % every == 0 or x in (one.ring, len(one.values) - 1) or (before is None and after is None)
+    )
 
 
 def _stroke(style: int) -> dict[str, str]:
@@ -272,8 +276,24 @@ def marker(style: int, x: float, y: float) -> str:
     return f"M{x} {y}{steps[shape]}"
 
 
-def _text(parent: ElementTree.Element, tag: str, text: str, **attributes: str | float) -> None:
-    """ElementTree escapes the text, which may be anything a site chose to say."""
+def start_svg(
+    width: float, height: float, key: str, title: str, description: str, small: bool = False
+) -> ElementTree.Element:
+    """A drawing with a title and a description in words. small: no wider than it was drawn, with smaller letters."""
+    labels = {"role": "img", "aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"}
+    look = {"class": "chart picture", "style": f"max-width:{width:g}px"} if small else {"class": "chart"}
+    svg = ElementTree.Element("svg", look | labels | {"viewBox": f"0 0 {width:g} {height:g}"})
+    draw_text(svg, title, "title", id=f"{key}-title")
+    draw_text(svg, description, "desc", id=f"{key}-description")
+    return svg
+
+
+def draw_text(parent: ElementTree.Element, text: str, tag: str = "text", **attributes: str | float) -> None:
+    """A text, or a title; ElementTree escapes it."""
     element = ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items()})
-    # It does not drop what XML forbids outright; browsers would show such characters as boxes.
     element.text = printable(text)
+
+
+def to_markup(svg: ElementTree.Element) -> Markup:
+    """The drawing for the page."""
+    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))

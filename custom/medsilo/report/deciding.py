@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from medsilo.core.errors import YamlError
 from medsilo.core.text import plain
-from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.curves import Line, curves, sum_of, together
 from medsilo.report.formats import cell
 from medsilo.report.read import RunResult
 from medsilo.report.table import number
-from medsilo.runs.schema import Decisions, Place, SiteResult
+from medsilo.runs.schema import Decisions, SiteResult
 
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
@@ -54,7 +52,7 @@ def together_of(several: Sequence[Decisions]) -> Decisions:
         confusion=[[sum(column) for column in zip(*rows, strict=True)] for rows in _side_by_side(several)],
         decided=[sum(column) for column in zip(*cuts, strict=True)] or None,
         reliability=[
-            [_sum_of(places) for places in zip(*of_class, strict=True)] for of_class in zip(*curves, strict=True)
+            [sum_of(places) for places in zip(*of_class, strict=True)] for of_class in zip(*curves, strict=True)
         ]
         or None,
     )
@@ -62,11 +60,6 @@ def together_of(several: Sequence[Decisions]) -> Decisions:
 
 def _side_by_side(several: Sequence[Decisions]) -> list[tuple[list[int], ...]]:
     return list(zip(*(one.confusion for one in several), strict=True))
-
-
-def _sum_of(places: Sequence[Place]) -> Place:
-    cases, own, total = zip(*places, strict=True)
-    return sum(cases), sum(own), float(sum(total))
 
 
 # ---------------------------------------------------------------------------------------------------- the section
@@ -79,7 +72,8 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
         return {}
     last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
     sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
-    return decision_section(rows, last if several else sites, [row for _, _, row in last], runs)
+    whole = last if several or len(sites) < 2 else [(EVERYONE, len(sites), row) for _, _, row in last]
+    return decision_section(rows, last if several else sites, whole, runs)
 
 
 def of_site(run: RunResult, site: str, told: SiteResult) -> dict[str, Any]:
@@ -87,13 +81,13 @@ def of_site(run: RunResult, site: str, told: SiteResult) -> dict[str, Any]:
     if told.decisions is None:
         return {}
     row = DecisionRow(site, told.decisions, told.figures)
-    return decision_section([row], [(site, 0, row)], [row], [run])
+    return decision_section([row], [(site, 0, row)], [(site, 0, row)], [run])
 
 
 def decision_section(
-    rows: Sequence[DecisionRow], drawn: Sequence[Drawn], whole: Sequence[DecisionRow], runs: Sequence[RunResult]
+    rows: Sequence[DecisionRow], drawn: Sequence[Drawn], whole: Sequence[Drawn], runs: Sequence[RunResult]
 ) -> dict[str, Any]:
-    """Return tables and chart. whole: of each run, that of all its sites."""
+    """Return tables and charts. whole: of each run, that of all its sites."""
     classes = _classes(runs, len(rows[0].told.confusion))
     return {
         "two": len(classes) == 2,
@@ -102,9 +96,10 @@ def decision_section(
         "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
         "heads": classes,
         "confusions": [line for row in rows for line in _confusion(row, classes)],
-        "one_against_rest": [line for row in whole for line in _against_rest(row, classes)],
-        "calibration": [_calibration(row) for row in rows],
-        **_curve(drawn, rows, classes[-1] if len(classes) == 2 else "each class"),
+        "one_against_rest": [line for _, _, row in whole for line in _against_rest(row, classes)],
+        "calibration": [(row.name, [cell(row.figures.get("calibration_error"))]) for row in rows],
+        "curves": curves(_drawn(drawn), _drawn(whole) if len(classes) == 2 else []),
+        "places": [line for row in rows if row.told.reliability for line in _places(row)],
     }
 
 
@@ -154,10 +149,6 @@ def _at_threshold(row: DecisionRow) -> Row:
     return row.name, [cell(row.told.threshold, "each its own" if row.several else None), *rates, cell(error)]
 
 
-def _calibration(row: DecisionRow) -> Row:
-    return row.name, [cell(row.figures.get("calibration_error"))]
-
-
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     """Return a line for each class that occurs or was found."""
     name = row.name if isinstance(row.name, str) else ", ".join(row.name)
@@ -192,42 +183,8 @@ def _against_rest(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     return rows
 
 
-# ---------------------------------------------------------------------------------------------------- the curve
-def _curve(drawn: Sequence[Drawn], rows: Sequence[DecisionRow], of: str) -> dict[str, Any]:
-    """Return the reliability curve: in each place of the probability the share of cases that are of the class."""
-    series = [_line(name, style, row) for name, style, row in drawn if row.told.reliability]
-    if not series:
-        return {"chart": None, "legend": [], "places": []}
-    ideal = Series("As good as it says", (0.0, 1.0), -2, places=(0.0, 1.0))
-    return {
-        "chart": _drawn([ideal, *series], of),
-        "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in (ideal, *series)],
-        "places": [line for row in rows if row.told.reliability for line in _places(row)],
-    }
-
-
-def _drawn(series: Sequence[Series], of: str) -> Markup:
-    return line_chart(
-        series,
-        key="reliability",
-        title=f"Share of cases that are of {of}, by its probability",
-        x_label=f"mean probability of {of}",
-        y_label="share of cases",
-        y_ticks=ticks(0.0, 1.0),
-        last_x=1.0,
-        width=WIDE,
-        unit="of probability",
-    )
-
-
-def _line(name: str, style: int, row: DecisionRow) -> Series:
-    known = [(total / cases, own / cases) for cases, own, total in together(row.told.reliability or ()) if cases]
-    return Series(name, [share for _, share in known], style, places=[min(mean, 1.0) for mean, _ in known])
-
-
-def together(curves: Sequence[Sequence[Place]]) -> list[Place]:
-    """Return the places of all classes together, one against the rest."""
-    return [_sum_of(places) for places in zip(*curves, strict=True)]
+def _drawn(several: Sequence[Drawn]) -> list[Line]:
+    return [(name, style, together(row.told.reliability)) for name, style, row in several if row.told.reliability]
 
 
 def _places(row: DecisionRow) -> list[Row]:

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from medsilo.core.text import counted
-from medsilo.report.charts import marker, ticks
-from medsilo.report.pictures import draw_text, start_svg, to_markup
+from medsilo.report.charts import draw_text, marker, start_svg, ticks, to_markup
 from medsilo.runs.schema import PairedDifference, Verdict
 from medsilo.study.words import in_patients, in_points, verdict_in_words
 
@@ -84,7 +83,7 @@ def _place(mark: float, marks: Sequence[float]) -> float:
 
 
 def _whisker(one: GainLine, marks: Sequence[float], key: str) -> Markup:
-    svg = start_svg(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found))
+    svg = start_svg(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found), small=True)
     low, mean, high = (_place(100 * value, marks) for value in (one.found.low, one.found.mean, one.found.high))
     zero, middle = _place(0, marks), ROW / 2
     for mark in marks:

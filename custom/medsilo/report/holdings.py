@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from medsilo.report.formats import cell
+from medsilo.report.pictures import Dot, dot_chart, dot_ticks
 from medsilo.report.read import RunResult
+from medsilo.runs.schema import FilesFound, Pair
 
 PARTS = ("train", "validation", "test")
 Table = tuple[str, Sequence[str], list[tuple[str, list[dict[str, Any]]]]]  # its title, its heads, its rows
@@ -60,3 +62,29 @@ def tables(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         for holding, labels in groups.items()
         if any(count for counts in holding.parts for count in counts)
     ]
+
+
+# ---------------------------------------------------------------------------------------------------- what differs
+def shifts(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """Return a chart of each quantity that differs between hospitals' files, where two hospitals' folders are here."""
+    files = next((run.files for run in runs if len(run.files) > 1), {})
+    told = {site: dict(_quantities(one)) for site, one in files.items()}
+    charts = []
+    for number, name in enumerate(dict.fromkeys(name for own in told.values() for name in own)):
+        ranges = {site: own[name] for site, own in told.items() if name in own}
+        if len(set(ranges.values())) < 2:
+            continue
+        dots = [Dot(site, (low + high) / 2, n, (low, high)) for n, (site, (low, high)) in enumerate(ranges.items())]
+        chart = dot_chart(dots, dot_ticks([dots], []), key=f"shift-{number}", title=f"{name} at every site")
+        charts.append({"title": name, "chart": chart})
+    return charts
+
+
+def _quantities(files: FilesFound) -> Iterator[tuple[str, Pair]]:
+    for what, ranges in (("Size {}, voxels", files.size), ("Spacing {}, mm", files.spacing)):
+        yield from ((what.format(axis), pair) for axis, pair in zip("xyz", ranges or (), strict=False))
+    for what, pair in (("Intensity", files.intensity), ("Seconds", files.seconds)):
+        if pair:
+            yield what, pair
+    for name, (mean, deviation) in files.scales.items():
+        yield f"{name}, mean ± standard deviation", (mean - deviation, mean + deviation)

@@ -7,7 +7,7 @@ from typing import Any
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.text import is_safe_name
-from medsilo.report import deciding, panels
+from medsilo.report import by_case, deciding, panels
 from medsilo.report.charts import Series, swatch, validation_chart
 from medsilo.report.findings import CHOSEN, STANDS_OUT, SYNTHETIC, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
@@ -57,6 +57,7 @@ def render(run: RunResult, site: str, leaving: Leaving) -> str:
         results=list(_results(run, site, told)),
         curve=_curve(run, site, told),
         decisions=deciding.of_site(run, site, told),
+        by_case=by_case.pictures([_alone(run, site)]),
         part=_part(run, site, told),
         left=_left(told, leaving),
         withheld=told.withheld,
@@ -70,7 +71,9 @@ def _alone(run: RunResult, site: str) -> RunResult:
     """Return a run that knows what one hospital found and spent, and no other."""
     agreed = run.summary.agreed.changed(sites=[site])
     summary = run.summary.changed(sites={site: run.site(site)}, agreed=agreed)
-    return replace(run, summary=summary, spent={name: one for name, one in run.spent.items() if name == site})
+    spent = {name: one for name, one in run.spent.items() if name == site}
+    cases = {name: own for name, own in run.cases.items() if name == site}
+    return replace(run, summary=summary, spent=spent, cases=cases)
 
 
 def _score(run: RunResult, told: SiteResult) -> float | None:

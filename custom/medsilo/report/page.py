@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from medsilo.core.errors import reading
 from medsilo.core.text import counted
-from medsilo.report import deciding, findings, holdings, panels
+from medsilo.report import by_case, deciding, findings, holdings, panels
 from medsilo.report.attached import attached
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
@@ -21,7 +21,7 @@ from medsilo.report.provenance import provenance
 from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.table import MISSING, WITHHELD, number, score_text
 from medsilo.report.template import fill, save
-from medsilo.report.timeline import apart, timeline
+from medsilo.report.timeline import apart, shares, timeline
 from medsilo.runs.schema import SiteResult
 
 HERE = Path(__file__).parent
@@ -55,9 +55,11 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         gains=_gains(runs),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
+        by_case=by_case.pictures(runs),
         attached=attached(runs),
         overlays=panels.overlays_of_runs(runs),
         holdings=holdings.tables(runs),
+        shifts=holdings.shifts(runs),
         crossed=[_crossed(run) for run in runs if run.cross],
         curves=_curves(runs, looks),
         harmonised=panels.harmonised(subjects),
@@ -224,6 +226,7 @@ def _participation(run: RunResult, place: int) -> dict[str, Any]:
         "label": run.label,
         "chart": timeline(run, f"time-{place}") if run.rounds else None,
         "apart": apart(run, f"apart-{place}") if run.rounds else None,
+        "shares": shares(run, f"shares-{place}"),
         "everyone": everyone,
         "planned": run.summary.rounds.planned,
         "done": run.summary.rounds.done,

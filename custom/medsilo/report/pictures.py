@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from medsilo.core.text import printable
-from medsilo.report.charts import colour, marker, ticks
+from medsilo.report.charts import colour, draw_text, marker, start_svg, ticks, to_markup
 
 ROW, HEAD, FOOT = 18, 4, 26  # of a chart of dots
 DOTS_WIDTH, DOT_NAMES, DOTS_RIGHT = 380, 132, 14
@@ -45,7 +44,7 @@ def dot_chart(
     words = [f"{dot.words}." for dot in dots]
     if chance is not None:
         words.append(f"Guessing reaches {chance:.3f}.")
-    svg = start_svg(DOTS_WIDTH, height, key, title, " ".join(words))
+    svg = start_svg(DOTS_WIDTH, height, key, title, " ".join(words), small=True)
     scale = (DOTS_WIDTH - DOT_NAMES - DOTS_RIGHT) / (marks[-1] - marks[0])
 
     def place(value: float) -> float:
@@ -70,22 +69,6 @@ def dot_chart(
     return to_markup(svg)
 
 
-def start_svg(width: float, height: float, key: str, title: str, description: str) -> ElementTree.Element:
-    """A drawing with a title and a description in words."""
-    labels = {"role": "img", "aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"}
-    box = {"class": "chart picture", "viewBox": f"0 0 {width:g} {height:g}"}
-    svg = ElementTree.Element("svg", box | labels | {"style": f"max-width:{width:g}px"})
-    draw_text(svg, title, "title", id=f"{key}-title")
-    draw_text(svg, description, "desc", id=f"{key}-description")
-    return svg
-
-
-def draw_text(parent: ElementTree.Element, text: str, tag: str = "text", **attributes: str | float) -> None:
-    """A text, or a title; ElementTree escapes it."""
-    element = ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items()})
-    element.text = printable(text)
-
-
 def shortened(name: str, most: int = 14) -> str:
     """A name in the room that there is."""
     half = most // 2
@@ -94,8 +77,3 @@ def shortened(name: str, most: int = 14) -> str:
 
 def _number(value: float | None) -> str:
     return "no value" if value is None else f"{value:.3f}"
-
-
-def to_markup(svg: ElementTree.Element) -> Markup:
-    """The drawing for the page."""
-    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))

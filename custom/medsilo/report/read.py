@@ -14,11 +14,20 @@ from PIL import Image
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.text import counted
 from medsilo.runs import paths
-from medsilo.runs.reading import read_cross, read_provenance, read_rounds, read_spent, read_summary, read_text
-from medsilo.runs.schema import Cross, Provenance, Round, SiteResult, Spent, Summary
+from medsilo.runs.reading import (
+    read_cross,
+    read_files_found,
+    read_provenance,
+    read_rounds,
+    read_spent,
+    read_summary,
+    read_text,
+)
+from medsilo.runs.schema import Cross, FilesFound, Provenance, Round, SiteResult, Spent, Summary
 
 LARGEST_PICTURE = 2_000_000  # bytes
 Interval = tuple[float, float]
+DRAWN = ("concordance", "dice")  # metrics of which single cases are drawn
 OVERLAYS = ("best", "median", "worst")
 
 
@@ -70,7 +79,9 @@ class RunResult:
     patients: dict[str, int] = field(default_factory=dict)  # by site: those of the test cases, where they are here
     means: dict[str, float] = field(default_factory=dict)  # by site: the score of the mean, where a number is learned
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
+    cases: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by site: those that pictures show
     spent: dict[str, Spent] = field(default_factory=dict)  # by site whose own folder is here
+    files: dict[str, FilesFound] = field(default_factory=dict)  # likewise
 
     @property
     def failed(self) -> bool:
@@ -167,11 +178,18 @@ def _read(folder: Path, name: str) -> RunResult:
     plan, rounds = read_text(folder, paths.PLAN), _rounds(folder, summary)
     amplitude = picture_of(folder / paths.FIGURES / paths.AMPLITUDE)
     pictures, cross = _pictures(folder), read_cross(folder)
-    intervals, patients, ranks, means = _cases(folder, summary)
+    (intervals, patients, ranks, means), cases = _cases(folder, summary), _drawn_cases(folder, summary)
     overlays = _overlays(folder, ranks)
     run = RunResult(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
     return replace(
-        run, intervals=intervals, patients=patients, means=means, overlays=overlays, spent=read_spent(folder)
+        run,
+        intervals=intervals,
+        patients=patients,
+        means=means,
+        overlays=overlays,
+        cases=cases,
+        spent=read_spent(folder),
+        files=read_files_found(folder),
     )
 
 
@@ -246,6 +264,15 @@ def _cases(
         {site: ranks(own) for site, own in scores.items()},
         {site: mean for site in scores if (mean := mean_in(folder, site, summary.metric)) is not None},
     )
+
+
+def _drawn_cases(folder: Path, summary: Summary) -> dict[str, list[dict[str, float]]]:
+    if summary.metric not in DRAWN:
+        return {}
+    from medsilo.study.scores import cases_in
+
+    kept = sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}"))
+    return {site: cases_in(folder, site) for site in kept if site in summary.told()}
 
 
 def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, list[Overlay]]:

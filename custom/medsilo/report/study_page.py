@@ -3,11 +3,12 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from medsilo.core.text import counted
-from medsilo.report import findings, holdings, panels
+from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
@@ -67,10 +68,15 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
         holdings=holdings.tables(runs),
+        shifts=holdings.shifts(runs),
         checks=checks(subjects),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
         figures=_figures(found),
+        decisions=deciding.section(
+            [own[0] for own in found.values() if own],
+            [look for look, own in zip(looks, found.values(), strict=True) if own],
+        ),
         overlays=panels.overlays_of_study(subjects),
         harmonised=panels.harmonised(subjects, most=1),
         similarity=panels.similarity(subjects),
@@ -210,28 +216,12 @@ def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
     known = [value for one in by_round for value in one.values if value is not None]
     known += [edge for one in by_round for edges in one.band if edges for edge in edges]
     marks = ticks(min(known), max(known))
-    rounds = line_chart(
-        by_round,
-        key="curve-rounds",
-        title=f"Validation {metric} by round",
-        x_label="rounds",
-        y_label=f"validation {metric}",
-        y_ticks=marks,
-        last_x=last_round(run for runs in found.values() for run in runs),
-        width=WIDE,
-    )
+    draw = partial(line_chart, y_label=f"validation {metric}", y_ticks=marks, width=WIDE)
+    title, runs = f"Validation {metric} by", [run for runs in found.values() for run in runs]
+    rounds = draw(by_round, key="curve-rounds", title=f"{title} round", x_label="rounds", last_x=last_round(runs))
     end = max(one.places[-1] for one in by_bytes if one.places)
-    traffic = line_chart(
-        by_bytes,
-        key="curve-bytes",
-        title=f"Validation {metric} by bytes",
-        x_label="megabytes that all sites sent and got",
-        y_label=f"validation {metric}",
-        y_ticks=marks,
-        last_x=end,
-        width=WIDE,
-        unit="MB",
-    )
+    label = "megabytes that all sites sent and got"
+    traffic = draw(by_bytes, key="curve-bytes", title=f"{title} bytes", x_label=label, last_x=end, unit="MB")
     return [rounds, traffic]
 
 

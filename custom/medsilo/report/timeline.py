@@ -1,17 +1,20 @@
 """The rounds on the server's clock: each site at work, waiting or missing, as a picture."""
 
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from medsilo.report.charts import Series, line_chart, swatch, ticks
+from medsilo.report.charts import Series, draw_text, line_chart, start_svg, swatch, ticks, to_markup
 from medsilo.report.formats import bytes_text, seconds_text
-from medsilo.report.pictures import draw_text, shortened, start_svg, to_markup
+from medsilo.report.pictures import shortened
 from medsilo.report.read import RunResult, spans
+from medsilo.runs.schema import SiteRound
 
 LEFT, WIDTH, RIGHT, ROW, FOOT = 96, 480, 104, 20, 22
+STEADY = 0.005  # by which a share may move and still be drawn as one number
 MARKS = {"refused": "✕", "lost": "○", "missed": "○"}
 
 
@@ -23,7 +26,9 @@ def timeline(run: RunResult, key: str) -> Markup:
     scale = WIDTH / (starts[-1] or 1)
     absent = {(one.site, one.round): one for one in run.absences()}
     words, height = [], len(run.sites) * ROW + FOOT
-    svg = start_svg(LEFT + WIDTH + RIGHT, height, key, f"{run.label}: who worked, waited and was missing", "")
+    svg = start_svg(
+        LEFT + WIDTH + RIGHT, height, key, f"{run.label}: who worked, waited and was missing", "", small=True
+    )
     for place, site in enumerate(run.sites):
         top, worked, waited = place * ROW + 3, [], []
         draw_text(svg, shortened(site), x=LEFT - 6, y=top + 11, **{"text-anchor": "end"})
@@ -59,24 +64,41 @@ def timeline(run: RunResult, key: str) -> Markup:
 
 def apart(run: RunResult, key: str) -> dict[str, Any] | None:
     """Return each site's direction by round: the mean cosine of what it sent and the mean of the others."""
-    series = []
-    for style, site in enumerate(run.sites):
-        values: list[float | None] = []
-        for line in run.rounds:
-            updates = line.sites[site].updates.values() if site in line.sites else ()
-            known = [one.cosine for one in updates if one.cosine is not None]
-            values.append(sum(known) / len(known) if known else None)
-        places = [float(line.round) for line in run.rounds]
-        series.append(Series(site, values, style, places=places))
+
+    def cosine(told: SiteRound) -> float | None:
+        known = [one.cosine for one in told.updates.values() if one.cosine is not None]
+        return sum(known) / len(known) if known else None
+
+    return _by_round(run, key, "direction of what each site sent, against the others'", "cosine", cosine)
+
+
+def shares(run: RunResult, key: str) -> dict[str, Any] | None:
+    """Return how much each site counted in each round's mean; nothing where that stayed as it was."""
+    told = [[one.share for line in run.rounds if (one := line.sites.get(site))] for site in run.sites]
+    known = [[share for share in own if share is not None] for own in told]
+    if not any(max(own) - min(own) > STEADY for own in known if own):
+        return None
+    return _by_round(run, key, "how much each site counted in the mean", "share", lambda told: told.share)
+
+
+def _by_round(
+    run: RunResult, key: str, title: str, label: str, fact: Callable[[SiteRound], float | None]
+) -> dict[str, Any] | None:
+    """Return a chart with a line for each site, of what each round tells of it."""
+    places = [float(line.round) for line in run.rounds]
+    series = [
+        Series(site, [fact(line.sites[site]) if site in line.sites else None for line in run.rounds], n, places=places)
+        for n, site in enumerate(run.sites)
+    ]
     known = [value for one in series for value in one.values if value is not None]
     if not known:
         return None
     chart = line_chart(
         series,
         key=key,
-        title=f"{run.label}: direction of what each site sent, against the others'",
+        title=f"{run.label}: {title}",
         x_label="rounds",
-        y_label="cosine",
+        y_label=label,
         y_ticks=ticks(min(known), max(known)),
         last_x=run.rounds[-1].round,
     )

@@ -102,8 +102,8 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{NOISY_COUNTS}": "where a study tells numbers of cases with noise: those numbers, drawn once",
     f"{SITES}/<site>/{SPENT}": "in such a study: what it and all studies of these data cost (ε at δ), for the "
     "hospital's own report. It never leaves the site",
-    f"{SITES}/<site>/{CASES}": "the scores of each test case. Case and patient are numbers in the order of the data; a "
-    "cell is empty where a case has no such score. It never leaves the site",
+    f"{SITES}/<site>/{CASES}": "what was measured of each test case. Case and patient are numbers in the order of the "
+    "data; a cell is empty where a case has no such value. It never leaves the site",
     f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",
     f"{SITES}/<site>/{WORKER_LOG}": "the output of the training process. It never leaves the site",
     f"{SITES}/<site>/{RECEIVED}/": "under NVFlare, until the test: large tensors of the last order, which are not sent "

@@ -15,6 +15,7 @@ from medsilo.runs.schema import (
     Cross,
     DiaryLine,
     Doing,
+    FilesFound,
     Progress,
     Provenance,
     RecordPart,
@@ -75,10 +76,19 @@ def read_verdict(folder: Path) -> Verdict:
 
 def read_spent(run: Path) -> dict[str, Spent]:
     """Read what a run cost each hospital whose own folder is here."""
-    found = sorted((run / paths.SITES).glob(f"*/{paths.SPENT}"))
+    return _of_sites(Spent, run, paths.SPENT)
+
+
+def read_files_found(run: Path) -> dict[str, FilesFound]:
+    """Read what lies in the files of each hospital whose own folder is here."""
+    return _of_sites(FilesFound, run, paths.DATA)
+
+
+def _of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
+    found = sorted((run / paths.SITES).glob(f"*/{name}"))
     return {
         path.parent.name: _checked(
-            Spent, _parsed(read_text(path.parent, path.name, "site"), _where(path.parent, path.name)), path.name
+            model, _parsed(read_text(path.parent, name, "site"), _where(path.parent, name)), name
         )
         for path in found
     }

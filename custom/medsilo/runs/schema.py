@@ -60,6 +60,19 @@ class Spent(RecordPart):
     entries: Count  # of the ledger that name the study
 
 
+Pair = tuple[Number, Number]
+
+
+class FilesFound(RecordPart):
+    """The ranges of what lies in a hospital's files, in the hospital's own folder."""
+
+    size: list[Pair] | None = None  # voxels along x, y (and z): the least and the greatest
+    spacing: list[Pair] | None = None  # millimetres
+    intensity: Pair | None = None
+    seconds: Pair | None = None  # of recordings
+    scales: dict[Text, Pair] = {}  # of a table's or recordings' numbers: mean and standard deviation
+
+
 # ---------------------------------------------------------------------------------------------------- rounds.jsonl
 Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 

@@ -45,6 +45,13 @@ def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures])
     return interval_of_concordance(*(measures()[name].numpy() for name in ("time", "event", "risk")))
 
 
+def cases_in(run: Path, site: str) -> list[dict[str, float]]:
+    """The test cases with the number of their patient and all that was measured of them."""
+    measures, patients = read_measures(site_folder(run, site))
+    rows = zip(patients, *(values.tolist() for values in measures.values()), strict=True)
+    return [dict(zip(("patient", *measures), row, strict=True)) for row in rows]
+
+
 def mean_in(run: Path, site: str, metric: str) -> float | None:
     """The score of the test cases' mean, where a number is learned: closeness is 1 less a share of the error."""
     if metric != CLOSENESS:

@@ -57,7 +57,7 @@ class Classification(Goal):
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Classes are told apart only where each that occurs has `least` cases."""
-        counts = super().counts({self.metric: measures[self.metric]}, patients, least)
+        counts = super().counts(measures, patients, least)
         labels, found = measures["label"].long(), measures["found"].long()
         sizes = labels.bincount()
         if sizes[sizes > 0].min() >= least:

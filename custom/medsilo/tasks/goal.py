@@ -62,8 +62,11 @@ class Goal(ABC):
         return self.measures
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """Return what a site tells of its test cases: counts that add up, none over fewer cases than `least`."""
-        counts = means(measures, least)
+        """Return what a site tells of its test cases: counts that add up, none over fewer cases than `least`.
+
+        A measure that `layout` does not name stays at the site.
+        """
+        counts = means({name: values for name, values in measures.items() if name in self.layout}, least)
         if self.metric in counts:
             counts |= means({self.metric + BY_PATIENT: by_patient(measures[self.metric], patients)}, 0)
         return counts

@@ -1,7 +1,6 @@
 """Tasks that give every case a number."""
 
 import math
-from collections.abc import Sequence
 
 from torch import Tensor
 from torch.nn import functional
@@ -51,9 +50,6 @@ class Regression(Goal):
         error = found - target
         sizes = {ABSOLUTE: error.abs(), SQUARED: error.square()}
         return {**super().measures(output, target), **sizes, "value": target, "found": found}
-
-    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        return super().counts({name: measures[name] for name in (self.metric, ABSOLUTE, SQUARED)}, patients, least)
 
     @property
     def layout(self) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Tasks that find structures in images: masks."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
@@ -101,6 +102,9 @@ class Segmentation(Goal):
             close = compute_surface_dice(*pair, [self.tolerance], include_background=True, spacing=voxel)
             distances[both], near[both] = far[:, 0].float(), close[:, 0].float()
         columns = {SURFACE[0]: distances, SURFACE[1]: near}
+        unit, one = ("ml", math.prod(voxel) / 1000) if voxel and len(voxel) == 3 else ("voxels", 1.0)
+        for name, own in (("there", right), ("found", found)):
+            columns[f"{unit}_{name}"] = own.flatten(2).sum(2, dtype=torch.float64) * one
         if len(self.structures) > 1:
             columns["dice"] = dice
         measures, judged = {self.metric: self._mean(dice, target)}, self.judged(target)
