@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from benchmarks.analyses import drift, inversion, landscape
 from benchmarks.analyses.__main__ import main
-from benchmarks.analyses.analysis import KINDS, Question, mean_loss
+from benchmarks.analyses.analysis import Question, mean_loss
 from benchmarks.analyses.features import embed, features, maps
 from benchmarks.analyses.finished import FinishedRun, drawn, read_finished
 from medsilo.core.errors import MedsiloError
