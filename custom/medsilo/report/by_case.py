@@ -107,13 +107,13 @@ def _sizes(run: RunResult, key: str) -> Iterator[dict[str, Any]]:
             for n, (site, pairs) in enumerate(by_site.items())
         ]
         yield _picture(
-            f"Found less drawn{f': {structure}' if structure else ''}",
-            "Each point is a patient: what was found less what was drawn, by the mean of both (Bland and Altman). "
+            f"Found minus drawn{f': {structure}' if structure else ''}",
+            "Each point is a patient: what was found minus what was drawn, by the mean of both (Bland and Altman). "
             "Between the limits 95 of 100 differences are expected, if they scatter normally.",
             [*lines, *dots],
             key=f"{key}-{number}",
             x_label=f"mean of both, {unit}",
-            y_label=f"found less drawn, {unit}",
+            y_label=f"found minus drawn, {unit}",
             y_ticks=ticks(min([0.0, middle - wide, *every]), max([0.0, middle + wide, *every])),
             last_x=last,
             unit=unit,

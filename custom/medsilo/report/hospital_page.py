@@ -37,7 +37,7 @@ def write_hospitals(folder: Path, leaving: Leaving) -> list[Path]:
     run = read(folder)
     if odd := [site for site in run.sites if not is_safe_name(site)]:
         raise MedsiloError("the run names a site that can't be a file's name; correct its summary.json", odd[0])
-    with reading(f"what run '{run.folder}' tells, in summary.json or rounds.jsonl,"):
+    with reading(f"what run '{run.folder}' tells, in summary.json, rounds.jsonl or test.csv,"):
         pages = {site: render(run, site, leaving) for site in run.sites if run.site(site).contributed is not None}
     return [save(page, folder / paths.HOSPITALS / f"{site}.html") for site, page in pages.items()]
 

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
     """Read the run folders, write the page and return where it is."""
     every = read_all(runs)
-    with reading("what these runs tell, in summary.json or rounds.jsonl,"):  # each file may be well by itself
+    with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):  # each file may be well by itself
         page = render(every, title)
     return save(page, destination)
 

@@ -319,6 +319,7 @@ class FolderTask(OwnFolder):
     ) -> PreparedEntry:
         """One entry from its files."""
         scan = replace(reader.scan(entry), lacks=lacks)
+        between = float(scan.values.min()), float(scan.values.max())  # before a z-score, which is taken in place
         inputs = self.inputs_of(scan)
         values: tuple[int, ...] = ()
         if isinstance(entry.label, Path):
@@ -334,7 +335,7 @@ class FolderTask(OwnFolder):
             digest(torch.from_numpy(np.ascontiguousarray(scan.values))),
             scan.values.shape[:0:-1],
             tuple(float(length) for length in scan.spacing) if scan.values.ndim == 4 else (),
-            (float(scan.values.min()), float(scan.values.max())),
+            between,
             values,
             tuple(tuple(torch.unique(target).tolist()) for target in targets),
         )
