@@ -692,7 +692,8 @@ def test_empty_masks_one_class_and_copies_are_noted(balls: Path, tmp_path: Path)
 
 
 def test_ranges_are_those_of_the_files(balls: Path) -> None:
-    survey = told(volumes(intensity={"kind": "z-score"}, target_spacing=[1.5, 1.5, 2.5]), source(balls))  # which MONAI makes in place
+    on_their_grid = volumes(intensity={"kind": "z-score"}, target_spacing=[1.5, 1.5, 2.5])  # which MONAI makes in place
+    survey = told(on_their_grid, source(balls))
     assert survey.size == ((20, 20), (24, 24), (12, 12))
     np.testing.assert_allclose(survey.spacing, [(1.5, 1.5), (1.5, 1.5), (2.5, 2.5)], atol=1e-5)
     images = [ball((12, 24, 20), (1.5, 1.5, 2.5), number + 5600)[0] for number in range(9)]
