@@ -325,10 +325,10 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         values = json.loads(json.dumps(values))
     except (TypeError, ValueError) as error:
         raise PlanError(f"a plan holds texts, numbers, lists and mappings only ({error}); quote such values") from error
-    if values.get("network") is None:
-        values.pop("network", None)
     for change in changes:
         _apply(values, change)
+    if values.get("network") is None:  # which a change may say, too: the task's own then
+        values.pop("network", None)
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     own, network = values.get("layers"), values.get("network")
     inner = {

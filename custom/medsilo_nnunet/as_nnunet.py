@@ -1,42 +1,47 @@
 """Export as a model folder of nnU-Net's, which nnUNetv2_predict_from_modelfolder takes as it is."""
 
+import json
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from medsilo.extend import Exporter, MedsiloError, Source, write_bytes, write_json
+from medsilo.extend import Exporter, MedsiloError, Source, write_bytes
 from medsilo_nnunet.nnunet_folder import NnUNetFolder
 from medsilo_nnunet.nnunet_network import DeeplySupervised
 
-CHECKPOINT = "fold_all/checkpoint_final.pth"
-TRAINER = "nnUNetTrainer"  # nnU-Net asks its class how the network is built
+CHECKPOINT = "checkpoint_final.pth"
 ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}  # of files that a reader takes; of all others .nii.gz
 
 
 def export_to_nnunet(source: Source, out: Path) -> None:
-    """Write the folder: dataset.json, plans.json and fold_all."""
+    """Write the folder: dataset.json, plans.json and the model's fold. Folds of one study may be in one folder."""
     task = source.plan.task
     if not isinstance(task, NnUNetFolder):
         raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
     network = plain_network(source)
-    write_description(task, out)
+    same = {
+        "trainer_name": task.trainer,  # nnU-Net asks its class how the network is built
+        "init_args": {"configuration": task.configuration},
+        "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
+    }
+    _describe(task, same | {"method": source.plan.algorithm.name}, out)
     content = BytesIO()
     # nnU-Net reads nothing but PyTorch's own files, which are pickles. Written with tensors, numbers, strings and lists
     # alone, this one is loaded with weights_only=True, too, which runs no code. medsilo itself never loads one.
-    torch.save(
-        {
-            "network_weights": {name: tensor.cpu() for name, tensor in network.network.state_dict().items()},
-            "trainer_name": TRAINER,
-            "init_args": {"configuration": task.configuration},
-            "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
-        },
-        content,
-    )
-    write_bytes(out / CHECKPOINT, content.getvalue())
+    weights = {name: tensor.cpu() for name, tensor in network.network.state_dict().items()}
+    torch.save({"network_weights": weights, **same}, content)
+    write_bytes(out / fold_of(source) / CHECKPOINT, content.getvalue())
 
 
-EXPORTER = Exporter("nnU-Net model", export_to_nnunet)
+def fold_of(source: Source) -> str:
+    """Return what nnU-Net calls the part of the data that a model did not learn from. It counts from 0."""
+    fold = source.plan.task.fold
+    return f"fold_{fold.number - 1}" if fold else "fold_all"
+
+
+EXPORTER = Exporter("nnU-Net model", export_to_nnunet, fold_of)
 
 
 def plain_network(source: Source) -> DeeplySupervised:
@@ -52,8 +57,16 @@ def plain_network(source: Source) -> DeeplySupervised:
     return network
 
 
-def write_description(task: NnUNetFolder, folder: Path) -> None:
-    """Write what nnU-Net says of a model beside its weights: dataset.json and plans.json."""
+def _describe(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> None:
+    """Write what nnU-Net says of all folds beside their weights. Folds that are there must be of the same study."""
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
-    write_json(folder / "dataset.json", task.question.in_nnunet() | {"file_ending": ending})
-    write_json(folder / "plans.json", task.plans.in_nnunet())
+    told = {
+        "dataset.json": task.question.in_nnunet() | {"file_ending": ending},
+        "plans.json": task.plans.in_nnunet(),
+        "medsilo.json": same,
+    }
+    files = {folder / name: json.dumps(values, indent=2).encode() for name, values in told.items()}
+    if folder.exists() and any(not file.is_file() or file.read_bytes() != text for file, text in files.items()):
+        raise MedsiloError("the folder has no folds of this study; choose another", private=str(folder))
+    for file, text in files.items():
+        write_bytes(file, text)

@@ -39,7 +39,7 @@ from medsilo.extend import (
 )
 from medsilo_nnunet.nnunet_files import RawData, absent_from, may_be_absent
 from medsilo_nnunet.nnunet_network import Architecture, NnUNet
-from medsilo_nnunet.nnunet_parts import NnUNetParts, places_in
+from medsilo_nnunet.nnunet_parts import WITHOUT_REGIONS, NnUNetParts, TrainerName, places_in
 from medsilo_nnunet.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
@@ -60,6 +60,7 @@ class NnUNetFolder(OwnFolder):
 
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
     draws: ClassVar[bool] = True
+    training_keys: ClassVar[tuple[str, ...]] = ("plans", "configuration", "trainer", "foreground", "mirror")
     evaluation_batch: ClassVar[int] = 1
 
     name: Literal["nnunet"] = "nnunet"
@@ -70,6 +71,9 @@ class NnUNetFolder(OwnFolder):
     configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
     foreground: float = Field(
         0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
+    )
+    trainer: TrainerName = Field(
+        "nnUNetTrainer", description="nnU-Net's trainer whose loss, augmentation and mirroring are taken"
     )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
 
@@ -83,6 +87,8 @@ class NnUNetFolder(OwnFolder):
             )
         if len(self._own.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them anew")
+        if self.question.has_regions and self.trainer in WITHOUT_REGIONS:
+            raise ValueError(f"trainer: {self.trainer} learns no regions; choose another")
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -93,7 +99,7 @@ class NnUNetFolder(OwnFolder):
     @cached_property
     def parts(self) -> NnUNetParts:
         """nnU-Net's own parts for these plans."""
-        return NnUNetParts(self.question, self.plans, self.configuration)
+        return NnUNetParts(self.question, self.plans, self.configuration, self.trainer)
 
     @property
     def _own(self) -> Configuration:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,14 +25,42 @@ from medsilo_nnunet.question import SegmentationQuestion
 Case = tuple[Tensor, Tensor]
 Placed = tuple[Sliced, Sliced, Tensor]  # a case, and voxels of structures, [n, 4]: the structure's number, z, y, x
 NONE = torch.empty(0, 4, dtype=torch.int32)
+# nnU-Net's variants of its trainer that have another loss, augmentation or mirroring, and nothing else. What others
+# change (epochs, optimizer, learning rate, deep supervision) are keys of a plan.
+TrainerName = Literal[
+    "nnUNetTrainer",
+    "nnUNetTrainerCELoss",
+    "nnUNetTrainerDA5",
+    "nnUNetTrainerDA5Segord0",
+    "nnUNetTrainerDA5ord0",
+    "nnUNetTrainerDiceCELoss_noSmooth",
+    "nnUNetTrainerDiceLoss",
+    "nnUNetTrainerDiceTopK10Loss",
+    "nnUNetTrainerNoDA",
+    "nnUNetTrainerNoMirroring",
+    "nnUNetTrainerTopk10Loss",
+    "nnUNetTrainerTopk10LossLS01",
+    "nnUNetTrainer_DASegOrd0",
+    "nnUNetTrainer_DASegOrd0_NoMirroring",
+    "nnUNetTrainer_noDummy2DDA",
+    "nnUNetTrainer_onlyMirror01",
+    "nnUNetTrainer_onlyMirror01_DASegOrd0",
+]
+WITHOUT_REGIONS = ("nnUNetTrainerCELoss", "nnUNetTrainerTopk10Loss", "nnUNetTrainerTopk10LossLS01")
 
 
 class NnUNetParts:
     """The parts that one configuration of the plans asks for."""
 
-    def __init__(self, question: SegmentationQuestion, plans: NnUNetPlans, configuration: ConfigurationName) -> None:
+    def __init__(
+        self,
+        question: SegmentationQuestion,
+        plans: NnUNetPlans,
+        configuration: ConfigurationName,
+        trainer: TrainerName = "nnUNetTrainer",
+    ) -> None:
         self.settings = {**question.in_nnunet(), "file_ending": ".nii.gz"}
-        self.trainer = _trainer()(plans.in_nnunet(), configuration, self.settings)
+        self.trainer = _trainer(trainer)(plans.in_nnunet(), configuration, self.settings)
         rotation, dummy_2d, patch, mirrored = self.trainer.configure_rotation_dummyDA_mirroring_and_inital_patch_size()
         self.mirrored = mirrored
         own = self.trainer.configuration_manager
@@ -210,13 +238,18 @@ def places_in(found: Mapping[int, Any]) -> Tensor:
 
 
 @cache
-def _trainer() -> Any:
-    """Return nnU-Net's trainer without what it does to folders, logs and devices."""
+def _trainer(name: TrainerName) -> Any:
+    """Return a trainer of nnU-Net's without what it does to folders, logs and devices."""
     with needing_nnunet():
-        from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+        from nnunetv2.training.nnUNetTrainer import variants
+        from nnunetv2.utilities.find_class_by_name import recursive_find_python_class as find
         from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
-    class Trainer(nnUNetTrainer):
+    places = ("loss", "data_augmentation")
+    found = [find(f"{variants.__path__[0]}/{place}", name, f"{variants.__name__}.{place}") for place in places]
+    base = next(filter(None, found))
+
+    class Trainer(base):  # type: ignore[misc, valid-type]
         def __init__(self, plans: dict[str, Any], configuration: str, settings: dict[str, Any]) -> None:
             self.plans_manager = PlansManager(plans)
             self.configuration_manager = self.plans_manager.get_configuration(configuration)

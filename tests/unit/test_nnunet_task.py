@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from medsilo_nnunet.fingerprint import Fingerprint
 from medsilo_nnunet.fingerprint_message import HeldCases
 from medsilo_nnunet.measuring_cases import facts_of
 from medsilo_nnunet.nnunet_files import RawData
+from medsilo_nnunet.nnunet_parts import TrainerName
 from medsilo_nnunet.planning import make_plans
 from medsilo_nnunet.question import SegmentationQuestion
 from tests.federations import write_volumes
@@ -191,6 +192,38 @@ def test_the_loss_and_its_gradients_are_nnunets(plan: Plan, data: SiteData, trai
     wanted.backward()
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert (mine.grad is None and other.grad is None) or torch.equal(mine.grad, other.grad)
+
+
+def test_a_variant_of_the_trainer_has_its_loss_its_augmentation_and_its_mirroring(
+    hospitals: Path, plan: Plan, data: SiteData, trainer: Any
+) -> None:
+    from nnunetv2.training.nnUNetTrainer.variants.data_augmentation import nnUNetTrainerNoMirroring as mirroring
+    from nnunetv2.training.nnUNetTrainer.variants.loss import nnUNetTrainerTopkLoss as topk
+
+    images, labels, batch = batch_of(plan, data, trainer, 0)
+    output = plan.build_networks()["model"].train()(images)
+    default = plan.task.drawn(data.train, 3, 1, 0)[0]
+    changed = {}
+    for name in get_args(TrainerName):
+        task = plan_of(hospitals, trainer=name).task
+        loss, drawn = task.goal.loss(output, labels), [task.drawn(data.train, 3, 1, 0)[0] for _ in range(2)]
+        assert torch.equal(drawn[0][0], drawn[1][0]) and loss.isfinite(), name
+        changed[name] = not torch.equal(drawn[0][0], default[0]), float(loss)
+        if name in (topk.nnUNetTrainerDiceTopK10Loss.__name__, mirroring.nnUNetTrainerNoMirroring.__name__):
+            base = getattr(topk, name, None) or getattr(mirroring, name)
+            built = base._build_loss(trainer)(output, batch["target"])
+            assert torch.equal(loss, built), name
+    plain = changed["nnUNetTrainer"]
+    assert not plain[0] and changed["nnUNetTrainerNoMirroring"][0] and changed["nnUNetTrainerDA5"][0]
+    assert changed["nnUNetTrainerDiceTopK10Loss"][1] != plain[1] != changed["nnUNetTrainerDiceLoss"][1]
+    assert plan_of(hospitals, trainer="nnUNetTrainerNoMirroring").task.parts.mirrored is None
+    with pytest.raises(PlanError, match="trainer"):
+        plan_of(hospitals, trainer="nnUNetTrainerAdam")
+    volumes = plan_of(hospitals, configuration="3d_fullres")
+    assert volumes.task.tests_as(plan.task)  # so that a comparison can choose
+    assert not volumes.task.tests_as(plan_of(hospitals, fold={"number": 1, "of": 4}).task)
+    changed = plan.with_changes(["task.configuration=3d_fullres", "network=null"])
+    assert changed.network == volumes.network != plan.network
 
 
 def test_epochs_are_those_of_nnunets_trainer(hospitals: Path, data: SiteData, trainer: Any) -> None:

@@ -287,6 +287,42 @@ def test_each_patient_is_tested_in_one_fold(hospitals: tuple[Path, Any]) -> None
     assert sorted(tested) == [f"graz-{case:03}" for case in range(4)]
 
 
+def test_folds_are_exported_into_one_model_whose_networks_answer_together(
+    hospitals: tuple[Path, Any], images: Path, tmp_path: Path
+) -> None:
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    folder, plans = hospitals[0], narrow(hospitals[1], 8)
+    model, theirs, training = tmp_path / "model", tmp_path / "theirs", {"rounds": 1, "batch_size": 4, "local_steps": 4}
+    folds: list[dict[str, Any]] = [{"number": number, "of": 4} for number in (1, 2)]
+    for number, fold in enumerate(folds):
+        run = tmp_path / str(number)
+        medsilo.run(study(plans, SITES, {"name": "fedavg"}, training, {"fold": fold}), data=folder, folder=run)
+        assert main(["export", str(run), "--to", "nnunet", "-o", str(model)]) == 0
+        assert main(["export", str(run), "--to", "nnunet", "-o", str(model)]) == 1  # this fold is there
+    assert sorted(path.name for path in model.glob("fold_*/checkpoint_final.pth")) == ["checkpoint_final.pth"] * 2
+    other = study(plans, SITES, {"name": "fedavg"}, training, {"fold": {"number": 3, "of": 4}, "mirror": False})
+    medsilo.run(other, data=folder, folder=tmp_path / "other")
+    assert main(["export", str(tmp_path / "other"), "--to", "nnunet", "-o", str(model)]) == 1
+    assert not (model / "fold_2").exists()
+
+    theirs.mkdir()
+    predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
+    predictor.initialize_from_trained_model_folder(str(model), (0, 1))
+    predictor.predict_from_files_sequential(str(images), str(theirs))
+    sources = [open_source(tmp_path / str(number)) for number in range(2)]
+    task = sources[0].plan.task
+    image = next(iter(task.use.images_among(sorted(images.iterdir()))))
+    scan = task.use.scan_of(image)
+    inputs = task.use.inputs_of(scan)
+    with torch.no_grad():
+        each = [task.infer(source.network.eval(), inputs) for source in sources]
+    wanted = task.use.labels_on(scan, torch.stack(each).mean(0))
+    found, _ = values_in(theirs / image[0].name.replace("_0000", ""))
+    assert np.array_equal(found.transpose(2, 1, 0), wanted.numpy()) and 0 < found.mean() < 1
+    assert all(not torch.equal(one, each[0]) for one in each[1:])
+
+
 # ------------------------------------------------------------------------------------------------------ the data
 def test_a_patient_with_several_cases_is_in_one_part(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
     for patient in range(4):

@@ -23,16 +23,18 @@ class Exporter:
 
     what: str  # that is written, for people
     write: Callable[[Source, Path], None]  # into a new folder
+    part: Callable[[Source], str] = lambda source: ""  # what a model adds to a folder that others may be in already
 
 
 def export(source: Source, out: Path, form: str = "monai") -> str:
-    """Write a model into a folder that does not exist yet; return what it is."""
-    if out.exists():
-        raise MedsiloError("the folder exists; choose another", private=str(out))
+    """Write a model into a folder that does not exist yet, or as a further part of one; return what it is."""
     own = f"{form}.{source.plan.task.name}"
     exporter: Exporter = EXPORTERS[own if own in EXPORTERS else form]
+    place = out / exporter.part(source)
+    if place.exists():
+        raise MedsiloError("the folder exists; choose another", private=str(place))
     exporter.write(source, out)
     if (out / "models").is_dir():
         source.carry(out / "models")
-    write_card(source, out)
+    write_card(source, place)
     return exporter.what

@@ -170,7 +170,7 @@ class Statistics:
         """The seeds in which both were tested on the same cases."""
         for seed in sorted(self.found[row].keys() & self.found[base].keys()):
             one, other = self.cells[row, seed].plan, self.cells[base, seed].plan
-            if one.task == other.task and one.participation.sites == other.participation.sites:
+            if one.task.tests_as(other.task) and one.participation.sites == other.participation.sites:
                 yield seed
 
     def _plan(self, row: Row) -> Plan:
