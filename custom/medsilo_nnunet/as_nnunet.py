@@ -63,7 +63,7 @@ def _describe(task: NnUNetFolder, same: dict[str, Any], folder: Path) -> None:
     told = {
         "dataset.json": task.question.in_nnunet() | {"file_ending": ending},
         "plans.json": task.plans.in_nnunet(),
-        "medsilo.json": same,
+        "folds.json": same,
     }
     files = {folder / name: json.dumps(values, indent=2).encode() for name, values in told.items()}
     if folder.exists() and any(not file.is_file() or file.read_bytes() != text for file, text in files.items()):
