@@ -29,6 +29,7 @@ from medsilo.extend import (
     PreparedEntry,
     Scan,
     Segmentation,
+    Task,
     digest,
     generator_for,
     held_case,
@@ -47,6 +48,7 @@ CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
 AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FLAT = 4  # axes of a batch of patches in two dimensions
 MADE = ("parts",)  # of the rest of a task
+HOW_LEARNED = ("plans", "configuration", "trainer", "foreground", "mirror")  # keys that change no test case
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
@@ -60,7 +62,6 @@ class NnUNetFolder(OwnFolder):
 
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
     draws: ClassVar[bool] = True
-    training_keys: ClassVar[tuple[str, ...]] = ("plans", "configuration", "trainer", "foreground", "mirror")
     evaluation_batch: ClassVar[int] = 1
 
     name: Literal["nnunet"] = "nnunet"
@@ -145,6 +146,11 @@ class NnUNetFolder(OwnFolder):
         if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
             return network(inputs)
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
+
+    def tests_as(self, other: Task) -> bool:
+        """Return whether both test the same cases. Tests are measured on the images' own grids, whatever the plans."""
+        one, same = (task.model_dump(exclude={*HOW_LEARNED}) for task in (self, other))
+        return one == same
 
     # ------------------------------------------------------------------------------------------ from files
     def _found(self, source: DataSource, folder: Path) -> Found:

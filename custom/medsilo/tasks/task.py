@@ -187,7 +187,7 @@ class Task(Section):
 
     def tests_as(self, other: "Task") -> bool:
         """Return whether both test the same cases in the same way, so that their scores can be compared."""
-        return self.model_dump(exclude={*self.training_keys}) == other.model_dump(exclude={*other.training_keys})
+        return self == other
 
     def check_source(self, source: DataSource | None) -> None:
         """Raise a DataError if it is clear without a look at the data that they can't be read."""
@@ -238,8 +238,6 @@ class Task(Section):
     def varied(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
         """Return what a pass of training makes of cases: augmented images, pieces; by the seed, and place or name."""
         return cases
-
-    training_keys: ClassVar[tuple[str, ...]] = ()  # that decide how it is learned, and not what is tested
 
     draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns what `drawn` draws
 
