@@ -643,7 +643,8 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
     study.run()
     assert study.participants[C].participant.disclosure.cases["validation"] == 0
     own, shared = (study.participants[C].participant.state.modules[name].parameters() for name in ("model", "global"))
-    assert not any(map(torch.equal, own, shared))  # every tensor was tuned
+    # Every weight was tuned; a bias before a normalisation has no gradient but rounding, which a processor may lack.
+    assert not any(torch.equal(one, other) for one, other in zip(own, shared, strict=True) if one.dim() > 1)
 
 
 def test_what_an_unseen_hospital_may_not_be() -> None:

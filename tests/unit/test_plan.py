@@ -100,7 +100,7 @@ WRONG = [
     (["tracking.metric=dice"], "tracking.metric", "dice", "select"),
     (["training.rounds.more=1"], "training.rounds", "more", "integer"),
     (["training=3"], "training", "3", "section"),
-    (["network=null"], "network", "None", "section"),
+    (["network=3"], "network", "3", "section"),
     # sites
     (["participation.sites=[]"], "participation", "zero sites", "participation.minimum"),
     (["participation.sites=[a, a]"], "participation.sites", "twice", "once"),
