@@ -12,7 +12,6 @@ from cryptography.x509.oid import NameOID
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import Assembly
 from medsilo.sealing.member import Member
@@ -190,7 +189,6 @@ def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() ->
     other = Member.begin(terms(3), "site-2", Unsigned(), SumMemory()).introduction()
     members["site-0"].meet(Assembly(introductions=honest))
     members["site-1"].meet(Assembly(introductions=(*honest[:2], other)))
-    told = numbers(3)["site-0"]
-    box = members["site-0"].tell(1, "statistics", told)
+    box = members["site-0"]._linked.lock("site-1", b"told", b"about")
     with pytest.raises(Refused, match="site-0: what it sent through the server cannot be opened"):
-        members["site-1"].told("site-0", 1, "statistics", Flat.like(told), box)
+        members["site-1"]._linked.unlock("site-0", box, b"about")

@@ -22,9 +22,7 @@ MOST_CASES = 10_000_000  # of one site
 MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal[
-    "join", "agree", "offer", "deal", "defend", "round", "confirm", "unmask", "compare", "deliver", "try", "test"
-]
+Task = Literal["join", "agree", "offer", "deal", "defend", "round", "confirm", "unmask", "deliver", "try", "test"]
 End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -236,7 +234,7 @@ class Joined(SiteAnswer):
 class Lettered(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
-    task: Literal["agree", "offer", "deal", "defend", "confirm", "unmask", "compare"]
+    task: Literal["agree", "offer", "deal", "defend", "confirm", "unmask"]
     sealing: dict[str, Any]
 
 
@@ -311,7 +309,7 @@ def held(told: Any) -> dict[str, dict[str, str]] | None:
         return None
 
 
-LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask", "compare")
+LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask")
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,
