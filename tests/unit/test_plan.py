@@ -419,7 +419,6 @@ OTHERS = {
     "transport.sealing": "pairwise",
     "transport.sealing_bits": 32,
     "transport.sealing_bound": 8.0,
-    "transport.sealing_counts": 100,
     "transport.sealing_threshold": 2,
     "transport.sealing_clear": "[model]",
     "tracking.select": "last",

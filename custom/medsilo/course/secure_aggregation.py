@@ -29,22 +29,18 @@ OPEN = (
     "Sealed or not, the server knows the numbers of cases, scores and losses, who answered when, and whole numbers "
     "among the tensors such as batch norm's counters of batches."
 )
-COUNTED = (
-    "Sealed or not, the server knows the numbers of validation and test cases, scores and losses, and who answered "
-    "when; the numbers of training cases are sealed, too, and of them it learns their sum at most."
-)
 ALL_SEALED = "No group of tensors that can be sealed leaves in clear."
 
 
-def promises(sealing: Sealing, clear: Sequence[str], counts: bool) -> list[str]:
+def promises(sealing: Sealing, clear: Sequence[str]) -> list[str]:
     """Return what is said of a study, the same wherever it is said.
 
-    clear: the groups that leave in clear, as the plan says. counts: whether numbers of cases are sealed, too.
+    clear: the groups that leave in clear, as the plan says.
     """
     if sealing == "none":
         return [SEALING[sealing]]
     rest = f"In clear, as the plan says (transport.sealing_clear): {', '.join(clear)}." if clear else ALL_SEALED
-    return [SEALING[sealing], COUNTED if counts else OPEN, rest]
+    return [SEALING[sealing], OPEN, rest]
 
 
 MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
@@ -88,13 +84,6 @@ class TransportSettings(Feature):
         description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
         "`null`: 65536 with 64 bits, 64 with 32",
     )
-    sealing_counts: int | None = Field(
-        None,
-        ge=1,
-        le=10_000_000,
-        description="seal the hospitals' numbers of training cases, too, by which means are weighted; no hospital may "
-        "have more than so many. `null`: they are told",
-    )
     sealing_clear: tuple[str, ...] = Field(
         (),
         max_length=16,
@@ -122,7 +111,7 @@ class TransportSettings(Feature):
     @property
     def promises(self) -> list[str]:
         """Return what sealing protects against, and against whom it does not."""
-        return promises(self.sealing, self.sealing_clear, bool(self.sealing_counts))
+        return promises(self.sealing, self.sealing_clear)
 
     @property
     def bound(self) -> float:
@@ -146,11 +135,6 @@ class TransportSettings(Feature):
         if not self.sealed:
             return
         name = plan.algorithm.name
-        if self.sealing_counts and plan.training.truncate:
-            yield (
-                "training.truncate: needs the smallest hospital's number of cases, which transport.sealing_counts "
-                "seals; leave one of them out"
-            )
         yield from self._hospitals_that_cannot(plan.participation)
         if plan.mixing.robust or plan.mixing.share_cap:
             yield (
@@ -197,15 +181,6 @@ class TransportSettings(Feature):
             yield (
                 f"transport.sealing_bound: with {self.sealing_bits} bits, sums of {named} hospitals' numbers up to "
                 f"{self.bound:g} would be rounded by more than {COARSEST:g}; set sealing_bits=64 or a smaller bound"
-            )
-        if self.sealing_counts and self.sealing_bits == 32:
-            yield (
-                "transport.sealing_bits: 32 bits are too few where the weights are sealed, too (sealing_counts); set 64"
-            )
-        if self.sealing_counts and self.sealing_clear:
-            yield (
-                f"transport.sealing_counts: {self.sealing_clear[0]} leaves in clear and tells numbers of cases; take "
-                "it out of transport.sealing_clear, or leave sealing_counts out"
             )
         threshold = self.threshold(named)
         if not named < 2 * threshold <= 2 * named:

@@ -101,9 +101,6 @@ class Participant:
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         if self.data.survey:
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
-        most = self.place.plan.transport.sealing_counts
-        if most and self.disclosure.cases["train"] > most:
-            raise Refused("this hospital has more training cases than transport.sealing_counts allows; raise it")
         return ExactResult()
 
     def _answer_letter(self, asked: Request, groups: Groups, stop: Stop) -> ExactLetter:

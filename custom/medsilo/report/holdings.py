@@ -20,7 +20,6 @@ class Holding:
     sites: tuple[str, ...]
     parts: tuple[tuple[int | None, ...], ...]
     classes: tuple[tuple[int, ...] | None, ...]
-    unknown: str = "–"  # in place of a number that is not told
 
     @classmethod
     def of(cls, run: RunResult) -> "Holding":
@@ -30,7 +29,6 @@ class Holding:
             tuple(run.sites),
             tuple(tuple((site.cases or {}).get(part) for part in PARTS) for site in told),
             tuple(None if one is None else tuple(one) for one in counts),
-            "sealed" if any(site.cases and site.cases.get("train") is None for site in told) else "–",
         )
 
     def tables(self) -> Iterator[Table]:
@@ -45,7 +43,7 @@ class Holding:
         for site, counts in zip(self.sites, rows, strict=True):
             whole = sum(filter(None, counts)) or 1
             shares = [(count or 0) / whole for count in counts]
-            texts = [self.unknown if count is None else str(count) for count in counts]
+            texts = ["–" if count is None else str(count) for count in counts]
             asides = [f"{share:.0%}" if shaded and count else "" for count, share in zip(counts, shares, strict=True)]
             cells = [cell(*one, "heat") for one in zip(counts, texts, asides, strict=True)]
             told.append((site, [one | {"heat": shaded * share} for one, share in zip(cells, shares, strict=True)]))

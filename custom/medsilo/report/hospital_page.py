@@ -177,7 +177,7 @@ def _at(values: Sequence[float | None], place: int) -> float | None:
 def _part(run: RunResult, site: str, told: SiteResult) -> Mapping[str, str]:
     """Return what the hospital gave and did, as it told it."""
     what = "slices" if run.summary.sliced else "cases"
-    cases = {name: "sealed" if count is None else str(count) for name, count in (told.cases or {}).items()}
+    cases = {name: "–" if count is None else str(count) for name, count in (told.cases or {}).items()}
     return {
         **{f"{name.capitalize()} {what}": count for name, count in cases.items()},
         "Rounds with it": f"{told.contributed} of {run.summary.rounds.done}",

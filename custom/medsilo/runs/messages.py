@@ -146,12 +146,12 @@ class Request(Message):
 
 # ---------------------------------------------------------------------------------------------------- a site answers
 class Counted(Message):
-    """The cases of a site's parts; None where the plan seals how many it trains on.
+    """The cases of a site's parts.
 
     Only a site that does not train may have none in a part other than the test's.
     """
 
-    train: Annotated[int, Field(ge=0, le=MOST_CASES)] | None
+    train: Annotated[int, Field(ge=0, le=MOST_CASES)]
     validation: Annotated[int, Field(ge=0, le=MOST_CASES)]
     test: Cases
 
@@ -220,8 +220,6 @@ class Joined(SiteAnswer):
     def _add_up(self) -> Self:
         if set(self.classes) != set(PARTS):
             raise ValueError(f"its counts of classes are not of the parts {', '.join(PARTS)}")
-        if self.cases.train is None and self.classes["train"] is not None:
-            raise ValueError("it tells its training cases by class, and the plan seals how many there are")
         for part, counts in self.classes.items():
             if counts is not None and sum(counts) != getattr(self.cases, part):
                 raise ValueError(
@@ -244,14 +242,14 @@ class Trained(SiteAnswer):
     metrics = frozenset({"train_loss", "validation", "validation_loss"})
 
     task: Literal["round"]
-    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on; 1 if sealed
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
-        if self.samples > (self.cases.train or 1):
+        if self.samples > max(self.cases.train, 1):
             raise ValueError(f"sample count {self.samples} is more than its {self.cases.train} training cases")
         return self
 

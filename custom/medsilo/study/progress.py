@@ -227,7 +227,7 @@ def duration(seconds: float) -> str:
 def _numbers(own: "SiteRound", metric: str) -> str:
     return (
         f"{metric} before {_value(own.validation)}  loss {_value(own.train_loss)}  "
-        f"{own.samples or 'sealed'} cases  {own.seconds:.1f} s  "
+        f"{own.samples or '–'} cases  {own.seconds:.1f} s  "
         f"up {_bytes(own.bytes_up)}  down {_bytes(own.bytes_down)}"
     )
 

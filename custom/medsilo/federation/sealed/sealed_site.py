@@ -18,7 +18,6 @@ from medsilo.federation.accepting import check_numbers, same_layout
 from medsilo.federation.envelope import Envelope
 from medsilo.federation.sealed.what import (
     ALIKE,
-    COUNT,
     WORDS,
     Blocks,
     Current,
@@ -268,7 +267,7 @@ class SealedSite(Envelope):
         floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         if isinstance(own.form, Summed) and own.form.enter:
             floats = dict(own.form.enter(floats, self._arrived[own.name]))
-        return floats | ({COUNT: torch.ones((), dtype=torch.float64)} if own.counts else {})
+        return floats
 
     # ------------------------------------------------------------------ what is given
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
@@ -281,19 +280,10 @@ class SealedSite(Envelope):
         if held:
             self._note_opened(asked, held)
         opened = {
-            name: self._opened(name, held[name], own, modules) if name in held else self._counted(name, own, modules)
-            for name, own in groups.items()
+            name: self._opened(name, held[name], own, modules) if name in held else own for name, own in groups.items()
         }
         self._arrived = opened
         return opened
-
-    def _counted(self, name: str, given: Tensors, modules: Modules) -> Tensors:
-        """Return what came in clear, with this site's own counters where they would tell of its cases."""
-        group = next((group for phase in self.plan.course.phases for group in phase.sent if group.name == name), None)
-        if group is None or not self.plan.transport.sealing_counts:
-            return given
-        mine = group.of(modules)
-        return {key: given[key] if given[key].is_floating_point() else mine.get(key, given[key]) for key in given}
 
     def _note_given(self, number: int, groups: Groups) -> None:
         """Remember what came in clear, which this site's masks depend on; raises Refused where it must be the plan's
@@ -346,7 +336,6 @@ class SealedSite(Envelope):
         mine = views([own.group], modules)[name]
         words = {block.name: given[WORDS]} if WORDS in given else {}
         values, count = self._open_sum(seat, held, block, words)
-        values = own.divided(values)
         if isinstance(own.form, Pulled):
             values = self._pulled(own.form, mine, values, count)
         return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}

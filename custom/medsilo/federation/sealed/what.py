@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
 from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
-COUNT = "@cases"  # the number 1 among a group's, whose sum is what the weights add up to
 WORDS = "@sealed"  # under which a group's sealed numbers travel, beside its whole numbers
 ALIKE = 1e-9  # weights that two machines compute differ by less
 ROW_TOTAL = 1 << 24  # what the integer weights of a row add up to
@@ -78,7 +76,6 @@ class SealedGroup:
     form: Form
     like: dict[str, Tensor]  # the group's tensors, for their shapes and types
     blocks: dict[str, SealedBlock]
-    hides_counts: bool = False  # whether the numbers of cases are sealed, too
 
     @property
     def name(self) -> str:
@@ -88,22 +85,9 @@ class SealedGroup:
     @property
     def beside(self) -> dict[str, Tensor]:
         """The whole numbers that travel open, which tell of cases; a site keeps its own of a personal group."""
-        if not isinstance(self.form, Summed) or self.hides_counts:
+        if not isinstance(self.form, Summed):
             return {}
         return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
-
-    @property
-    def counts(self) -> bool:
-        """Return whether the sum of its weights is sealed, too."""
-        return self.hides_counts and isinstance(self.form, Summed) and self.form.weighted
-
-    def divided(self, opened: Tensors) -> Tensors:
-        """Return the mean from a sum that has the sum of its weights beside it."""
-        if not self.counts:
-            return opened
-        total = float(opened[COUNT])
-        means = {name: tensor.double() / total for name, tensor in opened.items() if name != COUNT}
-        return {name: mean.to(opened[name].dtype) for name, mean in means.items()}
 
     def weight(self, samples: int) -> int:
         """Return what a site multiplies its numbers by, where weights are not public."""
@@ -147,11 +131,7 @@ class Blocks:
     def _group(
         self, group: Group, form: Form, layout: Modules, tensors: dict[str, Tensor], rows: Matrix
     ) -> SealedGroup:
-        hides = bool(self.plan.transport.sealing_counts)
-        floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        if hides and isinstance(form, Summed) and form.weighted:
-            floats[COUNT] = torch.ones((), dtype=torch.float64)
-        flat = Flat.of(floats)
+        flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
         fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), *self._weights(form))
         blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}
         if isinstance(form, Rows):
@@ -161,7 +141,7 @@ class Blocks:
                 )
                 for site in self.terms.sites
             }
-        return SealedGroup(group, form, dict(tensors), blocks, hides)
+        return SealedGroup(group, form, dict(tensors), blocks)
 
     def _row(self, row: Sequence[float], total: int) -> tuple[int, ...]:
         """Return the whole weights of those that have agreed on keys."""
@@ -179,7 +159,7 @@ class Blocks:
         """Return the plan's bound, or the range of a wide group where that is more."""
         ranges = group.ranges(layout, self.plan.task) if group.wide else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
-        return max(self.plan.transport.bound, widest, 1.0 if self.plan.transport.sealing_counts else 0.0)
+        return max(self.plan.transport.bound, widest)
 
 
 def words_for(site: str) -> str:
@@ -222,5 +202,5 @@ def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[s
     """Return what travels in place of the groups that sites seal in a phase."""
     if not plan.transport.sealed:
         return {}
-    blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), plan.transport.sealing_counts or 1)
+    blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), 1)
     return {name: own.expected() for name, own in blocks.of(phase, layout, {}).items()}
