@@ -456,22 +456,6 @@ def filters(module: Any) -> None:
     assert list(inspect.signature(module.Filter.process).parameters)[1:] == ["shareable", "fl_ctx"]
 
 
-@relies("apis.utils.task_utils", "get_filters")
-def filters_of_answers(module: Any) -> None:
-    """The filters that an answer passes on its way out are those of the hospital's scope and of the job, from the
-    tables of these names in the scope and in the process that runs the job."""
-    manager = import_module(f"{MODULES}.private.privacy_manager")
-    constants = import_module(f"{MODULES}.apis.fl_constant")
-    assert manager.Scope.TASK_RESULT_FILTERS_NAME == "task_result_filters"
-    context = import_module(f"{MODULES}.apis.fl_context").FLContext()
-    asked = "task_result_filters", context, {"medsilo/out": ["the job's"]}, "medsilo", constants.FilterKey.OUT
-    assert module.get_filters(*asked) == ["the job's"]
-    runner = import_module(f"{MODULES}.private.fed.client.client_runner").ClientRunner
-    source_holds(runner, "self.task_result_filters = config.task_result_filters", "self.task_result_filters,")
-    app = import_module(f"{MODULES}.private.fed.client.client_app_runner").ClientAppRunner
-    source_holds(app, "set_prop(FLContextKey.RUNNER, client_runner")
-
-
 @relies(
     "apis.fl_component",
     "FLComponent.__init__ FLComponent.handle_event FLComponent.log_critical FLComponent.log_error",

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -258,12 +257,6 @@ def test_need_of_wait_no_more(tmp_path: Path) -> None:
     engine = SimpleNamespace(job_runner=runner)
     context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
     assert not patches.wait_no_more(context, "job", {"hospital-a"}) and not runner._pending_client_outcomes["job"]
-
-
-def test_need_of_filters_of_answers() -> None:
-    told = {*inspect.signature(Executor.execute).parameters}
-    assert told == {"self", "task_name", "shareable", "fl_ctx", "abort_signal"}
-    assert [name for name in vars(FLContextKey) if "FILTERS" in name] == []
 
 
 def test_need_of_patient_simulator() -> None:

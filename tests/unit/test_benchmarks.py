@@ -21,7 +21,6 @@ from benchmarks import history, over_tls, quick
 from benchmarks.timing import RATIOS, note
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.known import SMALLEST
 from medsilo.registry import NETWORKS
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import Task
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ServerCommandNames
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import ALL_SITES
 from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.apis.shareable import Shareable
-from nvflare.apis.utils.task_utils import get_filters
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
@@ -458,20 +457,6 @@ def bound_audit() -> None:
             if auditor.audit_file and not isinstance(auditor.audit_file, RollingFile):
                 auditor.audit_file.close()
                 auditor.audit_file = RollingFile(auditor.audit_file.name, "a", AUDIT, AUDITS, "utf-8")
-
-
-# ---------------------------------------------------------------------------------------------------- a hospital
-def filters_of_answers(fl_ctx: FLContext, task: str) -> list | None:
-    """Return the filters, the hospital's and the job's, that an answer passes; None where that is not known.
-
-    Issue (2.9.0): an executor can't know whether filters will see its result. A hospital's filters must see all that
-    leaves, so an executor that leaves out what the server has already must know of them. Please tell an executor which
-    filters a result passes.
-    """
-    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-    if runner is None:
-        return None
-    return list(get_filters("task_result_filters", fl_ctx, runner.task_result_filters, task, FilterKey.OUT) or [])
 
 
 # ---------------------------------------------------------------------------------------------------- a person

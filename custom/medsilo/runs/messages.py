@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
@@ -32,10 +32,6 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MOST_HEADS = 8  # of a hospital's ledgers that a server keeps
 FILES = "files"  # the group in which a file travels that a network begins with
-MOST_MARKS = 2000  # tensors that a message may name in their place; the others travel
-MARK = 16 + 64  # letters: a tensor's first bytes, and the SHA-256 of its form and its bytes
-Mark = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{MARK}}}$")]
-Marks = Annotated[dict[Name, Annotated[dict[Name, Mark], Field(max_length=MOST_MARKS)]], Field(max_length=100)]
 
 
 class Message(BaseModel):
@@ -293,18 +289,6 @@ class Tested(SiteAnswer):
         if self.test_cases != self.cases.test:
             raise ValueError(f"it tested {self.test_cases} cases and has {self.cases.test}")
         return self
-
-
-HELD: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(Marks, config=ConfigDict(strict=True))
-
-
-def held(told: Any) -> dict[str, dict[str, str]] | None:
-    """Return what a site holds, as it says beside a refusal; None where that is not said in the right form."""
-    try:
-        check_values(told, 2 * MOST_MARKS)
-        return HELD.validate_python(told)
-    except (Refused, ValidationError):
-        return None
 
 
 LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask")

@@ -48,7 +48,6 @@ CASES = "test.csv"
 DATA = "data.json"
 ERRORS = "errors.log"
 WORKER_LOG = "worker.log"
-RECEIVED = "received"
 WORKED = "worked.json"
 DIARY = "diary.jsonl"
 PICTURES = "pictures"
@@ -106,8 +105,6 @@ RUN_TREE: Mapping[str, str] = {
     "data; a cell is empty where a case has no such value. It never leaves the site",
     f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",
     f"{SITES}/<site>/{WORKER_LOG}": "the output of the training process. It never leaves the site",
-    f"{SITES}/<site>/{RECEIVED}/": "under NVFlare, until the test: large tensors of the last order, which are not sent "
-    "again where they stay the same",
     f"{SITES}/<site>/{WORKED}": "the minutes that the site has worked for the study, against its limits.study_minutes",
     f"{SITES}/<site>/{NOW}": "while the site works on an answer: what it does, and the share of its training that is "
     "done. It never leaves the site",

@@ -71,8 +71,6 @@ class SiteSettings(Section):
     # At the server: MiB that models which wait for others may take in memory, all together; the rest wait on the disk,
     # where large tensors lie anyway when they have come over NVFlare.
     waiting_memory: int = Field(512, ge=0, le=1_000_000)
-    # Whether the last model that came is kept on the disk until the test: what stays the same is not sent again.
-    keep_received: bool = True
     workers: int = Field(0, ge=0, le=256)  # processes that read data
     isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
     memory_limit: int | None = Field(

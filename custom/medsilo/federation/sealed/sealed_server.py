@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.core.errors import ParticipationError, Refused
-from medsilo.core.tensors import Groups, Tensors
+from medsilo.core.tensors import Groups, Tensors, hash_of
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_forms, check_numbers
@@ -25,7 +25,6 @@ from medsilo.federation.sealed.what import (
     SealedGroup,
     bound_groups,
     given_of,
-    mark_of_group,
     terms_of,
     words_for,
 )
@@ -243,9 +242,7 @@ class SealedServer(RoundAggregation):
         """Return what stands for what all sites are given, as each of them works it out."""
         there, first = views(phase.given, self.layout), self.plan.participation.sites[0]
         marks = {
-            name: mark_of_group(self.mixers[name].current(first))
-            for name in bound_groups(self.plan, phase)
-            if name in there
+            name: hash_of(self.mixers[name].current(first)) for name in bound_groups(self.plan, phase) if name in there
         }
         return given_of(self.plan, phase, marks)
 

@@ -11,7 +11,7 @@ import torch
 
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_bytes
-from medsilo.core.tensors import Groups, Modules, Tensors
+from medsilo.core.tensors import Groups, Modules, Tensors, hash_of
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers, same_layout
@@ -28,7 +28,6 @@ from medsilo.federation.sealed.what import (
     SealedGroup,
     bound_groups,
     given_of,
-    mark_of_group,
     terms_of,
 )
 from medsilo.mixing.forms import Form, Pulled, Rows, Summed
@@ -208,7 +207,7 @@ class SealedSite(Envelope):
     def _first(self) -> str:
         """A mark of the weights that the study begins with, and of what else is drawn."""
         networks = self.plan.build_networks().items()
-        return digest("first", self.plan.seed, *(mark_of_group(own.state_dict()) for _, own in sorted(networks))).hex()
+        return digest("first", self.plan.seed, *(hash_of(own.state_dict()) for _, own in sorted(networks))).hex()
 
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
@@ -292,13 +291,11 @@ class SealedSite(Envelope):
         begins = [name for name in groups if self._begins(name, number)]
         own = views(phase.given, self.plan.build_networks()) if begins else {}
         for name in begins:
-            if mark_of_group(groups[name]) != mark_of_group(own[name]):
+            if hash_of(groups[name]) != hash_of(own[name]):
                 raise Refused(
                     f"the server: in round {number} it sends other weights of {name} than the plan begins with"
                 )
-        self.memory.given |= {
-            name: mark_of_group(groups[name]) for name in bound_groups(self.plan, phase) if name in groups
-        }
+        self.memory.given |= {name: hash_of(groups[name]) for name in bound_groups(self.plan, phase) if name in groups}
         self.memory.write()
 
     def _begins(self, name: str, number: int) -> bool:

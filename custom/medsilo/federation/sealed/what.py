@@ -9,10 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.tensors import Modules, Tensors
+from medsilo.core.tensors import Modules
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
-from medsilo.federation.known import mark_of
 from medsilo.mixing.forms import Form, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
@@ -174,12 +173,6 @@ def bound_groups(plan: Plan, phase: Phase) -> list[str]:
     """
     sealed = plan.sealed_forms(phase)
     return [group.name for group in phase.given if not group.at_home and (not group.personal or group.name in sealed)]
-
-
-def mark_of_group(tensors: Tensors) -> str:
-    """Return what stands for the tensors of a group, byte for byte."""
-    marks = (part for name in sorted(tensors) for part in (name, mark_of(tensors[name].cpu().contiguous())))
-    return digest("group", *marks).hex()
 
 
 def given_of(plan: Plan, phase: Phase, marks: Mapping[str, str]) -> bytes:
