@@ -1,11 +1,9 @@
-"""The server's memory and a round's time over mutual TLS: answers in flight, and what is not sent again.
+"""The server's memory and a round's time over mutual TLS, of answers in flight.
 
-    python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3] [--keep]
+    python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3]
 
 Provisioned kits and real processes on this machine; sites do no training (federation_parts/idle_site.py), so that all
-answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM).
-With --keep sites keep what they receive, and their unchanged model is named and not sent.
-"""
+answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM)."""
 
 import argparse
 import io
