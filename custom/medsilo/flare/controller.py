@@ -19,7 +19,7 @@ from medsilo.core.memory import reuse_blocks
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.tracking import Trackers, tracked
+from medsilo.federation.tracking import Tracker, tracked
 from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import LONGEST, Patience
@@ -177,7 +177,7 @@ class MedsiloController(Controller):
             if self.engine == "nvflare" and record.summary() != before:
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, tracking: Trackers, fl_ctx: FLContext) -> Callable[[Round], None]:
+    def _tell(self, tracking: Tracker, fl_ctx: FLContext) -> Callable[[Round], None]:
         def on_round(line: Round) -> None:
             tracking.round(line)
             missing = plain({**line.refused, **line.lost} or "none")
