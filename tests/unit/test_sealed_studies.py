@@ -113,7 +113,6 @@ REFUSED = [
     ("adafed", ["transport.sealing_clear=[statistics,others]"], "sends no group others"),
     ("local", [], "nothing to seal"),
     ("central", [], "nothing to seal"),
-    ("adafed", ["algorithm.absent=last"], "absent sites sent last"),
     ("adafed", ["transport.sealing_clear=[]"], "let it leave in clear .transport.sealing_clear=.statistics."),
     ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "takes each site's values as they are"),
 ]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.spill import Kept
 from medsilo.core.tensors import Groups
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
@@ -209,7 +208,7 @@ class ServerState:
     # ------------------------------------------------------------------ checkpoints
     def save(self) -> None:
         """Begin to write a checkpoint; the next round begins meanwhile. `written` comes before what depends on it."""
-        tensors: dict[str, Kept] = {}
+        tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {
             "plan": self.plan.hash,
             "sites": list(self.sites),

@@ -75,10 +75,6 @@ class StatisticsMixture(Algorithm):
         description="what is measured and what `bn_share` says of: batch norm, or norms of any kind. A plan with "
         "`privacy` has no batch norm",
     )
-    absent: Literal["leave-out", "last"] = Field(
-        "leave-out",
-        description="if a site misses a round: leave it out of the others' average, or use its last contribution",
-    )
 
     @property
     def outcome(self) -> Outcome:
@@ -138,7 +134,7 @@ class StatisticsMixture(Algorithm):
         return {name: everything[name] for name in self.kept(modules)}
 
     def _mixer(self, server: ServerSide) -> Mixer:
-        return SimilarityMix(self.matrix(server), self.absent)
+        return SimilarityMix(self.matrix(server))
 
     def matrix(self, server: ServerSide) -> Tensor:
         """Return W as it follows from what was measured so far."""
@@ -212,9 +208,6 @@ class AdaFed(StatisticsMixture):
 
     name: Literal["adafed"] = "adafed"
     pretraining: Pretraining = Field(Pretraining(), description="how the network f that measures the sites is made")
-    init_from_pretrained: bool = Field(
-        False, description="the models start from f, too; the paper leaves it open, its code does not do it"
-    )
 
     @property
     def measures(self) -> bool:
@@ -235,7 +228,7 @@ class AdaFed(StatisticsMixture):
 
     def _private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""
-        if (self.measures or self.init_from_pretrained) and self.pretraining.source != "file":
+        if self.measures and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: a share of the cases is declared public and read at the server, so the "
                 "promise would be false; use file, with a network that was trained on other data"
@@ -245,38 +238,29 @@ class AdaFed(StatisticsMixture):
     def phases(self, training: Training) -> Sequence[Phase]:
         statistics = (self.statistics(),) if self.measures else ()
         pretrained = Group("pretrained", network("pretrained"), travels="down")
-        needs_f = self.measures or self.init_from_pretrained
         phases = [
             Phase(
                 "measure",
-                1 if needs_f else 0,
+                int(self.measures),
                 (pretrained, *statistics),
                 self.measure_with_f,
-                before=self.make_f if needs_f else None,
+                before=self.make_f if self.measures else None,
                 trains=False,
                 releases=int(self.measures),
-                says=self._public_share() if needs_f else (),
+                says=self._public_share() if self.measures else (),
             )
         ]
         again = Phase("measure again", 1, statistics, self.measure_with_own, trains=False, releases=int(self.measures))
         stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
         for done in range(0, training.rounds, stretch):
-            first = done == 0
-            before = self.start_from_f if first and self.init_from_pretrained else None
-            phases += [] if first else [again]
-            phases.append(Phase("train", min(stretch, training.rounds - done), self.mixture(), before=before))
+            phases += [again] if done else []
+            phases.append(Phase("train", min(stretch, training.rounds - done), self.mixture()))
         return phases
 
     # What the server does
     def make_f(self, server: ServerSide, modules: Modules) -> Facts:
         """Read f, or train it on the public share of the data."""
-        facts = self.pretraining.obtain(modules["pretrained"], server)
-        return {"pretraining": {**facts, "start": self.init_from_pretrained}}
-
-    def start_from_f(self, server: ServerSide, modules: Modules) -> Facts:
-        """Let the models begin with f's weights."""
-        modules["model"].load_state_dict(server.mixers["pretrained"].current(server.sites[0]))
-        return {}
+        return {"pretraining": self.pretraining.obtain(modules["pretrained"], server)}
 
     def _public_share(self) -> tuple[str, ...]:
         if self.pretraining.source != "share":
@@ -287,11 +271,7 @@ class AdaFed(StatisticsMixture):
     # What a site does
     def measure_with_f(self, bench: Workbench) -> float:
         """Run f over the training data; no network learns."""
-        pretrained = bench.modules["pretrained"]
-        if self.measures:
-            self._measure(bench, pretrained)
-        if self.init_from_pretrained:
-            bench.modules["model"].load_state_dict(pretrained.state_dict())
+        self._measure(bench, bench.modules["pretrained"])
         return math.nan
 
     def measure_with_own(self, bench: Workbench) -> float:

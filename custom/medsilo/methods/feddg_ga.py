@@ -14,7 +14,8 @@ from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.training import Training
 from medsilo.methods.weighed import WeighingMethod
-from medsilo.mixing.late import LateMean, Renew, Sent, Shares, Weighing
+from medsilo.mixing.late import LateMean, Shares
+from medsilo.mixing.mixers import Identity
 
 WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
 
@@ -53,7 +54,7 @@ class FedDGGA(WeighingMethod):
         gap = Group(
             "gap",
             lambda modules: {"gap": cast(Gap, modules["gap"]).value},
-            lambda server: Weighing(self.adjusted(training.rounds)),
+            lambda server: Identity(),
             "up",
             personal=True,
             title="generalisation gap",
@@ -79,22 +80,17 @@ class FedDGGA(WeighingMethod):
         gap.measured.fill_(own is not None)
         return loss
 
-    def adjusted(self, rounds: int) -> Renew:
-        """Return how the server moves the weights towards the sites whose gap is large."""
-
-        def adjust(a: dict[str, float], sent: Sent, number: int) -> dict[str, float]:
-            gaps = {site: float(tensors["gap"]) for site, tensors in sent.items()}
-            largest = max(map(abs, gaps.values()))
-            if not largest:
-                return a
+    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+        """Move the weights of all sites towards those whose gap is large; `memory` has the weights and the rounds."""
+        sites, before = server.sites, {"a": 1 / len(server.sites), "rounds": 0.0}
+        a = {site: mean.memory.get(site, before)["a"] for site in sites}
+        number = mean.memory.get(sites[0], before)["rounds"]
+        gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
+        if largest := max(map(abs, gaps.values())):
             # In the first round nobody has a gap yet.
-            d = self.step * (1 - (number - 1) / rounds) / len(a)
+            d = self.step * (1 - (number - 1) / server.training.rounds) / len(a)
             moved = {site: min(1.0, max(0.0, a[site] + d * gaps.get(site, 0.0) / largest)) for site in a}
             total = sum(moved.values())
-            return {site: value / total for site, value in moved.items()}
-
-        return adjust
-
-    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
-        a = cast(Weighing, server.mixers["gap"]).weights
+            a = {site: value / total for site, value in moved.items()}
+        mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}
         return {site: a[site] for site in mean.samples}

@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import accumulate, takewhile
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.core.spill import Kept
 from medsilo.mixing.contributions import Contributions, fold
 from medsilo.mixing.defence import Defence, Shield
 from medsilo.mixing.forms import Form, Pulled, Rows, Summed, Unsealable
@@ -107,14 +106,14 @@ class Mixer(ABC):
 
     # -- between rounds -----------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """Return what must outlive the process, between two rounds: tensors by key, and facts that JSON can hold."""
         if self._answered:
             raise MedsiloError("A round is open: finish() it before its state is saved")
         tensors, facts = self._save()
         return tensors, {"mixer": type(self).__name__, "sites": list(self._sites), **facts}
 
-    def load_state(self, tensors: Mapping[str, Kept], facts: dict[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         """Continues from what `state` gave; the tensors are shared, not copied."""
         own, saved = type(self).__name__, facts.get("mixer")
         if saved != own:
@@ -161,7 +160,7 @@ class Mixer(ABC):
         """Return what the site was given last."""
 
     @abstractmethod
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]: ...
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]: ...
 
     @abstractmethod
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None: ...
@@ -422,7 +421,7 @@ class WeightedMean(Mixer):
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         return dict(self._given or {}), {"given": self._given is not None}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
@@ -479,7 +478,7 @@ class PersonalMixer(Mixer):
             raise MedsiloError(f"{site}: it has answered in this round; its next model comes when the round closes")
         return self._rows.get(site)
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """Keys are "<site>/<name>"; a model that several sites share is saved with the first of them."""
         tensors: dict[str, Tensor] = {}
         owners: dict[int, str] = {}
@@ -576,29 +575,21 @@ class SoftPull(JointMixer):
 class SimilarityMix(JointMixer):
     """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that count.
 
-    Those that answered count; with absent="last" also those that answered earlier, with what they sent then. Where no
-    site that counts for site i is there, it keeps its own.
+    Those that answered count. Where no site that counts for site i is there, it keeps its own.
 
     weights: W [N, N] for the N sites in sorted order, not negative, rows sum to 1; or one such W for every tensor that
         is mixed. A function is asked for either when a round closes: it may look at groups that were declared earlier,
         which are closed by then, and at what sites have `sent` of this one. It adds no memory of its own.
-    absent: "last" keeps every site's last contribution, a second set of N models.
     """
 
-    def __init__(
-        self, weights: Matrix | Callable[[], Matrix], absent: Literal["leave-out", "last"] = "leave-out"
-    ) -> None:
+    def __init__(self, weights: Matrix | Callable[[], Matrix]) -> None:
         super().__init__()
         self._ask = weights if callable(weights) else None
         self.weights: Matrix | None = None if callable(weights) else _checked(weights)  # those of the last round
-        self.absent = absent
-        self._last: dict[str, dict[str, Tensor]] = {}
 
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        if self.absent == "last":
-            return Unsealable("it keeps what absent sites sent last (absent: last)")
         if not isinstance(self.weights, Tensor):
             return Unsealable("its weights follow from the tensors themselves, or differ from one tensor to the next")
         return Rows(tuple(map(tuple, self.weights.tolist())))
@@ -625,35 +616,6 @@ class SimilarityMix(JointMixer):
         if missing := sorted(mixed - self.weights.keys()):
             raise PlanError(f"The mixing weights have no matrix for {missing[0]}; give one for every tensor")
         return {name: _product(matrix, here) for name, matrix in self.weights.items() if name in mixed}
-
-    def _merge(self) -> None:
-        """With absent="last", absent sites' last contributions join the sum; what came of them is dropped again."""
-        if self.absent == "leave-out":
-            return super()._merge()
-        absent = {site: row for site, row in self._last.items() if site not in self._sent}
-        self._last = {**absent, **{site: _copy(row) for site, row in self._sent.items()}}
-        kept = {site: self._rows[site] for site in absent if site in self._rows}
-        self._sent |= {site: _copy(row) for site, row in absent.items()}
-        super()._merge()
-        self._rows |= kept
-
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
-        """The last contributions' keys begin with a slash, which no site's name does."""
-        tensors, facts = super()._save()
-        more = {f"/{site}/{name}": tensor for site, row in self._last.items() for name, tensor in row.items()}
-        return {**tensors, **more}, {**facts, "last": sorted(self._last)}
-
-    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
-        super()._load({key: tensor for key, tensor in tensors.items() if not key.startswith("/")}, facts)
-        self._last = {}
-        for site in facts["last"]:
-            prefix = f"/{site}/"
-            own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-            self._last[site] = own
-
-
-def _copy(row: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in row.items()}
 
 
 def _product(weights: Tensor, here: list[int]) -> Rule:
@@ -708,7 +670,7 @@ class Gallery(Mixer):
     def _merge(self) -> None:
         """Nothing came."""
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         return {}, {}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:

@@ -31,7 +31,6 @@ from medsilo.core.files import (
     write_text,
 )
 from medsilo.core.package import package_facts
-from medsilo.core.spill import Kept
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds, read_summary
@@ -205,7 +204,7 @@ class Record:
         return self.checkpoints / paths.ROUND_FILES.replace("*", str(round_number))
 
     def save_checkpoint(
-        self, round_number: int, tensors: dict[str, Kept], facts: dict[str, Any], before: int | None = None
+        self, round_number: int, tensors: dict[str, Tensor], facts: dict[str, Any], before: int | None = None
     ) -> None:
         """The server's state after a round; others go only when this one is whole, but for that after `before`."""
         save_tensors(self._checkpoint(round_number), tensors, {**facts, "round": round_number})
