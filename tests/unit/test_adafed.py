@@ -22,7 +22,6 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.layers import batch_norm_names
 from medsilo.methods.adafed import AdaFed
-from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
 from medsilo.runs.messages import Parcel
@@ -365,22 +364,6 @@ def test_a_site_lost_while_measuring_learns_from_itself_alone(tmp_path: Path) ->
     study.transport.lost = lambda site, number: site == SITES[0] and number == 1
     weights = study.coordinator.run().details.similarity.weights
     assert weights == [[1, 0, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]]
-
-
-def test_last_contributions_survive_a_checkpoint() -> None:
-    weights = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
-    first, second = SimilarityMix(weights, "last"), SimilarityMix(weights, "last")
-    first.start(["a", "b"])
-    first.add("a", {"x": torch.tensor([1.0])}, 1)
-    first.add("b", {"x": torch.tensor([3.0])}, 1)
-    first.finish()
-    second.load_state(*first.state())
-    for mixer in (first, second):
-        mixer.start(["a", "b"])
-        mixer.add("a", {"x": torch.tensor([5.0])}, 1)
-        mixer.finish()
-        assert mixer.current("a")["x"].item() == 4.0  # half of 5 and of b's 3
-        assert mixer.current("b")["x"].item() == 2.5  # kept
 
 
 # ------------------------------------------------------------------------------------------------ f, noise, leaks

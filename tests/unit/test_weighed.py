@@ -20,7 +20,7 @@ from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
 from medsilo.methods.fedawa import FedAWA, disagreement
 from medsilo.methods.fedce import FedCE, without
-from medsilo.methods.feddg_ga import FedDGGA
+from medsilo.methods.feddg_ga import FedDGGA, moved
 from medsilo.methods.fedlws import FedLWS
 from medsilo.mixing.late import LateMean, at_most
 from medsilo.runs.record import Record
@@ -126,14 +126,12 @@ def test_feddg_ga_equals_its_algorithm_written_by_hand() -> None:
 
 
 def test_feddg_ga_s_liar_gets_no_more_than_the_largest_share() -> None:
-    adjust = FedDGGA().adjusted(20)
     a = {"a": 1 / 3, "b": 1 / 3, "liar": 1 / 3}
     for number in range(1, 20):
-        gaps = {"a": 0.3, "b": -0.1, "liar": 100.0}
-        a = adjust(a, {site: {"gap": torch.tensor(gap)} for site, gap in gaps.items()}, number)
+        a = moved(a, {"a": 0.3, "b": -0.1, "liar": 100.0}, 0.2 * (1 - (number - 1) / 20))
     assert a["liar"] > 0.6
     assert at_most(a, FedDGGA().largest_share)["liar"] == pytest.approx(0.5)
-    assert adjust(a, {site: {"gap": torch.tensor(0.0)} for site in a}, 1) == a
+    assert moved(a, dict.fromkeys(a, 0.0), 0.2) == a
 
 
 # ---------------------------------------------------------------------------------------------------- FedLWS

@@ -1,6 +1,6 @@
 """FedDG-GA: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
 import torch
@@ -86,11 +86,17 @@ class FedDGGA(WeighingMethod):
         a = {site: mean.memory.get(site, before)["a"] for site in sites}
         number = mean.memory.get(sites[0], before)["rounds"]
         gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
-        if largest := max(map(abs, gaps.values())):
-            # In the first round nobody has a gap yet.
-            d = self.step * (1 - (number - 1) / server.training.rounds) / len(a)
-            moved = {site: min(1.0, max(0.0, a[site] + d * gaps.get(site, 0.0) / largest)) for site in a}
-            total = sum(moved.values())
-            a = {site: value / total for site, value in moved.items()}
+        # In the first round nobody has a gap yet.
+        a = moved(a, gaps, self.step * (1 - (number - 1) / server.training.rounds))
         mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}
         return {site: a[site] for site in mean.samples}
+
+
+def moved(a: dict[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
+    """Return the weights, moved towards the sites whose gap is large, by `step` all together."""
+    largest = max(map(abs, gaps.values()))
+    if not largest:
+        return a
+    found = {site: min(1.0, max(0.0, own + step / len(a) * gaps.get(site, 0.0) / largest)) for site, own in a.items()}
+    total = sum(found.values())
+    return {site: value / total for site, value in found.items()}
