@@ -48,7 +48,6 @@ VARIANTS = {  # whatever takes a path of its own through the engine
     "adafed, weighted batch norms": ("synthetic-activity", "adafed", ["algorithm.bn_share=weighted"]),
     "f-adafed, refreshed": ("synthetic-activity", "f-adafed", ["training.rounds=5", "algorithm.refresh=1"]),
     "scaffold, option I": ("synthetic-activity", "scaffold", ["algorithm.option=I"]),
-    "fedavg, buffers at home": ("synthetic-activity", "fedavg", ["algorithm.batch_norm_buffers=local"]),
     "fedavg, bfloat16": ("synthetic-activity", "fedavg", ["transport.precision=bfloat16"]),
     "fedprox, stragglers": ("synthetic-activity", "fedprox", ["algorithm.partial=0.7"]),
     "apfl, adaptive": ("synthetic-activity", "apfl", ["algorithm.adaptive=true"]),

@@ -25,12 +25,12 @@ from medsilo.course.layer import Layer
 from medsilo.course.participation import Participation
 from medsilo.course.phase import Course, Phase
 from medsilo.course.robust_mixing import Mixing
-from medsilo.course.sealable import forms_of, means_of
+from medsilo.course.sealable import forms_of
 from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training
-from medsilo.mixing.forms import Form, Summed
+from medsilo.mixing.forms import Form
 from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages
 from medsilo.tasks.task import Task
@@ -171,19 +171,12 @@ class Plan(Section):
         """The noisy gradients that are taken of each batch, where the plan promises privacy."""
         return len(self.private.networks) * (2 if self.algorithm.perturbation else 1)
 
-    def _forms(self, phase: Phase) -> dict[str, Form]:
-        sites = self.participation.sites or ("a", "b", "c")
-        return forms_of(phase, sites, self.task, self.training, self.seed)
-
-    def means_of(self, phase: Phase) -> dict[str, Summed | None]:
-        """Return the form of every group that is a mean over sites; None where it needs all their tensors at once."""
-        return means_of(phase, self.participation.sites, self.task, self.training, self.seed)
-
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
         """Return how each group is sealed that sites seal in a phase."""
         if not self.transport.sealed:
             return {}
-        return {name: form for name, form in self._forms(phase).items() if name not in self.transport.sealing_clear}
+        forms = forms_of(phase, self.participation.sites, self.task, self.training, self.seed)
+        return {name: form for name, form in forms.items() if name not in self.transport.sealing_clear}
 
     def _blueprint(self) -> Blueprint:
         task = self.task

@@ -35,8 +35,8 @@ def plan(tmp_path: Path) -> Path:
 
 def test_rows_are_methods_or_changes() -> None:
     assert Row.parse("fedbn") == Row("fedbn", ("algorithm.name=fedbn",))
-    own = Row.parse("fedavg:weighting=uniform:batch_norm_buffers=local")
-    assert own.changes == ("algorithm.name=fedavg", "algorithm.weighting=uniform", "algorithm.batch_norm_buffers=local")
+    own = Row.parse("fedprox:weighting=uniform:mu=0.3")
+    assert own.changes == ("algorithm.name=fedprox", "algorithm.weighting=uniform", "algorithm.mu=0.3")
     row = Row.parse("more steps: training.local_epochs=2 training.rounds=5")
     assert row == Row("more steps", ("training.local_epochs=2", "training.rounds=5"))
 

@@ -39,7 +39,6 @@ EVERY = [
     ("apfl", ["algorithm.adaptive=true"]),
     ("per-fedavg", ["algorithm.variant=hessian-free"]),
     ("fine-tuning", ["training.truncate=true"]),
-    ("fedavg", ["algorithm.batch_norm_buffers=local"]),
     ("fedbn", ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.01"]),
     ("fedper", ["training.optimizer_state=reset", "training.local_epochs=2"]),
     ("fedprox", ["transport.precision=bfloat16", "algorithm.mu=0.5"]),

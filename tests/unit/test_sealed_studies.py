@@ -124,11 +124,6 @@ def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: 
         make_plan(method, "transport.sealing=pairwise", *changes)
 
 
-def test_a_plan_with_the_mode_that_is_gone_says_what_to_write() -> None:
-    with pytest.raises(PlanError, match="transport.sealing: 'group' is no more: .* set pairwise"):
-        make_plan("fedavg", "transport.sealing=group")
-
-
 def test_a_plan_that_says_nothing_of_sealing_is_not_sealed() -> None:
     plan = make_plan("fedavg")
     assert make_plan("fedavg", "transport.sealing=none", "transport.sealing_bits=64").hash == plan.hash

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.section import Feature
@@ -90,13 +90,6 @@ class TransportSettings(Feature):
         description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, such "
         "as AdaFed's `statistics`",
     )
-
-    @field_validator("sealing", mode="before")
-    @classmethod
-    def _no_group(cls, given: Any) -> Any:
-        if given == "group":
-            raise ValueError("'group' is no more: one hospital that helped the server opened everything; set pairwise")
-        return given
 
     @property
     def rate(self) -> float | None:

@@ -156,7 +156,7 @@ class StatisticsMixture(Algorithm):
         return weights
 
     def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
-        assert isinstance(mixer, SimilarityMix) and isinstance(mixer.weights, Tensor)
+        assert isinstance(mixer, SimilarityMix)
         return {"similarity": {"sites": list(sites), "weights": mixer.weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:

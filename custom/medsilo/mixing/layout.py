@@ -1,6 +1,6 @@
 """The make-up of a group of tensors, and how mathematics runs over it: block by block."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -77,21 +77,21 @@ class TypeSection:
         self.blocks = self.cut(BLOCK)
         self.widest = max((block.size for block in self.blocks), default=0)
 
-    def cut(self, width: int, names: Iterable[str] | None = None) -> list[Block]:
-        """Return blocks of at most so many numbers, of all tensors or of some."""
-        return list(_blocks({name: self.shapes[name].numel() for name in names or self.names}, width))
+    def cut(self, width: int) -> list[Block]:
+        """Return blocks of at most so many numbers."""
+        return list(_blocks({name: self.shapes[name].numel() for name in self.names}, width))
 
     def side_by_side(
-        self, rows: Sequence[Tensors], width: int, names: Sequence[str] | None = None
+        self, rows: Sequence[Tensors], width: int
     ) -> Iterator[tuple[Block, Tensor, list[tuple[Tensor, ...]]]]:
         """Yield blocks of at most so many numbers; all rows' numbers [rows, size] in double precision, always in the
         same memory; and of each piece of a block, where it lies in each row."""
-        blocks = self.cut(width, names)
+        blocks = self.cut(width)
         most = len(rows) * max((block.size for block in blocks), default=0)
         came, wide = torch.empty(most, dtype=self.dtype), torch.empty(most, dtype=self.wide)
         stretches = chain.from_iterable(
             zip(*(row[name].view(-1).split(width) for row in rows), strict=True)
-            for name in names or self.names
+            for name in self.names
             if self.shapes[name].numel()
         )
         for block in blocks:

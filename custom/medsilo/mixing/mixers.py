@@ -501,8 +501,6 @@ class PersonalMixer(Mixer):
 
 # Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
 Rule = Callable[[Tensor, Tensor], object]
-# W [N, N] for the N sites in sorted order, or one W for every tensor that is mixed.
-Matrix = Tensor | Mapping[str, Tensor]
 
 
 class JointMixer(PersonalMixer):
@@ -512,8 +510,8 @@ class JointMixer(PersonalMixer):
     """
 
     @abstractmethod
-    def _rule(self, sites: list[str]) -> Rule | Mapping[str, Rule]:
-        """The equation for the sites that answered, or one for every tensor."""
+    def _rule(self, sites: list[str]) -> Rule:
+        """The equation for the sites that answered."""
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors | {name: tensors[name].clone() for name in layout.averaged}, weight, layout)
@@ -524,18 +522,14 @@ class JointMixer(PersonalMixer):
         if len(sites) > 1:
             rule, rows = self._rule(sites), [self._sent[site] for site in sites]
             for section in self._layout.sections:
-                if isinstance(rule, Mapping):
-                    for name in section.names:
-                        _apply(rule[name], section, rows, [name])
-                else:
-                    _apply(rule, section, rows, section.names)
+                _apply(rule, section, rows)
         super()._merge()
 
 
-def _apply(rule: Rule, section: TypeSection, rows: list[dict[str, Tensor]], names: list[str]) -> None:
+def _apply(rule: Rule, section: TypeSection, rows: list[dict[str, Tensor]]) -> None:
     """Mixes the sites' tensors in place, some columns at a time and always in the same memory."""
     room = torch.empty(len(rows) * COLUMNS, dtype=section.wide)
-    for block, theta, pieces in section.side_by_side(rows, COLUMNS, names):
+    for block, theta, pieces in section.side_by_side(rows, COLUMNS):
         mixed = room[: theta.numel()].view(theta.shape)
         rule(theta, mixed)
         for own, columns in zip(pieces, mixed.to(section.dtype).split(block.sizes, 1), strict=True):
@@ -573,69 +567,36 @@ class SoftPull(JointMixer):
 
 
 class SimilarityMix(JointMixer):
-    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that count.
+    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that answered.
 
-    Those that answered count. Where no site that counts for site i is there, it keeps its own.
+    Where no site that counts for site i is there, it keeps its own.
 
-    weights: W [N, N] for the N sites in sorted order, not negative, rows sum to 1; or one such W for every tensor that
-        is mixed. A function is asked for either when a round closes: it may look at groups that were declared earlier,
-        which are closed by then, and at what sites have `sent` of this one. It adds no memory of its own.
+    weights: W [N, N] for the N sites in sorted order, not negative, rows sum to 1.
     """
 
-    def __init__(self, weights: Matrix | Callable[[], Matrix]) -> None:
+    def __init__(self, weights: Tensor) -> None:
         super().__init__()
-        self._ask = weights if callable(weights) else None
-        self.weights: Matrix | None = None if callable(weights) else _checked(weights)  # those of the last round
+        self.weights = _mixing_matrix(weights)
 
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        if not isinstance(self.weights, Tensor):
-            return Unsealable("its weights follow from the tensors themselves, or differ from one tensor to the next")
         return Rows(tuple(map(tuple, self.weights.tolist())))
 
     def rows(self) -> dict[str, list[float]]:
-        """Return each site's weights, where they are one matrix that is known before the round."""
-        assert isinstance(self.weights, Tensor)
+        """Return each site's weights."""
         return dict(zip(self._sites, self.weights.tolist(), strict=True))
 
     def _check_sites(self, sites: list[str]) -> None:
-        for matrix in _matrices(self.weights):
-            if len(sites) != len(matrix):
-                raise PlanError(f"The mixing weights are for {len(matrix)} sites, the study has {len(sites)}")
+        if len(sites) != len(self.weights):
+            raise PlanError(f"The mixing weights are for {len(self.weights)} sites, the study has {len(sites)}")
 
-    def _rule(self, sites: list[str]) -> Rule | Mapping[str, Rule]:
-        if self._ask:
-            self.weights = _checked(self._ask())
-            self._check_sites(self._sites)
+    def _rule(self, sites: list[str]) -> Rule:
         here = [place for place, site in enumerate(self._sites) if site in sites]
-        if isinstance(self.weights, Tensor):
-            return _product(self.weights, here)
-        assert self.weights is not None and self._layout is not None
-        mixed = set(self._layout.averaged)
-        if missing := sorted(mixed - self.weights.keys()):
-            raise PlanError(f"The mixing weights have no matrix for {missing[0]}; give one for every tensor")
-        return {name: _product(matrix, here) for name, matrix in self.weights.items() if name in mixed}
-
-
-def _product(weights: Tensor, here: list[int]) -> Rule:
-    """θ ← W θ over the sites at these places, each row renormalised; a row that has nobody there keeps its own θ."""
-    weights = weights[here][:, here]
-    mass = weights.sum(1, keepdim=True)
-    weights = torch.where(mass > 0, weights / mass, torch.eye(len(here), dtype=weights.dtype))
-    return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
-
-
-def _checked(weights: Matrix) -> Matrix:
-    if isinstance(weights, Mapping):
-        return {name: _mixing_matrix(matrix) for name, matrix in weights.items()}
-    return _mixing_matrix(weights)
-
-
-def _matrices(weights: Matrix | None) -> Iterable[Tensor]:
-    if isinstance(weights, Mapping):
-        return weights.values()
-    return () if weights is None else (weights,)
+        weights = self.weights[here][:, here]
+        mass = weights.sum(1, keepdim=True)
+        weights = torch.where(mass > 0, weights / mass, torch.eye(len(here), dtype=weights.dtype))
+        return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
 
 
 class Gallery(Mixer):
