@@ -272,21 +272,6 @@ def test_sites_have_weights_of_one_kind() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- site pairs
-def matrix(seed: int) -> Tensor:
-    weights = torch.rand(3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return weights / weights.sum(1, keepdim=True)
-
-
-def pairs(sent: Sent, weights: Mapping[str, Tensor], site: str) -> Numbers:
-    here = [SITES.index(other) for other in sent]
-    expected = {}
-    for name in SHAPES:
-        row = weights[name].numpy()[SITES.index(site), here]
-        row = row / row.sum()
-        expected[name] = sum(w * wide(sent[other])[name] for w, other in zip(row, sent, strict=True))
-    return expected
-
-
 def test_wrong_matrices_are_refused() -> None:
     with pytest.raises(PlanError, match="rows must sum to 1"):
         SimilarityMix(torch.ones(3, 3))
