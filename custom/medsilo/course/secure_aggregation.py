@@ -12,7 +12,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.group import views
 from medsilo.course.participation import Participation
 from medsilo.course.sealable import forms_of
-from medsilo.mixing.forms import Form, Unsealable
+from medsilo.mixing.forms import Exchanged, Form, Unsealable
 
 LEAST_SEALED = 3  # hospitals in a sealed round
 COARSEST = 1e-5  # that sealed numbers may be apart: coarser ones cost what a round has learned
@@ -87,8 +87,8 @@ class TransportSettings(Feature):
     sealing_clear: tuple[str, ...] = Field(
         (),
         max_length=16,
-        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, such "
-        "as AdaFed's `statistics`",
+        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
+        "AdaFed's `statistics`, which hospitals tell each other otherwise",
     )
 
     @property
@@ -190,7 +190,7 @@ class TransportSettings(Feature):
     def _form_that_cannot(self, method: str, group: str, form: Form) -> Iterable[str]:
         """Yield why a group that sites send can't be sealed so."""
         if group in self.sealing_clear:
-            if not isinstance(form, Unsealable):
+            if not isinstance(form, Unsealable | Exchanged):
                 yield (f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
             return
         if isinstance(form, Unsealable):

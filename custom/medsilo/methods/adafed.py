@@ -32,7 +32,7 @@ from medsilo.learning.statistics import (
 )
 from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean
+from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, UniformMean
 from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 from medsilo.tasks.task import Task
 
@@ -116,7 +116,7 @@ class StatisticsMixture(Algorithm):
         return Group(
             "statistics",
             network("statistics"),
-            lambda server: Identity(),
+            lambda server: Compared(self.compare, "model"),
             travels="up",
             personal=True,
             title="feature statistics",
@@ -139,7 +139,7 @@ class StatisticsMixture(Algorithm):
     def matrix(self, server: ServerSide) -> Tensor:
         """Return W as it follows from what was measured so far."""
         measured = server.mixers.get("statistics")
-        return self.compare(server.sites, {site: measured.current(site) for site in server.sites} if measured else {})
+        return measured.weights() if isinstance(measured, Compared) else self.compare(server.sites, {})
 
     def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
         """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and

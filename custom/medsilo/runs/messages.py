@@ -22,7 +22,9 @@ MOST_CASES = 10_000_000  # of one site
 MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal["join", "agree", "offer", "deal", "defend", "round", "confirm", "unmask", "deliver", "try", "test"]
+Task = Literal[
+    "join", "agree", "offer", "deal", "defend", "round", "confirm", "unmask", "compare", "deliver", "try", "test"
+]
 End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -228,7 +230,7 @@ class Joined(SiteAnswer):
 class Lettered(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
-    task: Literal["agree", "offer", "deal", "defend", "confirm", "unmask"]
+    task: Literal["agree", "offer", "deal", "defend", "confirm", "unmask", "compare"]
     sealing: dict[str, Any]
 
 
@@ -291,7 +293,7 @@ class Tested(SiteAnswer):
         return self
 
 
-LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask")
+LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask", "compare")
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,
