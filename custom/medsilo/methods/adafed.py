@@ -103,7 +103,7 @@ class StatisticsMixture(Algorithm):
         return True
 
     # The groups
-    def mixture(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[Group, ...]:
         """Return what is mixed after a round of training."""
         kept = self.keeps.replace("-", " ")
         title = {"local": f"model without {kept}", "weighted": "model", "mean": "model"}[self.bn_share]
@@ -254,7 +254,7 @@ class AdaFed(StatisticsMixture):
         stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
         for done in range(0, training.rounds, stretch):
             phases += [again] if done else []
-            phases.append(Phase("train", min(stretch, training.rounds - done), self.mixture()))
+            phases.append(Phase("train", min(stretch, training.rounds - done), self.groups(), self.work))
         return phases
 
     # What the server does
