@@ -19,7 +19,7 @@ from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.learning.loop import Compute, Lesson, lesson, objective_of, passed_through, train_epoch
+from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson, passed_through, train_epoch
 from medsilo.learning.personal import MetaGradient, adapt, moreau
 from medsilo.learning.training import Training
 from medsilo.registry import METHODS
@@ -360,7 +360,7 @@ def test_pfedme_s_shared_network_has_statistics_of_its_own_passes(pair: tuple) -
     own, shared, inputs, targets = pair
     mean = shared[0](inputs).mean(0).detach()
     optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-    inner = lesson(own, objective_of(functional.cross_entropy), optimizer, CPU)
+    inner = lesson(own, OutputLoss(functional.cross_entropy), optimizer, CPU)
     shared.eval()
     moreau(inner, own, shared, 4, 0.5)(inputs, targets)
     assert (int(own[1].num_batches_tracked), int(shared[1].num_batches_tracked)) == (4, 1)
@@ -393,7 +393,7 @@ def test_an_adaptation_goes_over_all_cases_and_forgets_its_gradients(pair: tuple
         for total, one in zip(expected, torch.autograd.grad(loss, list(model.parameters())), strict=True):
             total += one * len(x) / 8
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    loss_of = objective_of(functional.cross_entropy)
+    loss_of = OutputLoss(functional.cross_entropy)
     adapt(model, loss_of, 0.3, lambda lessons: train_epoch(iter(halves), lessons, CPU), CPU)
     for parameter, old, g in zip(model.parameters(), before, expected, strict=True):
         torch.testing.assert_close(parameter.detach(), old - 0.3 * g)

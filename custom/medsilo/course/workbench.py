@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
-from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson, objective_of
+from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson
 from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
@@ -68,7 +68,7 @@ class Workbench:
         model, optimizer = self.modules[name], self.optimizers[name]
         if step is None:
             step = self.rule.step(model, optimizer) if self.rule else plain_step
-        objective = objective or objective_of(self.loss)
+        objective = objective or OutputLoss(self.loss)
         if self.private is None:
             return lesson(model, objective, optimizer, self.compute, step)
         if name in self.private.at_home:

@@ -28,7 +28,7 @@ from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
 from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import Lesson, Objective, objective_of
+from medsilo.learning.loop import Lesson, Objective, OutputLoss
 from medsilo.learning.moments import GradientSum, Moments
 from medsilo.learning.steps import plain_step
 from medsilo.learning.training import Training
@@ -375,7 +375,7 @@ class FedSM(ModelsAndSelector):
             """Eq. 2: every image of hospital k has the label k."""
             return functional.cross_entropy(scores, torch.full((len(scores),), label, device=scores.device))
 
-        chosen = objective_of(tell_apart)
+        chosen = OutputLoss(tell_apart)
         with self.learning_models(bench) as models, self.learning_selector(bench, chosen) as selector:
             return bench.train(*models, selector)
 

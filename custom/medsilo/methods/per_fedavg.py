@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from medsilo.course.workbench import Workbench
-from medsilo.learning.loop import Lesson, objective_of
+from medsilo.learning.loop import Lesson, OutputLoss
 from medsilo.learning.personal import MetaGradient, adapt, copy_into
 from medsilo.methods.shared_and_own import SharedAndOwn
 
@@ -30,7 +30,7 @@ class PerFedAvg(SharedAndOwn):
     def personalise(self, bench: Workbench) -> None:
         model = bench.modules["model"]
         copy_into(model, bench.modules["global"])
-        adapt(model, objective_of(bench.loss), self.inner_lr, lambda lessons: bench.epoch(lessons, 0), bench.compute)
+        adapt(model, OutputLoss(bench.loss), self.inner_lr, lambda lessons: bench.epoch(lessons, 0), bench.compute)
 
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
