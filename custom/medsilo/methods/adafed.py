@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -107,7 +108,7 @@ class StatisticsMixture(Algorithm):
         """Return what is mixed after a round of training."""
         kept = self.keeps.replace("-", " ")
         title = {"local": f"model without {kept}", "weighted": "model", "mean": "model"}[self.bn_share]
-        model = Group("model", self._mixed, self._mixer, personal=True, title=title, found=self._found)
+        model = Group("model", self._mixed, self.mixer, personal=True, title=title, found=self._found)
         norms = Group(self.keeps, self._norms, lambda server: UniformMean(), title=kept)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
@@ -133,27 +134,21 @@ class StatisticsMixture(Algorithm):
         everything = modules["model"].state_dict()
         return {name: everything[name] for name in self.kept(modules)}
 
-    def _mixer(self, server: ServerSide) -> Mixer:
-        return SimilarityMix(self.matrix(server))
-
-    def matrix(self, server: ServerSide) -> Tensor:
-        """Return W as it follows from what was measured so far."""
-        measured = server.mixers.get("statistics")
-        return self.compare(server.sites, {site: measured.current(site) for site in server.sites} if measured else {})
-
-    def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-        """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and
-        counts for nobody else."""
-        statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
+    def mixer(self, server: ServerSide) -> SimilarityMix:
+        """Return the mixer with W as it follows from what was measured so far. Uniform rows while nothing was; a site
+        that was not measured keeps its own model and counts for nobody else."""
+        sites, measured = server.sites, server.mixers.get("statistics")
+        rows = {site: measured.current(site) for site in sites} if measured else {}
+        statistics = {site: statistics_of(row) for site, row in rows.items() if row["samples"] > 0}
         if self.measures and not statistics:
-            return uniform_weights(len(sites))
+            return SimilarityMix(uniform_weights(len(sites)))
         if self.weights == "uniform":
-            return uniform_weights(len(sites), self.self_weight)
+            return SimilarityMix(uniform_weights(len(sites), self.self_weight))
         weights = torch.eye(len(sites), dtype=torch.float64)
         here = torch.tensor([place for place, site in enumerate(sites) if site in statistics])
         distances = wasserstein_distances([statistics[site] for site in sites if site in statistics])
         weights[here[:, None], here] = mixing_weights(distances, self.self_weight)
-        return weights
+        return SimilarityMix(weights)
 
     def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
         assert isinstance(mixer, SimilarityMix)
@@ -243,14 +238,15 @@ class AdaFed(StatisticsMixture):
                 "measure",
                 int(self.measures),
                 (pretrained, *statistics),
-                self.measure_with_f,
+                partial(self.measure, "pretrained"),
                 before=self.make_f if self.measures else None,
                 trains=False,
                 releases=int(self.measures),
                 says=self._public_share() if self.measures else (),
             )
         ]
-        again = Phase("measure again", 1, statistics, self.measure_with_own, trains=False, releases=int(self.measures))
+        own = partial(self.measure, "model")
+        again = Phase("measure again", 1, statistics, own, trains=False, releases=int(self.measures))
         stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
         for done in range(0, training.rounds, stretch):
             phases += [again] if done else []
@@ -269,22 +265,15 @@ class AdaFed(StatisticsMixture):
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
     # What a site does
-    def measure_with_f(self, bench: Workbench) -> float:
-        """Run f over the training data; no network learns."""
-        self._measure(bench, bench.modules["pretrained"])
-        return math.nan
-
-    def measure_with_own(self, bench: Workbench) -> float:
-        """Run the site's own model over the training data; no network learns."""
-        self._measure(bench, bench.modules["model"])
-        return math.nan
-
-    def _measure(self, bench: Workbench, model: nn.Module) -> None:
+    def measure(self, network: str, bench: Workbench) -> float:
+        """Run f, or later the site's own model, over the training data; no network learns."""
+        what = bench.modules[network], bench.data(), bench.compute.device, self.measured
         if bench.private:
-            moments = moments_of_cases(model, bench.data(), bench.compute.device, self.measured)
-            noisy = bench.private.noisy_mean(moments)
-            return self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))
-        self.hold(bench, batch_norm_input_statistics(model, bench.data(), bench.compute.device, self.measured))
+            noisy = bench.private.noisy_mean(moments_of_cases(*what))
+            self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))
+        else:
+            self.hold(bench, batch_norm_input_statistics(*what))
+        return math.nan
 
 
 class DAdaFed(AdaFed):
