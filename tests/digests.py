@@ -47,11 +47,9 @@ VARIANTS = {  # whatever takes a path of its own through the engine
     "adafed, mean of batch norms": ("synthetic-activity", "adafed", ["algorithm.bn_share=mean"]),
     "adafed, weighted batch norms": ("synthetic-activity", "adafed", ["algorithm.bn_share=weighted"]),
     "f-adafed, refreshed": ("synthetic-activity", "f-adafed", ["training.rounds=5", "algorithm.refresh=1"]),
-    "scaffold, option I": ("synthetic-activity", "scaffold", ["algorithm.option=I"]),
     "fedavg, bfloat16": ("synthetic-activity", "fedavg", ["transport.precision=bfloat16"]),
     "fedprox, stragglers": ("synthetic-activity", "fedprox", ["algorithm.partial=0.7"]),
     "apfl, adaptive": ("synthetic-activity", "apfl", ["algorithm.adaptive=true"]),
-    "per-fedavg, hessian-free": ("synthetic-activity", "per-fedavg", ["algorithm.variant=hessian-free"]),
     "fedsm, adam-moments": ("synthetic-activity", "fedsm", ["algorithm.selector_sync=adam-moments"]),
     "fedsm, full batch": (
         "synthetic-activity",

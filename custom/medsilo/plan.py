@@ -25,8 +25,7 @@ from medsilo.course.layer import Layer
 from medsilo.course.participation import Participation
 from medsilo.course.phase import Course, Phase
 from medsilo.course.robust_mixing import Mixing
-from medsilo.course.sealable import forms_of
-from medsilo.course.secure_aggregation import TransportSettings
+from medsilo.course.secure_aggregation import TransportSettings, forms_of
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training

@@ -37,13 +37,11 @@ KINDS = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])
 EVERY = [
     *[(method, []) for method in [*PLAIN, *PERSONAL]],
     ("apfl", ["algorithm.adaptive=true"]),
-    ("per-fedavg", ["algorithm.variant=hessian-free"]),
     ("fine-tuning", ["training.truncate=true"]),
     ("fedbn", ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.01"]),
     ("fedper", ["training.optimizer_state=reset", "training.local_epochs=2"]),
     ("fedprox", ["transport.precision=bfloat16", "algorithm.mu=0.5"]),
     ("fednova", []),
-    ("scaffold", ["algorithm.option=I"]),
     ("scaffold", []),
     ("moon", []),
 ]

@@ -191,7 +191,7 @@ def loss_of(t: np.ndarray, w: np.ndarray, sent: list[np.ndarray]) -> float:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
-    mixer = FedAWA(server_steps=steps, server_lr=0.05, largest_share=1.0).mixture()[0].mix(SERVER)
+    mixer = FedAWA(server_steps=steps, server_lr=0.05, largest_share=1.0).groups()[0].mix(SERVER)
     samples = {"s0": 5.0, "s1": 7.0, "s2": 3.0}
     given, t = contributions(1)[0], np.array([5.0, 7.0, 3.0]) / 15
     mixer.start(samples, given)
@@ -227,7 +227,7 @@ def test_fedawa_s_loss_is_that_of_whole_vectors_in_double_precision() -> None:
 
 def test_fedawa_s_weights_move_little_whatever_comes() -> None:
     """A step of Adam moves a logit by its rate, so a round changes the ratio of two weights by e^0.002 at most."""
-    mixer, given = FedAWA().mixture()[0].mix(SERVER), {"a.weight": torch.ones(3)}
+    mixer, given = FedAWA().groups()[0].mix(SERVER), {"a.weight": torch.ones(3)}
     mixer.start(["s0", "s1", "s2"], given)
     for site, value in (("s0", 1.0), ("s1", 1.1), ("s2", 1e18)):
         mixer.add(site, {"a.weight": torch.full((3,), value)}, 5)

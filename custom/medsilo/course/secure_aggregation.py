@@ -1,4 +1,7 @@
-"""A plan's `transport`: precision of tensors on their way, and secure aggregation with what it promises."""
+"""A plan's `transport`: precision of tensors on their way, and secure aggregation with what it promises.
+
+How the groups of a phase are sealed, their mixers declare.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -7,12 +10,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
-from medsilo.course.group import views
+from medsilo.course.group import Group, views
 from medsilo.course.participation import Participation
-from medsilo.course.sealable import forms_of
-from medsilo.mixing.forms import Exchanged, Form, Unsealable
+from medsilo.course.phase import Phase
+from medsilo.course.server_side import ServerSide
+from medsilo.learning.loop import Compute
+from medsilo.learning.training import Training
+from medsilo.mixing.forms import Exchanged, Form, Unsealable, form_of
+from medsilo.tasks.task import Task
 
 LEAST_SEALED = 3  # hospitals in a sealed round
 COARSEST = 1e-5  # that sealed numbers may be apart: coarser ones cost what a round has learned
@@ -198,3 +206,19 @@ class TransportSettings(Feature):
                 f"transport.sealing: {method}'s {group} can't be sealed: {form.why}; let it leave in clear "
                 f"(transport.sealing_clear=[{group}]), choose another method, or set transport.sealing=none"
             )
+
+
+def forms_of(phase: Phase, sites: tuple[str, ...], task: Task, training: Training, seed: int) -> dict[str, Form]:
+    """Return the form of every group that sites send in a phase.
+
+    Mixers are made for it as at the beginning of a study; what a form says may not depend on what came before.
+    """
+    server = ServerSide(sites, {}, {}, frozenset, task, training, seed, Compute(), None, lambda: None)
+    return {group.name: _form(group, server) for group in phase.sent}
+
+
+def _form(group: Group, server: ServerSide) -> Form:
+    try:
+        return form_of(group.mix(server))
+    except (LookupError, AttributeError, MedsiloError):
+        return Unsealable("its mixer is made of what came before, so how it is sealed is not known beforehand")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from medsilo.core.tensors import Groups
 from medsilo.course.server_side import ServerSide
 from medsilo.learning.layers import names_of_last_layers
+from medsilo.mixing.layout import Numbers
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
-from medsilo.mixing.spread import Numbers
 from medsilo.tasks.segmentation import Segmentation
 
 PLAIN = (WeightedMean, UniformMean)

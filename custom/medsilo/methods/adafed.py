@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -103,11 +104,11 @@ class StatisticsMixture(Algorithm):
         return True
 
     # The groups
-    def mixture(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[Group, ...]:
         """Return what is mixed after a round of training."""
         kept = self.keeps.replace("-", " ")
         title = {"local": f"model without {kept}", "weighted": "model", "mean": "model"}[self.bn_share]
-        model = Group("model", self._mixed, self._mixer, personal=True, title=title, found=self._found)
+        model = Group("model", self._mixed, self.mixer, personal=True, title=title, found=self._found)
         norms = Group(self.keeps, self._norms, lambda server: UniformMean(), title=kept)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
@@ -133,7 +134,7 @@ class StatisticsMixture(Algorithm):
         everything = modules["model"].state_dict()
         return {name: everything[name] for name in self.kept(modules)}
 
-    def _mixer(self, server: ServerSide) -> Mixer:
+    def mixer(self, server: ServerSide) -> SimilarityMix:
         return SimilarityMix(self.matrix(server))
 
     def matrix(self, server: ServerSide) -> Tensor:
@@ -208,10 +209,18 @@ class AdaFed(StatisticsMixture):
 
     name: Literal["adafed"] = "adafed"
     pretraining: Pretraining = Field(Pretraining(), description="how the network f that measures the sites is made")
+    init_from_pretrained: bool = Field(
+        False, description="the models start from f, too; the paper leaves it open, its code does not do it"
+    )
 
     @property
     def measures(self) -> bool:
         return self.weights == "similarity"
+
+    @property
+    def needs_f(self) -> bool:
+        """Return whether there is a network f."""
+        return self.measures or self.init_from_pretrained
 
     def networks(self, build: Blueprint) -> Modules:
         modules = super().networks(build)
@@ -228,7 +237,7 @@ class AdaFed(StatisticsMixture):
 
     def _private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""
-        if self.measures and self.pretraining.source != "file":
+        if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: a share of the cases is declared public and read at the server, so the "
                 "promise would be false; use file, with a network that was trained on other data"
@@ -241,26 +250,34 @@ class AdaFed(StatisticsMixture):
         phases = [
             Phase(
                 "measure",
-                int(self.measures),
+                int(self.needs_f),
                 (pretrained, *statistics),
-                self.measure_with_f,
-                before=self.make_f if self.measures else None,
+                self.begin,
+                before=self.make_f if self.needs_f else None,
                 trains=False,
                 releases=int(self.measures),
-                says=self._public_share() if self.measures else (),
+                says=self._public_share() if self.needs_f else (),
             )
         ]
-        again = Phase("measure again", 1, statistics, self.measure_with_own, trains=False, releases=int(self.measures))
+        own = partial(self.measure, "model")
+        again = Phase("measure again", 1, statistics, own, trains=False, releases=int(self.measures))
         stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
         for done in range(0, training.rounds, stretch):
             phases += [again] if done else []
-            phases.append(Phase("train", min(stretch, training.rounds - done), self.mixture()))
+            before = self.start_from_f if self.init_from_pretrained and not done else None
+            phases.append(Phase("train", min(stretch, training.rounds - done), self.groups(), self.work, before=before))
         return phases
 
     # What the server does
     def make_f(self, server: ServerSide, modules: Modules) -> Facts:
         """Read f, or train it on the public share of the data."""
-        return {"pretraining": self.pretraining.obtain(modules["pretrained"], server)}
+        facts = self.pretraining.obtain(modules["pretrained"], server)
+        return {"pretraining": {**facts, "start": self.init_from_pretrained}}
+
+    def start_from_f(self, server: ServerSide, modules: Modules) -> Facts:
+        """Let the models begin with f's weights."""
+        modules["model"].load_state_dict(server.mixers["pretrained"].current(server.sites[0]))
+        return {}
 
     def _public_share(self) -> tuple[str, ...]:
         if self.pretraining.source != "share":
@@ -269,22 +286,21 @@ class AdaFed(StatisticsMixture):
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
     # What a site does
-    def measure_with_f(self, bench: Workbench) -> float:
-        """Run f over the training data; no network learns."""
-        self._measure(bench, bench.modules["pretrained"])
-        return math.nan
+    def begin(self, bench: Workbench) -> float:
+        """Measure with f, and begin with it where the plan says so."""
+        if self.init_from_pretrained:
+            bench.modules["model"].load_state_dict(bench.modules["pretrained"].state_dict())
+        return self.measure("pretrained", bench) if self.measures else math.nan
 
-    def measure_with_own(self, bench: Workbench) -> float:
-        """Run the site's own model over the training data; no network learns."""
-        self._measure(bench, bench.modules["model"])
-        return math.nan
-
-    def _measure(self, bench: Workbench, model: nn.Module) -> None:
+    def measure(self, network: str, bench: Workbench) -> float:
+        """Run f, or later the site's own model, over the training data; no network learns."""
+        what = bench.modules[network], bench.data(), bench.compute.device, self.measured
         if bench.private:
-            moments = moments_of_cases(model, bench.data(), bench.compute.device, self.measured)
-            noisy = bench.private.noisy_mean(moments)
-            return self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))
-        self.hold(bench, batch_norm_input_statistics(model, bench.data(), bench.compute.device, self.measured))
+            noisy = bench.private.noisy_mean(moments_of_cases(*what))
+            self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))
+        else:
+            self.hold(bench, batch_norm_input_statistics(*what))
+        return math.nan
 
 
 class DAdaFed(AdaFed):

@@ -1,6 +1,6 @@
 """FedDG-GA: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, cast
 
 import torch
@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Average, Group
-from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.learning.training import Training
 from medsilo.methods.weighed import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 from medsilo.mixing.mixers import Identity
@@ -50,7 +48,7 @@ class FedDGGA(WeighingMethod):
     def networks(self, build: Blueprint) -> Modules:
         return {"model": build(), "gap": Gap()}
 
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def groups(self) -> tuple[Group, ...]:
         gap = Group(
             "gap",
             lambda modules: {"gap": cast(Gap, modules["gap"]).value},
@@ -65,7 +63,7 @@ class FedDGGA(WeighingMethod):
             ],
             average=Average("the difference of two mean losses over a site's training cases", lambda cases, _: cases),
         )
-        return [Phase("train", training.rounds, (gap, *self.mixture()), self.work)]
+        return gap, *super().groups()
 
     def work(self, bench: Workbench) -> float:
         """Measure the gap of the model that has arrived, train, and measure the loss for the next gap."""

@@ -30,8 +30,7 @@ from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
 from medsilo.mixing.defence import Defence, Shield
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
-from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
-from medsilo.mixing.spread import Numbers, numbers_of, spread
+from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, TypeSection, numbers_of, spread
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
 COLUMNS = 4 << 10

@@ -14,7 +14,7 @@ from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors, hash_of
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
-from medsilo.course.sealable import forms_of
+from medsilo.course.secure_aggregation import forms_of
 from medsilo.federation.accepting import check_numbers, same_layout
 from medsilo.federation.envelope import Envelope
 from medsilo.federation.sealed.what import (
