@@ -81,7 +81,6 @@ def harmofl(*changes: str) -> Plan:
         promised("adafed"),
         promised("d-adafed"),
         promised("fedrdn"),
-        promised("adafed", "algorithm.refresh=1"),
     ],
 )
 def test_each_release_is_charged_and_all_together_keep_the_promise(plan: Plan) -> None:
