@@ -339,7 +339,7 @@ def test_what_cannot_be_is_refused(method: str) -> None:
         ("mixing.robust.name=median", f"is what {method} finds out|by how far single hospitals are"),
         (
             "transport.sealing=pairwise",
-            "how much each hospital counts follows from what|takes each site's values as they are",
+            "counts follows from what|takes each site's values as they are",
         ),
         ('privacy={"epsilon": 2.0, "delta": 0.001}', f"under {method} follows from noisy gradients"),
     ):
