@@ -276,28 +276,19 @@ def test_f_adafed_shares_no_data_and_sends_running_statistics_in_the_middle(tmp_
 @pytest.mark.parametrize(
     ("method", "changes", "phases"),
     [
-        ("adafed", ["training.rounds=5", "algorithm.refresh=2"], "mttattat"),
+        ("adafed", ["training.rounds=3"], "mttt"),
         ("adafed", ["training.rounds=2", "algorithm.weights=uniform"], "tt"),
         ("adafed", ["training.rounds=2", "algorithm.weights=uniform", "algorithm.init_from_pretrained=true"], "mtt"),
-        ("f-adafed", ["training.rounds=7", "algorithm.refresh=2"], "vvmtmtt"),
-        ("f-adafed", ["training.rounds=7", "algorithm.refresh=1"], "vvmmmmt"),
+        ("f-adafed", ["training.rounds=7"], "vvmtttt"),
         ("f-adafed", ["training.rounds=2"], "mt"),
     ],
 )
 def test_phases(method: str, changes: list[str], phases: str, tmp_path: Path) -> None:
-    names = {"m": "measure", "t": "train", "a": "measure again", "v": "average"}
+    names = {"m": "measure", "t": "train", "v": "average"}
     plan = quick(method, *changes)
     assert [plan.course.phase_of(n).name for n in range(1, plan.rounds + 1)] == [names[letter] for letter in phases]
     run = inprocess.run(plan)
     assert [line.phase for line in run.history] == [names[letter] for letter in phases]
-
-
-def test_a_refresh_changes_the_weights(tmp_path: Path) -> None:
-    seen = []
-    for changes in ([], ["algorithm.refresh=1"]):
-        run = inprocess.run(quick("adafed", "training.rounds=3", *changes))
-        seen.append(run.summary.details.similarity.weights)
-    assert seen[0] != seen[1]
 
 
 @pytest.mark.parametrize("share", ["local", "weighted", "mean"])
@@ -424,7 +415,6 @@ def test_the_leaks_are_listed(method: str, numbers: int) -> None:
     lines = "\n".join(told_besides(plan))
     assert f"{numbers} numbers, once; the method adds no noise of its own" in lines
     assert ("declared public" in lines) == (method != "f-adafed")
-    assert "after every 3 weighted rounds" in "\n".join(told_besides(plan.with_changes(["algorithm.refresh=3"])))
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -496,7 +486,7 @@ def test_a_single_site_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["self_weight=1.5", "self_weight=-1", "refresh=0", "noise=-1", "pretraining.share=0", "bn_share=no"]
+    "change", ["self_weight=1.5", "self_weight=-1", "noise=-1", "pretraining.share=0", "bn_share=no"]
 )
 def test_wrong_numbers_are_one_line_errors(change: str) -> None:
     with pytest.raises(PlanError, match=r"algorithm\."):

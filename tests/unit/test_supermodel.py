@@ -10,7 +10,7 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy import Origin, SuperModel, assemble, tune
-from medsilo.models.small_cnn import SmallCnn
+from medsilo.models.plain import SmallCnn
 from tests.conftest import make_plan
 
 SITES = ["a.b", "c", "d"]  # a site's name may hold dots

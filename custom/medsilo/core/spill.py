@@ -177,6 +177,7 @@ def stored(vectors: Iterable[Tensor]) -> list[Tensor]:
     for vector in vectors:
         spill.align()
         places.append((spill.append(vector), vector.nbytes, vector.dtype))
+    spill.shorten(spill.end)  # to where an empty last one would begin
     content = spill.mapped()
     return [content[begin : begin + size].view(dtype) for begin, size, dtype in places]
 

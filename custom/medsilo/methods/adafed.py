@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -50,7 +50,6 @@ class StatisticsMixture(Algorithm):
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
         "algorithm.weights": "similarity",
-        "algorithm.refresh": None,
         "algorithm.bn_share": "local",
         "training.optimizer": "sgd",
         "training.momentum": 0.0,
@@ -61,11 +60,6 @@ class StatisticsMixture(Algorithm):
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
     weights: Literal["similarity", "uniform"] = Field(
         "similarity", description="`uniform` is the control: the same λ, and equal weights for all other sites"
-    )
-    refresh: int | None = Field(
-        None,
-        ge=1,
-        description="measure the sites again after so many weighted rounds, with each site's own model; `null`: never",
     )
     bn_share: Literal["local", "weighted", "mean"] = Field(
         "local",
@@ -169,10 +163,9 @@ class StatisticsMixture(Algorithm):
 
     def _said(self, tensors: Mapping[str, Tensor]) -> list[str]:
         numbers = sum(tensor.numel() for name, tensor in tensors.items() if name != "samples")
-        when = "once" if self.refresh is None else f"after every {self.refresh} weighted rounds"
         return [
             f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "
-            f"{numbers} numbers, {when}; the method adds no noise of its own",
+            f"{numbers} numbers, once; the method adds no noise of its own",
             "statistics: means over few cases come close to single cases' features; with one case they are its own",
             "statistics: how similar two sites' data are shows in the mixing weights that the summary holds",
         ]
@@ -194,7 +187,7 @@ class AdaFed(StatisticsMixture):
     """Sites run a pre-trained f over their training data and send the statistics of its batch norms' inputs; W follows.
 
     Phase "measure" is one round without training: f travels down, statistics travel up. In phase "train" site i gets
-    ψ_i ← Σ_j w_ij ψ_j. A refresh measures again, with each site's own model in f's place.
+    ψ_i ← Σ_j w_ij ψ_j.
     """
 
     title = "AdaFed"
@@ -245,28 +238,22 @@ class AdaFed(StatisticsMixture):
         return Private(("model",), says="the statistics leave once, cut and with noise of their own account")
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        statistics = (self.statistics(),) if self.measures else ()
+        if not self.needs_f:
+            return super().phases(training)
         pretrained = Group("pretrained", network("pretrained"), travels="down")
-        phases = [
-            Phase(
-                "measure",
-                int(self.needs_f),
-                (pretrained, *statistics),
-                self.begin,
-                before=self.make_f if self.needs_f else None,
-                trains=False,
-                releases=int(self.measures),
-                says=self._public_share() if self.needs_f else (),
-            )
-        ]
-        own = partial(self.measure, "model")
-        again = Phase("measure again", 1, statistics, own, trains=False, releases=int(self.measures))
-        stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
-        for done in range(0, training.rounds, stretch):
-            phases += [again] if done else []
-            before = self.start_from_f if self.init_from_pretrained and not done else None
-            phases.append(Phase("train", min(stretch, training.rounds - done), self.groups(), self.work, before=before))
-        return phases
+        measure = Phase(
+            "measure",
+            1,
+            (pretrained, *((self.statistics(),) if self.measures else ())),
+            self.begin,
+            before=self.make_f,
+            trains=False,
+            releases=int(self.measures),
+            says=self._public_share(),
+        )
+        train, *more = super().phases(training)
+        before = self.start_from_f if self.init_from_pretrained else None
+        return [measure, replace(train, before=before), *more]
 
     # What the server does
     def make_f(self, server: ServerSide, modules: Modules) -> Facts:
@@ -290,11 +277,11 @@ class AdaFed(StatisticsMixture):
         """Measure with f, and begin with it where the plan says so."""
         if self.init_from_pretrained:
             bench.modules["model"].load_state_dict(bench.modules["pretrained"].state_dict())
-        return self.measure("pretrained", bench) if self.measures else math.nan
+        return self.measure(bench) if self.measures else math.nan
 
-    def measure(self, network: str, bench: Workbench) -> float:
-        """Run f, or later the site's own model, over the training data; no network learns."""
-        what = bench.modules[network], bench.data(), bench.compute.device, self.measured
+    def measure(self, bench: Workbench) -> float:
+        """Run f over the training data; no network learns."""
+        what = bench.modules["pretrained"], bench.data(), bench.compute.device, self.measured
         if bench.private:
             noisy = bench.private.noisy_mean(moments_of_cases(*what))
             self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))

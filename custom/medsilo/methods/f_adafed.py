@@ -30,14 +30,11 @@ class FAdaFed(StatisticsMixture):
         first = training.rounds // 2
         if first < 1:
             raise PlanError("training.rounds: f-adafed averages in the first half of the rounds; give 2 or more")
-        measure = Phase("measure", 1, (*self.groups(), self.statistics()), self.train_and_measure)
-        phases = [Phase("average", first - 1, self.groups(), self.work), measure]
-        weighted = training.rounds - first
-        stretch = min(self.refresh or weighted, weighted)
-        while weighted > stretch:
-            phases += [Phase("train", stretch - 1, self.groups(), self.work), measure]
-            weighted -= stretch
-        return [*phases, Phase("train", weighted, self.groups(), self.work)]
+        return [
+            Phase("average", first - 1, self.groups()),
+            Phase("measure", 1, (*self.groups(), self.statistics()), self.train_and_measure),
+            Phase("train", training.rounds - first, self.groups()),
+        ]
 
     def check(self, modules: Modules) -> None:
         model = modules["model"]

@@ -39,11 +39,8 @@ from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
 from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull, UniformMean
 from medsilo.mixing.server import FedAdam
-from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.mlp import Mlp
 from medsilo.models.network import Network
-from medsilo.models.small_cnn import SmallCnn
-from medsilo.models.vgg11 import Vgg11
+from medsilo.models.plain import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.tasks.task import Task
 
 STEEPEST = 1e6  # mean gradient of a weight

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.models.linear import Linear
 from medsilo.models.network import Network
+from medsilo.models.plain import Linear
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import (
     OLD_LETTERS,
