@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from scipy import stats
 
+from benchmarks.results.figures import results_of
 from benchmarks.results.making import Comparison
 from benchmarks.results.pages import HAR, Page, Part
 from benchmarks.results.tables import MOST_SITES, NAMES, sure, table
 from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
-from medsilo.study.cells import results_of
 from medsilo.study.evidence import LEVEL, holm
 
 END = "<!-- end of what the command wrote -->"  # what stands below is kept

@@ -3,8 +3,9 @@
 import statistics
 from collections.abc import Iterable, Sequence
 
+from benchmarks.results.figures import CellResult
 from medsilo.plan import Plan
-from medsilo.runs.schema import CellResult, PairedDifference, Verdict
+from medsilo.runs.schema import PairedDifference, Verdict
 from medsilo.study.cells import Row
 
 MOST_SITES = 8  # with a column each

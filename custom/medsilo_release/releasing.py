@@ -74,7 +74,7 @@ def validate(
     steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.extend import cross, settings_of, signed, signing
+    from medsilo.extend import judging, settings_of, signed, signing
     from medsilo_release.patient_sums import Validated, WatchFolder
     from medsilo_release.receipts import NAME, write_receipt
     from medsilo_release.release_folder import Release
@@ -95,7 +95,7 @@ def validate(
         looks = [Validated() for _ in opened]
         sources = [release.source(settings.packages) for release in opened]
         needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
-        found = cross.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
+        found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
     kept = [look.kept for look in looks]
     page = write_validation(opened, found, hospital, out, kept)
     own = signing.own_key(key.expanduser(), OWN)
@@ -207,7 +207,7 @@ def leave(
     It goes on from the last round before the hospital came, if that is kept; else it is the whole study again. Writes
     a signed certificate with the hashes of plan, rounds and models, and lists the copies of the old models.
     """
-    from medsilo.extend import ALL_MINE, Departure, cross, settings_of, signing
+    from medsilo.extend import ALL_MINE, Departure, judging, settings_of, signing
     from medsilo_release.leaving_certificate import CERTIFICATE, certify
 
     gone = Departure.of(study, hospital, patients)
@@ -218,7 +218,7 @@ def leave(
         if kit:
             return _submit(screen, gone, kit, out.name)
         with screen.busy("running the study again"):
-            gone.run(out, settings_of(device, data, site_config, cross.run_settings(study), **ALL_MINE))
+            gone.run(out, settings_of(device, data, site_config, judging.run_settings(study), **ALL_MINE))
     told = certify(gone, out, signing.own_key(key.expanduser(), OWN))
     screen.say(f"certificate: {out / CERTIFICATE}\ncopies of the old models, which are for you to remove:")
     for copy in told.copies:

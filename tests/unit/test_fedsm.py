@@ -16,8 +16,8 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.core.files import load_tensors
-from medsilo.deploy import THRESHOLDS, SuperModel
-from medsilo.deploy.tuning import tune
+from medsilo.deploy.supermodel import SuperModel
+from medsilo.deploy.tuning import THRESHOLDS, tune
 from medsilo.federation import inprocess
 from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart

@@ -14,10 +14,10 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
-from medsilo.deploy import Origin, SuperModel, assemble
 from medsilo.deploy.images import masks_for
 from medsilo.deploy.predict import predict
 from medsilo.deploy.source import Source, open_source
+from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, read_image, read_mask, write_volume

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from medsilo.core.errors import MedsiloError
-from medsilo.deploy import Origin, SuperModel, assemble, tune
+from medsilo.deploy.supermodel import Origin, SuperModel, assemble
+from medsilo.deploy.tuning import tune
 from medsilo.models.small_cnn import SmallCnn
 from tests.conftest import make_plan
 

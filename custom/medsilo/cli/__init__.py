@@ -56,7 +56,6 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
-        (results.cross, "runs/local"),
         (operating.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
@@ -76,7 +75,8 @@ NOW = {
     "analyse": "python -m benchmarks.analyses",
     "approvals": "medsilo approve",
     "audit-privacy": "python -m benchmarks.analyses privacy",
-    "committee": "medsilo cross RUN RUN",
+    "committee": "python -m benchmarks.cross",
+    "cross": "python -m benchmarks.cross",
     "decline": "medsilo approve PLAN --decline",
     "evidence": "medsilo record",
     "methods": "medsilo list",

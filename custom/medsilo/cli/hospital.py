@@ -117,7 +117,6 @@ def export(
         typer.Option(
             metavar="FORM",
             parser=options.form,
-            autocompletion=options.forms,
             help="monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
         ),
     ] = "monai",
@@ -204,7 +203,6 @@ def ledger(
         typer.Argument(
             metavar="ACTION",
             parser=options.one_of(LEDGER_ACTIONS),
-            autocompletion=lambda: list(LEDGER_ACTIONS),
             help=", ".join(LEDGER_ACTIONS),
         ),
     ] = "show",

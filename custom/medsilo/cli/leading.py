@@ -68,9 +68,6 @@ def submit(
     plan: options.PlanFile = None,
     changes: options.Changes,
     with_code: options.WithCode = False,
-    share: Annotated[
-        bool, typer.Option("--share", help="let everybody in the consortium follow it with 'medsilo status ID --watch'")
-    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -92,10 +89,10 @@ def submit(
     if kit:
         from medsilo.consortium import lead
 
-        submitted: str | Path = lead.submit(found, kit, screen.warn, changes, with_code, plan, share)
+        submitted: str | Path = lead.submit(found, kit, screen.warn, changes, with_code, plan)
     else:
         assert out
-        submitted = jobs.pack(found, out, changes, with_code, plan, **({"share": True} if share else {}))
+        submitted = jobs.pack(found, out, changes, with_code, plan)
     screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
     return 0

@@ -1,4 +1,4 @@
-"""Commands for people who have finished runs: report, cross."""
+"""The command for people who have finished runs: report."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
-from medsilo.site.owner import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo.report.hospital_page import Leaving
@@ -87,44 +85,3 @@ def _leaving(run: Path) -> "Leaving":
     from medsilo.report.hospital_page import Leaving
 
     return Leaving(*left_in_short(load_plan(run / paths.PLAN)))
-
-
-def cross(
-    screen: Screen,
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="a run's folder, or those of several runs of one task, with all their sites here"),
-    ],
-    *,
-    device: options.DeviceOfRun = None,
-    data: options.DataOfRun = None,
-    site_config: options.SiteConfigs = None,
-) -> int:
-    """Test every site's model of a run on every site's data; of several runs, models that answer together.
-
-    Of one run it prints the table, and adds it to the run as cross.json and to its report. Of several the mean of what
-    each site's models say is probable counts, beside the score of each run's model alone; such models predict by
-    `medsilo predict MODEL IMAGES --with OTHER`.
-    """
-    screen.begin(f"reading {', '.join(map(str, runs))}")
-    from medsilo.report.page import write
-    from medsilo.report.read import read
-    from medsilo.report.table import committee_table, cross_table
-    from medsilo.study import cross as crossing
-
-    with screen.busy("testing every model on every site's data"):
-        settings = settings_of(device, data, site_config, crossing.run_settings(runs[0]), **ALL_MINE)
-        if len(runs) > 1:
-            together, alone = crossing.committee_scores(runs, settings)
-        else:
-            scores = crossing.cross(runs[0], settings)
-    if len(runs) > 1:
-        screen.say(committee_table(together, alone))
-        screen.answer(runs=runs, together=together, alone=alone)
-        return 0
-    [run] = runs
-    screen.say(cross_table(read(run)))
-    page = write([run], run / paths.REPORT, run.resolve().name)
-    screen.say(f"\nreport: {page}")
-    screen.answer(run=run, scores=scores, report=page)
-    return 0

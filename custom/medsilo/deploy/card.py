@@ -1,8 +1,11 @@
 """The card of a super model: what a hospital's people read before they use it."""
 
+from typing import TYPE_CHECKING
+
 from medsilo.core.package import package_facts
-from medsilo.deploy.model import Experts
-from medsilo.deploy.origin import Origin
+
+if TYPE_CHECKING:
+    from medsilo.deploy.supermodel import Origin, SuperModel
 
 INTENDED_USE = (
     "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
@@ -22,7 +25,7 @@ RULES = {
 }
 
 
-def card(model: Experts, origin: Origin) -> str:
+def card(model: "SuperModel", origin: "Origin") -> str:
     """The text of card.md."""
     plan, package = origin.plan, package_facts()
     kept = [site for site in model.sites if site not in model.agreed]
@@ -58,7 +61,7 @@ with {plan.algorithm.name} without sharing images. {RULES[model.rule].format(gam
 """
 
 
-def _gamma(model: Experts, origin: Origin) -> str:
+def _gamma(model: "SuperModel", origin: "Origin") -> str:
     if model.threshold is None:
         return f'The rule "{model.rule}" has no gamma.'
     if origin.tuning is None or origin.tuning.threshold != model.threshold:

@@ -1,7 +1,5 @@
 """Prediction on a hospital's own images: masks on the images' own grids, and a table with one line per image."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +11,9 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.files import make_folder, write_json, write_text
+from medsilo.core.files import make_folder, write_json
 from medsilo.core.text import plain
+from medsilo.deploy.predicted_rows import write_rows
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
 from medsilo.deploy.watch import MACHINE, SEEN, Seen, mean_of
@@ -201,15 +200,12 @@ def _shown(name: str) -> str:
 
 
 def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """predictions.json and predictions.csv."""
+    """Write predictions.json and predictions.csv."""
     write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
-    columns = list(dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
+    flat = []
     for row in rows:
         told = {"warnings": "; ".join(row["warnings"]), "detail": " ".join((row["detail"] or "").split())}
         if "experts" in row:  # an image that failed has none
             told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
-        writer.writerow(row | told)
-    write_text(out / "predictions.csv", text.getvalue())
+        flat.append(row | told)
+    write_rows(out / "predictions.csv", flat, COLUMNS)

@@ -11,8 +11,7 @@ from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.core.text import is_safe_name
-from medsilo.deploy.origin import Spacing
-from medsilo.deploy.supermodel import MANIFEST, SuperModel
+from medsilo.deploy.supermodel import MANIFEST, Spacing, SuperModel
 from medsilo.deploy.watch import Watch
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths

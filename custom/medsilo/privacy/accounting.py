@@ -16,7 +16,6 @@ from medsilo.privacy.mechanisms import (
     Charge,
     Gaussian,
     Geometric,
-    Laplace,
     Mechanism,
     Public,
     SampledGaussian,
@@ -47,14 +46,6 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
     _check_delta(delta)
     parts = _parts(used)
     return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
-
-
-def delta_of(charges: Iterable[Charge], epsilon: float) -> float:
-    """Return the δ that holds at this ε for all charges together."""
-    parts = _parts(counted(charges))
-    if parts is None or _step(parts) > COARSEST:
-        return 1.0
-    return float(_composed(parts).get_delta_for_epsilon(epsilon)) if parts else 0.0
 
 
 def noise_for(
@@ -175,8 +166,6 @@ def _parts(used: Mapping[Mechanism, int]) -> Parts | None:
                 squares.append(times * (of.cases / of.noise) ** 2)
             else:
                 found["sampled", of.noise, of.rate, of.cases] += times
-        elif isinstance(of, Laplace):
-            found["laplace", of.scale, 1.0, 1] += times
         elif isinstance(of, Geometric):
             found["geometric", of.scale, 1.0, of.sensitivity] += times
     if squares:
@@ -213,14 +202,14 @@ def _step(parts: Parts) -> float:
 def _spread(part: Part) -> float:
     """Return about the standard deviation of the privacy loss of one use."""
     kind, noise, rate, cases = part
-    if kind in ("laplace", "geometric"):
+    if kind == "geometric":
         return 1 / noise
     return min(1.0, rate * cases) * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
 
 
 def _reach(part: Part, times: int) -> float:
     kind, noise, rate, cases = part
-    if kind in ("laplace", "geometric"):
+    if kind == "geometric":
         return times / noise
     square = (cases / noise) ** 2
     chance = min(1.0, rate * cases)
@@ -242,8 +231,6 @@ def _once(part: Part, step: float) -> Any:
 
     kind, noise, rate, cases = part
     given: dict[str, Any] = {"value_discretization_interval": step}
-    if kind == "laplace":
-        return losses.from_laplace_mechanism(noise, **given)
     if kind == "geometric":
         return losses.from_discrete_laplace_mechanism(1 / (noise * cases), cases, **given)
     if kind == "sampled" and cases > 1:

@@ -509,32 +509,6 @@ class Provenance(RecordPart):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class Cross(RecordPart):
-    """cross.json: the score of every site's model on every site's test data."""
-
-    metric: str = Field(description="the name of the score")
-    plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
-    scores: dict[str, Scores] = Field(description="site whose model it is → site whose data it is → score")
-
-
-class CellResult(RecordPart):
-    """One run of a comparison, as table.json has it."""
-
-    test: Score | None = Field(None, description="mean test score over sites")
-    pooled: Score | None = Field(None, description="the same, weighted by cases")
-    sites: Scores = Field({}, description="site → test score")
-    validation: list[Score | None] = Field([], description="mean validation score over sites after 0, 1, 2, … rounds")
-    measuring: Count = Field(0, description="rounds without training; they come first")
-    seconds: Seconds | None = Field(None, description="time that the run took")
-    bytes_up: Number | None = Field(None, description="bytes that a site sent in a round, on average")
-    run: str | None = Field(None, description="the run's folder")
-    details: Details = Field(Details(), description="as in `summary.json`")
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the values as they stand in the file; of the details, those that there are."""
-        return {**super().as_json(), "details": self.details.as_json()}
-
-
 class Level(RecordPart):
     """A row's score over its seeds."""
 

@@ -1,7 +1,6 @@
 """Rows whose networks differ in their norm: they are held against rows of the same norm, or it is said."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from medsilo.plan import Plan
 from medsilo.study.cells import Row
@@ -30,7 +29,6 @@ def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row
         if row.method in (ALONE, POOLED):
             continue
         own = [other for other in found if other.method == ALONE]
-        own = [other for other in own if other.values == row.values] or [other for other in own if not other.values]
         if not own or any(kinds[other] == kinds[row] for other in own):
             continue
         network, norm = kinds[row]
@@ -38,12 +36,7 @@ def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row
         if hasattr(plans[row].network, "norm"):
             more = (*more, f"network.norm={norm}")
         named = norm if len(more) == 1 else f"{network} {norm}"
-        pair = replace(
-            own[0],
-            title=f"{own[0].title} ({named})",
-            changes=(*own[0].changes, *more),
-            unswept=f"{own[0].name} ({named})" if own[0].values else "",
-        )
+        pair = Row(f"{own[0].title} ({named})", (*own[0].changes, *more))
         kinds[pair] = kinds[row]
         found.append(pair)
     return found

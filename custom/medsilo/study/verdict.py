@@ -58,7 +58,7 @@ ENDPOINTS: Mapping[Endpoint, str] = {
 
 def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
     """The row that all are held against: the one that was asked for, else FedAvg where it is among them."""
-    names = {row.name for row in rows}
+    names = {row.title for row in rows}
     if against is not None and against not in names:
         raise MedsiloError(f"--against {against!r}: no row has this title; rows: {', '.join(sorted(names))}")
     return against or (DEFAULT if DEFAULT in names else None)
@@ -80,7 +80,7 @@ class Statistics:
             if scores := _scores_of([cell for cell in cells if (cell.row, cell.seed) == (row, seed)]):
                 self.found[row][seed] = scores
         self.against = chosen_baseline(self.rows, against)
-        self.base = {row: self._kin(row, lambda other: other.name == self.against) for row in self.rows}
+        self.base = {row: self._kin(row, lambda other: other.title == self.against) for row in self.rows}
         alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows}
         self.alone = {row: own if own and not self._unlike(row, own) else None for row, own in alone.items()}
 
@@ -158,12 +158,11 @@ class Statistics:
 
     # ------------------------------------------------------------------ what is held against what
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
-        """The baseline with the same values of the sweep, else the one without; of the same norm if there is one."""
+        """The baseline, the one of the same norm if there is one."""
         bases = [other for other in self.rows if is_base(other)]
         if row in bases:
             return None
-        alike = [other for other in bases if other.values == row.values] or [o for o in bases if not o.values]
-        alike = [other for other in alike if not self._unlike(row, other)] or alike
+        alike = [other for other in bases if not self._unlike(row, other)] or bases
         return alike[0] if alike and alike[0] != row else None
 
     def _pairs(self, row: Row, base: Row) -> Iterator[int]:
@@ -243,7 +242,7 @@ class Statistics:
         """The federation of which it is asked first, before anything is known, whether joining pays: the row that all
         are held against, or the only one."""
         federated = [row for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)]
-        named = [row for row in federated if row.name == self.against and not row.values]
+        named = [row for row in federated if row.title == self.against]
         return named[0] if named else federated[0] if len(federated) == 1 else None
 
     def _first(self) -> PairedDifference | None:
