@@ -74,7 +74,6 @@ PROTECTION = (
     "smallest_metric",
     "score_cases",
     "calibration",
-    "score_digits",
     "records",
     "studies",
     "memory_limit",

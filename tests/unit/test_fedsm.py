@@ -16,6 +16,8 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.core.files import load_tensors
+from medsilo.deploy.model_card import card_facts
+from medsilo.deploy.source import open_source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.deploy.tuning import THRESHOLDS, tune
 from medsilo.federation import inprocess
@@ -543,7 +545,8 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
         with_settings(participant, smallest_metric=999)
     found = study.run().details.super_model
     assert (found.threshold, found.curve) == (0, [])
-    assert "it was not tuned" in (study.folder / "sites" / A / "supermodel/card.md").read_text()
+    facts = card_facts(open_source(study.folder / "sites" / A / "supermodel"))
+    assert "it was not tuned" in facts["super_model"][-1]
 
 
 def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:

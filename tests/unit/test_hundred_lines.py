@@ -31,7 +31,7 @@ fetch --help
 backup --help
 restore --help
 report --help
-cross --help
+leak-report jobs/harmofl
 clean --help
 predict --help
 export --help
@@ -81,7 +81,7 @@ run jobs/central | --engine inprocess
 resume nothing | nothing is no run's folder; give one
 report nothing | give the folder that holds summary.json [nothing]
 report jobs | has no summary.json
-cross nothing | give one under runs/ [nothing]
+cross nothing | is now 'python -m benchmarks.cross'
 clean nothing | give one like runs/ [nothing]
 clean . --older-than x | 'x' is not a number above 0
 init | give the folder of your data, or --example FOLDER

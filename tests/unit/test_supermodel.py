@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from medsilo.core.errors import MedsiloError
+from medsilo.deploy.model_card import write_card
+from medsilo.deploy.source import open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.deploy.tuning import tune
 from medsilo.models.small_cnn import SmallCnn
@@ -250,13 +252,14 @@ def test_the_folder_says_what_it_is(saved: tuple[SuperModel, Path]) -> None:
     assert manifest["tuning"] == [[0.0, 9, 5 / 9], [0.4, 9, 6 / 9]]
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert set(manifest["files"]) | {"supermodel.json"} == files
-    card = (folder / "card.md").read_text()
+    write_card(open_source(folder), folder.parent)
+    card = (folder.parent / "MODEL_CARD.md").read_text()
     for words in (
-        "a.b, c, d",
-        "| represented by the global model | c |",
+        "personal model: a.b, d; represented by the global model: c.",
         "gamma = 0.4",
         "| 0.4 | 9 | 0.6667 |",
         "SYNTHETIC",
+        "A hospital's personal model follows",
     ):
         assert words in card
 
@@ -271,9 +274,7 @@ def test_a_hospital_that_no_longer_agrees_leaves_no_file_behind(saved: tuple[Sup
     assert SuperModel.load(folder).agreed == ("d",)
 
 
-@pytest.mark.parametrize(
-    "name", ["plan.yaml", "card.md", "global.safetensors", "selector.safetensors", "personal/d.safetensors"]
-)
+@pytest.mark.parametrize("name", ["plan.yaml", "global.safetensors", "selector.safetensors", "personal/d.safetensors"])
 def test_a_file_that_was_changed_or_lost_is_refused_by_name(saved: tuple[SuperModel, Path], name: str) -> None:
     _, folder = saved
     content = bytearray((folder / name).read_bytes())

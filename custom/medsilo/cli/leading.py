@@ -1,7 +1,7 @@
 """Commands for a consortium's lead: provision, submit, status, abort, fetch."""
 
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.study.progress import Moment, StudyProgress
 
 if TYPE_CHECKING:
-    from medsilo.runs.schema import Progress, Turns
+    from medsilo.runs.schema import Progress
 
 CONNECTING = "connecting to the server"
 
@@ -33,9 +33,6 @@ def provision(
     requests: Annotated[
         bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
     ] = False,
-    skip_network_checks: Annotated[
-        bool, typer.Option("--skip-network-checks", help="the server's name and ports can't be seen from here")
-    ] = False,
 ) -> int:
     """Make signed kits for a consortium, or for who is new in it.
 
@@ -45,8 +42,6 @@ def provision(
     from medsilo.consortium.provision import provision, write_requests
 
     described = read_consortium(consortium)
-    if not skip_network_checks and not (out / described.server.host).exists():
-        described.check_network()
     if requests:
         write_requests(described, consortium.parent, out)
         screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
@@ -137,13 +132,14 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
     from medsilo.consortium import lead
 
     screen.in_lines = True
-    heard = _LatestTurns()
-    progress = StudyProgress((), 0, "score", look=heard.moment)
+    told, at = Moment(), time.monotonic()
+    progress = StudyProgress((), 0, "score", look=lambda: replace(told, age=time.monotonic() - at))
     screen.answer(job=job)
 
     def stands(study: "Progress") -> None:
+        nonlocal told, at
         progress.planned, progress.metric = study.planned, study.metric
-        heard.take(study)
+        told, at = Moment(study.turns, away=study.away), time.monotonic()
 
     try:
         with screen.rounds(progress) as on_round:
@@ -157,23 +153,6 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
         return 0
     screen.say(f"to go on from the last finished round: medsilo resume {job} --kit {kit}")
     return 1
-
-
-class _LatestTurns:
-    """The last word of the server about who is asked and who has answered."""
-
-    def __init__(self) -> None:
-        self._turns: Turns | None = None
-        self._away: Mapping[str, str] = {}
-        self._at = 0.0
-
-    def take(self, study: "Progress") -> None:
-        """Keep what is told now."""
-        self._turns, self._away, self._at = study.turns, study.away, time.monotonic()
-
-    def moment(self) -> Moment:
-        """Return it, with its age."""
-        return Moment(self._turns, age=time.monotonic() - self._at, away=self._away)
 
 
 def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:

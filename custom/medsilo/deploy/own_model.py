@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.files import save_tensors, write_json, write_text
-from medsilo.deploy.card import card
 from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source
 from medsilo.deploy.supermodel import SuperModel
@@ -65,9 +64,6 @@ EXPORTER = folder_exporter(_of_table)
 
 def _readme(source: Source, told: Reading) -> str:
     task: Any = source.plan.task
-    about = ""
-    if isinstance(source.network, SuperModel) and source.network.origin:
-        about = card(source.network, source.network.origin)
     scaled = {
         "site": "Each hospital's own means and standard deviations of its training cases standardise the numbers.",
         "plan": f"The plan's means and standard deviations (`task.{told.each}`) standardise the numbers.",
@@ -81,8 +77,7 @@ It reads {told.reads} and gives {_gives(task, told.target)}.
 {scaled}
 
 `medsilo predict models {told.example} -o OUT --settings <folder with medsilo.yaml>` predicts {told.predicts}.
-
-{about}"""
+"""
 
 
 def _gives(task: Any, target: str) -> str:

@@ -1,5 +1,5 @@
-"""FedSM's super model: a selector decides for each image whose model answers. Its folder holds safetensors, the plan, a
-card and a manifest; all hashed."""
+"""FedSM's super model: a selector decides for each image whose model answers. Its folder holds safetensors, the plan
+and a manifest; all hashed."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,12 @@ from medsilo.core.files import load_tensors, save_tensors, write_json, write_tex
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section
 from medsilo.core.text import is_safe_name
-from medsilo.deploy.card import card
 from medsilo.deploy.tuning import Tuning, check_threshold
 from medsilo.models.network import Network
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import NETWORKS
 
-MANIFEST, PLAN, CARD = "supermodel.json", "plan.yaml", "card.md"
+MANIFEST, PLAN = "supermodel.json", "plan.yaml"
 GLOBAL_FILE, SELECTOR_FILE, PERSONAL = "global.safetensors", "selector.safetensors", "personal"
 GLOBAL = "global"  # the name of the model that all hospitals share
 Tensors = Mapping[str, Tensor]
@@ -186,7 +185,6 @@ class SuperModel(nn.Module):
             save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
         shelf.keep_beside(origin.plan.network.files, folder / shelf.FOLDER)
         write_text(folder / PLAN, origin.plan.to_yaml())
-        write_text(folder / CARD, card(self, origin))
         manifest = Manifest(
             rule=self.rule,
             threshold=self.threshold,
@@ -278,7 +276,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _files(agreed: Iterable[str]) -> list[str]:
     """Every file of the folder beside the manifest."""
-    return [PLAN, CARD, GLOBAL_FILE, SELECTOR_FILE, *map(_personal_file, agreed)]
+    return [PLAN, GLOBAL_FILE, SELECTOR_FILE, *map(_personal_file, agreed)]
 
 
 def _personal_file(site: str) -> str:

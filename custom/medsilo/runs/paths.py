@@ -79,7 +79,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
     "the shared one ([methods.md](methods.md#methods-with-a-model-of-the-hospitals-own))",
     f"{SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the selector as "
-    "safetensors, `plan.yaml`, `card.md`, and `supermodel.json` with the threshold and every file's SHA-256. Each site "
+    "safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each site "
     "has one of its own, too",
     f"{FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     f"{FIGURES}/{AMPLITUDE}": "the amplitude that all sites share (HarmoFL)",

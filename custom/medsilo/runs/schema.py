@@ -608,8 +608,6 @@ class DetectableGain(RecordPart):
 
     seeds: Count = Field(description="seeds of the comparison")
     gain: Number = Field(description="the gain, in the score's unit")
-    more_seeds: Count = Field(description="seeds with which half of that gain would be found, if there are as many")
-    smaller_gain: Number = Field(description="the gain that these would find")
     low: Number | None = Field(None, description="the least that `gain` may be, as the spread is an estimate")
     high: Number | None = Field(None, description="the most, at the comparison's `level`")
     words: Text = Field(description="the same as a sentence")
@@ -647,16 +645,12 @@ class Verdict(RecordPart):
     )
     headline: str = Field(description="the answer to the first question in words")
     between: str = Field("", description="which methods are surely above the row that all are held against, in words")
-    winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
     first: PairedDifference | None = Field(
         None,
         description="the first question, declared before: the row that all are held against, minus training alone; "
         "`null` without either",
     )
     declared: Text | None = Field(None, description="the row of which this is asked; `null`: every federation is")
-    joining: dict[str, Literal["yes", "no", "open", "unknown"]] = Field(
-        description="site → whether joining pays, by the declared row: `yes`, `no`, `open` or `unknown`"
-    )
     gains: dict[str, HospitalGain] = Field({}, description="site → the verdict on joining, see below")
     rows: list[VerdictRow] = Field(description="the rows, see below")
     about: About = Field(description="`title`, `command`, `machine`, `cells`, `failures`")

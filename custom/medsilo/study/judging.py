@@ -103,7 +103,7 @@ def _mean(disclosure: Disclosure, may_leave: bool, value: float) -> float | None
     if not may_leave:
         return None
     disclosure.protection.note(test=1)
-    return disclosure.settings.rounded(disclosure.resolution["test"].mean(value, 0, 1))
+    return disclosure.resolution["test"].mean(value, 0, 1)
 
 
 def _all_tested(data: SiteData) -> SiteData:

@@ -93,7 +93,7 @@ class Statistics:
         at_site = {site: self._tested(self._against([site])) for site in sites}
         found_at = {site: self._joining([site]) for site in sites}
         first, joining = self._first(), self._joined(found_at)
-        between, named = self.sentence(differences[self.primary])
+        between = self.sentence(differences[self.primary])
         seen = sensitivity([one for row, one in found[self.primary].items() if row.method not in (ALONE, POOLED)])
         rows = []
         for row in self.rows:
@@ -135,10 +135,8 @@ class Statistics:
             could_have_seen=seen,
             headline=self._whether_joining_pays(first) or between,
             between=between,
-            winner=named,
             first=first,
             declared=self._declared.title if self._declared else None,
-            joining={site: self._pays(joining[site]) for site in sites},
             gains={site: gain for site in sites if (gain := self._gain(site, found_at, joining[site]))},
             rows=rows,
             planned=self.planned,
@@ -303,21 +301,17 @@ class Statistics:
             why = "There is one seed, so training's luck is not known"
         return f"It is open whether joining pays: {gain} ({interval}). {why}."
 
-    def sentence(self, differences: Mapping[Row, PairedDifference]) -> tuple[str, str | None]:
-        """The answer, and the method it names if it names one."""
+    def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:
+        """Return which methods are surely better than the row that all are held against."""
         where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.goal.metric)
         held = {row: found for row, found in differences.items() if row.method not in (ALONE, POOLED)}
         if self.against is None:
-            return "No row is named to hold the others against, so nothing is tested; see --against.", None
+            return "No row is named to hold the others against, so nothing is tested; see --against."
         if not held:
-            if self._declared:
-                return "", None
-            return f"No other federated method has a finished run on {self.against}'s test cases.", None
+            none = f"No other federated method has a finished run on {self.against}'s test cases."
+            return "" if self._declared else none
         if all(found.seeds == 1 for found in held.values()):
-            return (
-                "One seed says nothing about the luck of training, so no winner is named; repeat with --seeds 0,1,2.",
-                None,
-            )
+            return "One seed says nothing about the luck of training, so no winner is named; repeat with --seeds 0,1,2."
         ahead = [row for row, found in held.items() if found.sure and found.mean > 0]
         ahead.sort(key=lambda row: -held[row].mean)
         rest = self._also(differences, ahead) + self._other_norms(held)
@@ -325,14 +319,14 @@ class Statistics:
             return (
                 f"No federated method is surely better than {self.against} {where}: no interval stays "
                 f"above zero after correction for {len(differences)} comparisons.{rest}"
-            ), None
+            )
         listed = "; ".join(f"{row.title} by {with_interval(held[row])}" for row in ahead)
         text = f"Better than {self.against} {where}: {listed}.{rest}"
         rivals = {row: self._difference(ahead[0], row, endpoint=self.primary) for row in held if row != ahead[0]}
         known = {row.title: difference for row, difference in rivals.items() if difference}
         if len(better(known)) < len(rivals):
-            return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best.", None
-        return text, ahead[0].title
+            return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best."
+        return text
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
@@ -348,16 +342,6 @@ class Statistics:
         return "".join(
             f" {title} differs from {self.against} in more than the method: {w}." for title, w in told.items()
         )
-
-    def _pays(self, found: Mapping[Row, PairedDifference]) -> str:
-        """Return whether joining pays for a site: yes, no, open; or nothing where there is no model of its own. It is
-        asked of the declared federation, or of any where none is declared."""
-        found = {row: one for row, one in found.items() if self._declared in (None, row)}
-        if not found:
-            return "unknown"
-        if any(one.sure and one.mean > 0 for one in found.values()):
-            return "yes"
-        return "no" if all(one.sure and one.mean < 0 for one in found.values()) else "open"
 
 
 def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
