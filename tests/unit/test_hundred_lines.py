@@ -98,7 +98,7 @@ approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [not
 approve x --kit jobs --expires soon | write hours, days or weeks
 approve --page --kit jobs --port x | --port: give a whole number
 ledger | give --kit, or --records
-ledger nonsense --kit jobs | choose one of show, verify, export, accept
+ledger nonsense --kit jobs | choose one of show, accept
 provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
 provision | CONSORTIUM is missing
 submit jobs/fedavg --kit nothing | nothing is no kit of a person: there is no such folder

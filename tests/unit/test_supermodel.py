@@ -221,7 +221,7 @@ def saved(tmp_path: Path) -> tuple[SuperModel, Path]:
     def expert() -> dict:
         return plan.network.build(1, 2).state_dict()
 
-    origin = Origin(plan, section, tune({0.0: (9, 5.0), 0.4: (9, 6.0)}), ((0.5, 0.7), (1.0, 3.0)))
+    origin = Origin(plan, section, tune({0.0: (9, 5.0), 0.4: (9, 6.0)}))
     personal = {"a.b": expert(), "d": expert()}
     chooser = section.build(1, 3).state_dict()
     model = assemble(origin, expert(), personal, {k: 9 * v for k, v in chooser.items()}, 0.4, sites=SITES)

@@ -344,7 +344,7 @@ def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path
     from medsilo.deploy.source import Source
 
     plan = plan_of()
-    source = Source(plan.algorithm.whole(plan.build_networks()), plan, None, {})
+    source = Source(plan.algorithm.whole(plan.build_networks()), plan, {})
     with pytest.raises(MedsiloError, match="give --settings"):
         given = [hospitals / "a/cases.csv"]
         predict_tables(PredictionRequest(source, given, tmp_path, torch.device("cpu"), print, None, tmp_path))

@@ -28,7 +28,6 @@ GLOBAL_FILE, SELECTOR_FILE, PERSONAL = "global.safetensors", "selector.safetenso
 GLOBAL = "global"  # the name of the model that all hospitals share
 Tensors = Mapping[str, Tensor]
 Rule = Literal["threshold", "argmax", "mixture"]
-Spacing = tuple[tuple[float, float], ...]  # least and greatest, millimetres along x, y (and z)
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class Origin:
     plan: Plan
     selector: Network  # the selector's network, a section as the plan has them
     tuning: Tuning | None = None
-    spacing: Spacing | None = None  # of the training images
 
 
 class FileFacts(Section):
@@ -57,7 +55,6 @@ class Manifest(Section):
     sites: tuple[str, ...]
     agreed: tuple[str, ...]
     selector: dict[str, Any]
-    spacing: Spacing | None
     tuning: tuple[tuple[float, int, float], ...] | None  # (gamma, cases, mean score) for each gamma tried
     plan_hash: str
     package: dict[str, str]
@@ -191,7 +188,6 @@ class SuperModel(nn.Module):
             sites=self.sites,
             agreed=self.agreed,
             selector=origin.selector.model_dump(mode="json"),
-            spacing=origin.spacing,
             tuning=origin.tuning and origin.tuning.curve,
             plan_hash=origin.plan.hash,
             package=package_facts(),
@@ -206,7 +202,7 @@ class SuperModel(nn.Module):
         for name in _files(manifest.agreed):
             _check(folder / name, name, manifest.files.get(name))
         tuning = Tuning(manifest.tuning) if manifest.tuning else None
-        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing)
+        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning)
         tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
         return assemble(
             origin,

@@ -34,9 +34,9 @@ from medsilo.study.cells import (
     fill,
     plan_of,
     run_cell,
+    with_local_pairs,
 )
 from medsilo.study.evidence import Endpoint
-from medsilo.study.norms import with_local_pairs
 from medsilo.study.verdict import Statistics, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models

@@ -21,7 +21,7 @@ from medsilo.runs.schema import (
     VerdictRow,
 )
 from medsilo.study.boundaries import error_at
-from medsilo.study.cells import Cell, Row
+from medsilo.study.cells import ALONE, POOLED, Cell, Row, unlike
 from medsilo.study.evidence import (
     LEVEL,
     Difference,
@@ -39,7 +39,6 @@ from medsilo.study.evidence import (
     seeds_of,
     sensitivity,
 )
-from medsilo.study.norms import ALONE, POOLED, unlike
 from medsilo.study.scores import scores_in
 from medsilo.study.words import in_patients, points
 
