@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from medsilo.extend import TABLES, Command, MedsiloError, Screen
+from medsilo.extend import TABLES, Command, MedsiloError, Screen, options
 
 HERE = Path(__file__).parent  # and beside it a template of each file
 KINDS = {  # by what is made: a plan's section, what its test runs
@@ -22,9 +22,7 @@ def new(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="method, task or network")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="its name in plans, like my-method")],
     *,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="the folder (default: NAME)")
-    ] = None,
+    out: options.OutFolderOrNone = None,
 ) -> int:
     """Write a package with a small method, task or network that works, and its test, to go on from.
 

@@ -22,7 +22,7 @@ def release(
     screen: Screen,
     runs: Annotated[list[Path], typer.Argument(help="a run's folder; of several the models answer together")],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="the release")] = Path("release"),
+    out: options.OutFolder = Path("release"),
     site: Annotated[str, typer.Option(metavar="HOSPITAL", help="whose own model, where each has one")] = "",
     after: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="the release whose place it takes; says what changed")
@@ -58,9 +58,7 @@ def validate(
     data: options.Data = None,
     site_config: options.SiteConfig = None,
     hospital: Annotated[str, typer.Option("--as", metavar="NAME", help="this hospital's name")],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FOLDER", help="where page and receipts are written")
-    ] = Path("validation"),
+    out: options.OutFolder = Path("validation"),
     lead: Lead = "",
     watch: Annotated[
         bool, typer.Option("--watch", help="keep sums of later predictions, to notice changes against these cases")
@@ -125,7 +123,7 @@ def monitor(
         ),
     ] = None,
     site_config: options.SiteConfig = None,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="the page")] = Path("monitor.html"),
+    out: options.OutFile = Path("monitor.html"),
     key: Key = KEY,
 ) -> int:
     """Show whether the cases of a released model have changed since its validation, and write receipts of past months.
@@ -160,7 +158,7 @@ def merge(
     receipts: Annotated[list[Path], typer.Argument(help="the hospitals' receipts")],
     *,
     of: Annotated[Path, typer.Option("--release", metavar="FOLDER", help="the release that they are of")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="the page")] = Path("receipts.html"),
+    out: options.OutFile = Path("receipts.html"),
     keys: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="lines 'hospital fingerprint'; receipts of other keys don't count"),

@@ -34,9 +34,7 @@ def statistics(
     kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
     local: options.SiteConfig = None,
     engine: options.Engine = "inprocess",
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="folder for the answer")
-    ],
+    out: options.OutFolder,
 ) -> int:
     """Ask hospitals for counts, Table 1, survival curves and regressions: of sums alone, sealed for three or more.
 

@@ -26,15 +26,7 @@ def predict(
         list[Path], typer.Argument(help="images, DICOM folders, or folders with such; tables; or recordings")
     ],
     *,
-    out: Annotated[
-        Path,
-        typer.Option(
-            *options.OUT,
-            metavar="FOLDER",
-            parser=options.output_folder,
-            help="folder for the masks and predictions.csv",
-        ),
-    ],
+    out: options.OutFolder,
     site: options.ModelOf = "",
     others: Annotated[
         list[Path],
@@ -102,15 +94,7 @@ def export(
     screen: Screen,
     model: options.Model,
     *,
-    out: Annotated[
-        Path,
-        typer.Option(
-            *options.OUT,
-            metavar="FOLDER",
-            parser=options.output_folder,
-            help="the folder to write, which must not exist yet",
-        ),
-    ],
+    out: options.OutFolder,
     site: options.ModelOf = "",
     to: Annotated[
         str,

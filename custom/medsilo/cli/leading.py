@@ -23,9 +23,7 @@ def provision(
     screen: Screen,
     consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
     *,
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="KITS", parser=options.output_folder, help="the folder for the kits")
-    ],
+    out: options.OutFolder,
     renew: Annotated[
         list[str],
         typer.Option(metavar="NAME", default_factory=list, show_default=False, help="give NAME a new certificate"),
@@ -63,12 +61,7 @@ def submit(
     plan: options.PlanFile = None,
     changes: options.Changes,
     with_code: options.WithCode = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            *options.OUT, metavar="FOLDER", parser=options.output_folder, help="instead: write what would be submitted"
-        ),
-    ] = None,
+    out: options.OutFolderOrNone = None,
 ) -> int:
     """Submit a job to a consortium, or write it into a folder as it would be submitted.
 
@@ -169,7 +162,7 @@ def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
     return 0
 
 
-def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.RunsFolder = Path("runs")) -> int:
+def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> int:
     """Download a job's results and write the report.
 
     Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.

@@ -60,9 +60,7 @@ def backup(
     screen: Screen,
     kit: Annotated[Path, typer.Argument(help="the server's kit")],
     *,
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="a new file, .zip")
-    ],
+    out: options.OutFile,
 ) -> int:
     """Write all that a server needs to stand up again into one file, also while it runs.
 

@@ -169,7 +169,10 @@ Changes = Annotated[
         help="change the plan, as often as wanted: training.rounds=3 (docs/plan.md has every key)",
     ),
 ]
-RunsFolder = Annotated[Path, typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="where runs are kept")]
+_FOLDER = typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="the folder that is written")
+_FILE = typer.Option(*OUT, metavar="FILE", parser=output_file, help="the file that is written")
+OutFolder, OutFolderOrNone = Annotated[Path, _FOLDER], Annotated[Path | None, _FOLDER]
+OutFile, OutFileOrNone = Annotated[Path, _FILE], Annotated[Path | None, _FILE]
 Engine = Annotated[
     Literal["simulator", "inprocess"],
     typer.Option(

@@ -20,15 +20,7 @@ def report(
     screen: Screen,
     runs: options.Runs,
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            *options.OUT,
-            metavar="PAGE",
-            parser=options.output_file,
-            help="the page (default: report.html in the first run)",
-        ),
-    ] = None,
+    out: options.OutFileOrNone = None,
     hospitals: Annotated[
         bool,
         typer.Option("--hospitals", help="also a page for each hospital, which may be mailed to it"),

@@ -28,7 +28,7 @@ def demo(
     seeds: Annotated[
         options.Seeds, typer.Option(metavar="N,N,N", parser=options.seeds, help="of data, weights and order")
     ] = options.DEMO_SEEDS,
-    out: options.RunsFolder = Path("runs"),
+    out: options.OutFolder = Path("runs"),
 ) -> int:
     """Show on one page whether joining pays for three synthetic hospitals.
 
@@ -59,7 +59,7 @@ def run(
     plan: options.PlanFile = None,
     changes: options.Changes,
     name: Annotated[str, typer.Option(help="name of the run's folder (default: method, task and time)")] = "",
-    out: options.RunsFolder = Path("runs"),
+    out: options.OutFolder = Path("runs"),
     engine: options.Engine = "simulator",
     threads: options.Threads = None,
     device: options.Device = None,
@@ -203,12 +203,7 @@ def compare(
         ),
     ] = None,
     changes: options.Changes,
-    out: Annotated[
-        Path,
-        typer.Option(
-            *options.OUT, metavar="FOLDER", parser=options.output_folder, help="where runs and the table are kept"
-        ),
-    ] = Path("runs/compare"),
+    out: options.OutFolder = Path("runs/compare"),
     engine: options.Engine = "simulator",
     at_once: Annotated[
         int | None,
