@@ -416,7 +416,7 @@ def tasks(module: Any) -> None:
 
 @relies(
     "apis.impl.controller",
-    "Controller.__init__ Controller.control_flow Controller.handle_event Controller.start_controller",
+    "Controller.__init__ Controller.control_flow Controller.start_controller",
     "Controller.stop_controller Controller.process_result_of_unknown_task Controller.log_error",
     "Controller.log_exception Controller.log_info Controller.log_warning Controller.system_panic Controller.send",
     "Controller.cancel_task Controller.get_client_disconnect_time",

@@ -194,21 +194,6 @@ def test_gamma_is_the_middle_of_the_widest_plateau() -> None:
     assert tune(dict.fromkeys((0.0, 0.5, 1.0), (4, 2.0))).threshold == 0.5
 
 
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ({}, "without scores"),
-        ({1.1: (2, 1.0)}, "outside 0 to 1"),
-        ({0.5: (0, 0.0)}, "0 cases"),
-        ({0.5: (2, float("nan"))}, "sum nan"),
-        ({0.5: (2, 1.0), 1.0: (3, 1.0)}, "different numbers of cases"),
-    ],
-)
-def test_gamma_is_not_tuned_on_nonsense(counts: dict, words: str) -> None:
-    with pytest.raises(MedsiloError, match=words):
-        tune(counts)
-
-
 # ---------------------------------------------------------------------------------------------------- folder
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[SuperModel, Path]:

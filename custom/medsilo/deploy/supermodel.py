@@ -18,7 +18,7 @@ from medsilo.core.files import load_tensors, save_tensors, write_json, write_tex
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section
 from medsilo.core.text import is_safe_name
-from medsilo.deploy.tuning import Tuning, check_threshold
+from medsilo.deploy.tuning import Tuning
 from medsilo.models.network import Network
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import NETWORKS
@@ -100,8 +100,8 @@ class SuperModel(nn.Module):
             raise MedsiloError(f"a personal model of '{unknown[0]}', which is none of the sites; name it in `sites`")
         if (rule == "threshold") == (threshold is None):
             raise MedsiloError(f"rule '{rule}' {'needs a' if threshold is None else 'has no'} threshold (gamma)")
-        if threshold is not None:
-            check_threshold(threshold)
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise MedsiloError(f"threshold (gamma) {threshold:g} lies outside 0 to 1; choose one within")
         self.rule, self.threshold = rule, threshold
         self.agreed = tuple(sorted(personal))  # the sites that share their personal models
         self.global_model, self.selector = global_model, selector

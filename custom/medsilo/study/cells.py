@@ -114,8 +114,8 @@ class Cell:
         """Return the rounds that are done of a run that goes on or was stopped; None of any other."""
         if not self.folder.is_dir() or (self.folder / paths.SUMMARY).exists():
             return None
-        last = Record(self.folder).last_rounds(1)
-        return last[-1].round if last else 0
+        rounds = Record(self.folder).rounds()
+        return rounds[-1].round if rounds else 0
 
     def summary(self) -> Summary | None:
         """Return the finished run's summary, if it is one of this very plan and tells a score."""
