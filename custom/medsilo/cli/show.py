@@ -1,4 +1,4 @@
-"""Write what a command says: lines for people, one JSON document for programs, tables and what goes on for a terminal.
+"""Write what a command says: lines for people, one JSON document for programs, and what goes on for a terminal.
 
 rich is imported only where a person watches: --help and pipes do without it.
 """
@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,16 +113,6 @@ class Screen:
     def answer(self, **facts: Any) -> None:
         """Keep the facts for the JSON document that ends the command."""
         self.document = {**self.document, **facts}
-
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
-        """Show rows as a table on a terminal, and as these lines in a pipe."""
-        if not self.watched:
-            for line in lines:
-                self.say(line)
-            return
-        from medsilo.cli.live import print_table
-
-        print_table(columns, rows)
 
     @contextmanager
     def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
