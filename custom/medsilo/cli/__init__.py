@@ -19,7 +19,6 @@ from medsilo.cli import (
     leading,
     operating,
     plan_approval,
-    results,
     reviewing,
     running,
     starting,
@@ -55,7 +54,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (operating.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
     ),
     "Of finished runs": (
-        (results.report, "runs/one runs/other -o comparison.html"),
+        (operating.report, "runs/one runs/other -o comparison.html"),
         (operating.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (

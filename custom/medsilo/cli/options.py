@@ -36,14 +36,6 @@ def folds(value: object) -> int:
     return number
 
 
-def whole(value: object) -> int:
-    """Return a whole number."""
-    try:
-        return int(str(value))
-    except ValueError:
-        raise ValueError(f"{str(value)!r} is not a whole number") from None
-
-
 def row(value: object) -> str:
     """Return a row: its title and changes of the plan."""
     if "=" not in str(value).partition(": ")[2]:

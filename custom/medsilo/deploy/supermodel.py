@@ -39,13 +39,6 @@ class Origin:
     tuning: Tuning | None = None
 
 
-class FileFacts(Section):
-    """One file of the folder."""
-
-    sha256: str
-    bytes: int
-
-
 class Manifest(Section):
     """supermodel.json."""
 
@@ -58,7 +51,7 @@ class Manifest(Section):
     tuning: tuple[tuple[float, int, float], ...] | None  # (gamma, cases, mean score) for each gamma tried
     plan_hash: str
     package: dict[str, str]
-    files: dict[str, FileFacts]
+    files: dict[str, str]  # the SHA-256 of each
 
 
 class SuperModel(nn.Module):
@@ -191,7 +184,7 @@ class SuperModel(nn.Module):
             tuning=origin.tuning and origin.tuning.curve,
             plan_hash=origin.plan.hash,
             package=package_facts(),
-            files={name: _facts(folder / name) for name in _files(self.agreed)},
+            files={name: _sha256(folder / name) for name in _files(self.agreed)},
         )
         write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
@@ -279,15 +272,15 @@ def _personal_file(site: str) -> str:
     return f"{PERSONAL}/{site}.safetensors"
 
 
-def _facts(path: Path) -> FileFacts:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return FileFacts(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=path.stat().st_size)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check(path: Path, name: str, expected: FileFacts | None) -> None:
+def _check(path: Path, name: str, expected: str | None) -> None:
     if expected is None or not path.is_file():
         raise MedsiloError(f"{name} is missing from the super model; fetch it again", private=str(path))
-    if _facts(path) != expected:
+    if _sha256(path) != expected:
         message = f"{name} is not the file that {MANIFEST} was written for (its SHA-256 differs); fetch it again"
         raise MedsiloError(message, private=str(path))
 
