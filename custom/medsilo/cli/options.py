@@ -163,8 +163,10 @@ Changes = Annotated[
 ]
 _FOLDER = typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="the folder that is written")
 _FILE = typer.Option(*OUT, metavar="FILE", parser=output_file, help="the file that is written")
-OutFolder, OutFolderOrNone = Annotated[Path, _FOLDER], Annotated[Path | None, _FOLDER]
-OutFile, OutFileOrNone = Annotated[Path, _FILE], Annotated[Path | None, _FILE]
+OutFolder = Annotated[Path, _FOLDER]
+OutFolderOrNone = Annotated[Path | None, _FOLDER]
+OutFile = Annotated[Path, _FILE]
+OutFileOrNone = Annotated[Path | None, _FILE]
 Engine = Annotated[
     Literal["simulator", "inprocess"],
     typer.Option(
