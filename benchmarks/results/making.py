@@ -49,8 +49,6 @@ class Comparison:
                 methods=(),
                 row=part.rows,
                 seeds=range(part.seeds),
-                sweep=(),
-                equal_work=False,
                 protocol=None,
                 changes=part.changes,
                 out=folder,

@@ -3,8 +3,9 @@
 import statistics
 from collections.abc import Iterable, Sequence
 
+from benchmarks.results.figures import CellResult
 from medsilo.plan import Plan
-from medsilo.runs.schema import CellResult, PairedDifference, Verdict
+from medsilo.runs.schema import PairedDifference, Verdict
 from medsilo.study.cells import Row
 
 MOST_SITES = 8  # with a column each
@@ -80,7 +81,7 @@ def sure(verdict: Verdict) -> list[str]:
             "",
             *_lines(["row", *sites]),
             *(f"| {' | '.join([row.title, *(_difference(row.joining[site]) for site in sites)])} |" for row in joined),
-            f"| **does it?** | {' | '.join(verdict.joining[site] for site in sites)} |",
+            f"| **does it?** | {' | '.join(pays(verdict, site) for site in sites)} |",
             "",
         ]
     kept = sorted({site for row in verdict.rows for site in row.means_only})
@@ -90,6 +91,17 @@ def sure(verdict: Verdict) -> list[str]:
             "",
         ]
     return lines
+
+
+def pays(verdict: Verdict, site: str) -> str:
+    """Return whether joining pays for a site, by the declared federation, or by any where none is declared."""
+    rows = [row for row in verdict.rows if verdict.declared in (None, row.title)]
+    found = [one for row in rows if (one := row.joining.get(site))]
+    if not found:
+        return "unknown"
+    if any(one.sure and one.mean > 0 for one in found):
+        return "yes"
+    return "no" if all(one.sure and one.mean < 0 for one in found) else "open"
 
 
 def _lines(heads: Sequence[str]) -> list[str]:

@@ -173,20 +173,6 @@ def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: st
     assert standing.epsilon(DELTA) == cost(2)
 
 
-def test_an_export_tells_of_a_ledger_that_was_put_back(tmp_path: Path) -> None:
-    ledger = filled(tmp_path, 2)
-    old = (ledger.file.read_bytes(), ledger.head.read_bytes())
-    ledger.charge(CountedStudy(ONE, DEMANDS), "round 3", "new", ROUND)
-    exported = ledger.export()
-    assert ledger.check_against(exported) == 0 and ledger.check_against(old[0].decode()) == 1
-    ledger.file.write_bytes(old[0])
-    ledger.head.write_bytes(old[1])
-    ledger.standing()  # by itself it can't know
-    with pytest.raises(MedsiloError, match="does not continue the export of 4 lines"):
-        ledger.check_against(exported)
-
-
-# ---------------------------------------------------------------------------------------------------- deaths
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, share: float) -> None:
     ledger = filled(tmp_path)

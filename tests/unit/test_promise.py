@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,30 +233,8 @@ def test_a_study_promises_and_predictions_hold_to_it(tmp_path: Path) -> None:
     assert predicted(tmp_path, []).keys() == {"promised_set", "promised"}
     found = predicted(tmp_path, ["--site", "a"])["promised_set"]
     assert {*found} <= {"n", "y", "n|y"} and len({*found}) > 1
-    decision_curves_are_by_hand(tmp_path)
     # Models that answer together have another risk: nothing is promised.
     assert not predicted(tmp_path, ["--with", str(tmp_path / "runs/one")])
-
-
-def decision_curves_are_by_hand(tmp_path: Path) -> None:
-    """Net benefit on the page is that of the predicted test cases (Vickers and Elkin 2006)."""
-    assert main(["report", str(tmp_path / "runs/one")]) == 0
-    page = (tmp_path / "runs/one/report.html").read_text("utf-8")
-    curves = page[page.index("Net benefit at threshold") :]
-    predicted(tmp_path, ["--site", "a"])
-    table = max(tmp_path.glob("out*/predictions.csv"), key=lambda path: path.stat().st_mtime_ns)
-    with table.open() as told, (tmp_path / "a/patients.csv").open() as known:
-        both = zip(csv.DictReader(told), csv.DictReader(known), strict=True)
-        tested = [(float(one["probability_y"]), own["ill"] == "y") for one, own in both if own["part"] == "test"]
-    row = re.search(r'<th scope="row">a</th>(.*?)</tr>', curves, re.DOTALL)
-    assert row and len(tested) == 17
-    cells = re.findall(r"(-?[\d.]+) \((-?[\d.]+)\)", row[1].replace("−", "-"))
-    assert len(cells) == 9
-    for tenth, cell in enumerate(cells, 1):
-        odds = tenth / (10 - tenth)
-        model = sum((ill or -odds) for chance, ill in tested if chance >= tenth / 10) / 17
-        everybody = sum((ill or -odds) for _, ill in tested) / 17
-        assert [float(number) for number in cell] == pytest.approx([model, everybody], abs=6e-4), tenth
 
 
 @pytest.mark.slow

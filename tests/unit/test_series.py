@@ -403,6 +403,7 @@ def test_check_leak_report_and_export(
     assert "270 train" in told and "recordings, s" in told and "SECRET" not in told and str(local) not in told
     assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
     inputs = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())
+    assert inputs.pop("gives").startswith("a score per class")
     assert inputs == {"inputs": ["x", "y"], "standardise": "site", "steps": STEPS, "steps_a_second": RATE}
 
 

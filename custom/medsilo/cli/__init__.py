@@ -19,7 +19,6 @@ from medsilo.cli import (
     leading,
     operating,
     plan_approval,
-    results,
     reviewing,
     running,
     starting,
@@ -55,8 +54,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (operating.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
     ),
     "Of finished runs": (
-        (results.report, "runs/one runs/other -o comparison.html"),
-        (results.cross, "runs/local"),
+        (operating.report, "runs/one runs/other -o comparison.html"),
         (operating.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
@@ -76,7 +74,8 @@ NOW = {
     "analyse": "python -m benchmarks.analyses",
     "approvals": "medsilo approve",
     "audit-privacy": "python -m benchmarks.analyses privacy",
-    "committee": "medsilo cross RUN RUN",
+    "committee": "python -m benchmarks.cross",
+    "cross": "python -m benchmarks.cross",
     "decline": "medsilo approve PLAN --decline",
     "evidence": "medsilo record",
     "methods": "medsilo list",

@@ -7,8 +7,8 @@ from typing import Any
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.core.package import package_facts
-from medsilo.deploy.card import INTENDED_USE, LIMITS
 from medsilo.deploy.source import Source
+from medsilo.deploy.supermodel import Origin, SuperModel
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import SiteResult, Summary
@@ -24,6 +24,27 @@ INTERVALS = (
     "wide. They take cases as independent; several of one patient make them too narrow. Where each hospital has a "
     "model of its own, its score is that model's."
 )
+INTENDED_USE = (
+    "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
+    "device. A person who can judge the result looks at each one before it is used."
+)
+LIMITS = (
+    "It was trained and validated on the hospitals above only: measure it on cases of your own first.",
+    "Scores are over test cases of the same hospitals; other scanners, protocols and patients may give worse ones.",
+    "A score is a mean: it says nothing about rare cases and small groups of patients.",
+)
+OF_A_SUPER_MODEL = (
+    "The selector compares appearance with the hospitals it was trained at. An image from elsewhere may resemble one "
+    "of them and yet need another model; low confidence is a hint, high confidence is no proof.",
+    "A hospital's personal model follows that hospital's way of annotating.",
+)
+RULES = {
+    "threshold": "A selector looks at each image and says which hospital's images it resembles. Where its probability "
+    "is strictly above gamma = {gamma}, that hospital's personal model answers, else the global model.",
+    "argmax": "A selector looks at each image and says whose model does best on such images: the global one or a "
+    "hospital's personal one. That model answers.",
+    "mixture": "All models answer, and a selector says for each image by what shares their probabilities are mixed.",
+}
 Interval = tuple[float, float]
 
 
@@ -67,9 +88,36 @@ def card_facts(source: Source) -> dict[str, Any]:
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
         "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
         "promised": source.card(),
+        "super_model": _super_model(source.network),
         "intended_use": INTENDED_USE,
-        "limits": list(LIMITS),
+        "limits": [*(OF_A_SUPER_MODEL if isinstance(source.network, SuperModel) else ()), *LIMITS],
     }
+
+
+def _super_model(model: Any) -> list[str]:
+    """Return how a super model answers, whose models are in it, and how gamma was found; nothing of another model."""
+    if not isinstance(model, SuperModel) or model.origin is None:
+        return []
+    kept = ", ".join(site for site in model.sites if site not in model.agreed) or "none"
+    return [
+        f"One global model, {len(model.agreed)} personal models and a selector. "
+        + RULES[model.rule].format(gamma=model.threshold),
+        f"Hospitals that agreed to share their personal model: {', '.join(model.agreed) or 'none'}; represented by the "
+        f"global model: {kept}.",
+        *([] if model.threshold is None else [_gamma(model.threshold, model.origin)]),
+    ]
+
+
+def _gamma(threshold: float, origin: Origin) -> str:
+    if origin.tuning is None or origin.tuning.threshold != threshold:
+        return f"Gamma is {threshold:g}, as it was set; it was not tuned."
+    rows = "\n".join(f"| {gamma:g} | {cases} | {score:.4f} |" for gamma, cases, score in origin.tuning.curve)
+    metric, (low, high) = origin.plan.task.goal.metric, origin.tuning.plateau
+    return (
+        f"Gamma is {threshold:g}: the middle of the range from {low:g} to {high:g}, within which all values tried have "
+        f"the best mean {metric} over the validation cases of all hospitals together.\n\n"
+        f"| gamma | cases | mean {metric} |\n|---|---|---|\n{rows}"
+    )
 
 
 def _summary(source: Source) -> Summary | None:
@@ -109,6 +157,7 @@ def _page(facts: dict[str, Any]) -> str:
     synthetic = "\n**Trained on SYNTHETIC data: for trying out the software only.**\n" if facts["synthetic"] else ""
     limits = "\n".join(f"- {limit}" for limit in facts["limits"])
     promised = "\n".join(["\n## What is promised", *facts["promised"], ""]) if facts["promised"] else ""
+    answers = "\n\n".join(["\n## How it answers", *facts["super_model"], ""]) if facts["super_model"] else ""
     trained = facts["trained_with"] or {}
     about = [
         ("what it is", facts["model"]["kind"]),
@@ -125,7 +174,7 @@ def _page(facts: dict[str, Any]) -> str:
 | | |
 |---|---|
 {rows}
-
+{answers}
 ## Intended use
 {facts["intended_use"]}
 

@@ -162,23 +162,6 @@ class Record:
         else:
             write_passing(self.folder / paths.NOW, turns.as_json())
 
-    def last_rounds(self, size: int) -> list[Round]:
-        """Return as many of the last rounds as lie in the last `size` bytes, and the very last whatever its size."""
-        path = self.folder / paths.ROUNDS
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            while True:
-                start = max(0, end - size)
-                file.seek(start)
-                text = file.read(end - start)
-                text = text[: text.rfind(b"\n") + 1]  # a line that is being written does not count
-                lines = (text if start == 0 else text.partition(b"\n")[2]).splitlines()
-                if lines or start == 0:
-                    return [Round.model_validate_json(line) for line in lines]
-                size *= 2
-
     def add_round(self, line: Round) -> None:
         """Append one line to rounds.jsonl."""
         text = _line(line)

@@ -30,13 +30,12 @@ from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.own.file_reader import CaseReader, FileReader
 from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.own.own_folder import Found, OwnFolder
-from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
 from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, likeliest
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
-from medsilo.tasks.task import SiteData
 from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
@@ -213,11 +212,6 @@ class FolderTask(OwnFolder):
         """Return the turns and resampling of `inputs_of` in a MONAI bundle's words."""
 
     # ------------------------------------------------------------------------------------------ from files
-    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-        data = super()._checked(site, sites, source)
-        assert isinstance(data.train, ReadyCases)
-        return replace(data, spacings=[one.facts.spacing for one in data.train.held if one.facts.spacing])
-
     def _found(self, source: DataSource, folder: Path) -> Found:
         listing = self._listing(source, folder)
         classes = self._classes_of(listing, source)
