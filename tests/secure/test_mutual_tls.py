@@ -24,6 +24,7 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
     return folder
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(
     ("method", "with_code", "sites"),
     [

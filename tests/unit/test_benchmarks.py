@@ -263,6 +263,7 @@ def test_the_middle_of_the_plateau_costs_less_than_its_upper_edge(gain: float, d
     assert middle < 0.9 * upper and middle < lower + 0.05
 
 
+@pytest.mark.first
 @linux
 @pytest.mark.slow
 def test_every_benchmark_runs_quickly(root: Path) -> None:
