@@ -50,6 +50,7 @@ def assert_same_outcome(one: Path, other: Path) -> None:
     assert mine == theirs
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("method", BY_KIND)
 def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
     plan = make_plan(method, *["algorithm.pull=0.2"] * (method in FEDSM))
@@ -63,6 +64,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
     assert ["algorithm.pull 0.2 is below 1/3" in line for line in cautions] == [True] * (method in FEDSM)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(
     "method",
     [

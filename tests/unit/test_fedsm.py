@@ -801,7 +801,7 @@ def named_right(plan: Plan, folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("task", slow_but(["synthetic-activity"], FEDERATIONS))
-@pytest.mark.parametrize("large", [A, B])
+@pytest.mark.parametrize("large", [A, pytest.param(B, marks=pytest.mark.slow)])
 def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: str, tmp_path: Path) -> None:
     """Trained by steps it named the largest hospital for every image (`docs/fedsm.md`)."""
     plan = unequal(task, large, tmp_path / "run")

@@ -33,6 +33,7 @@ A, B, C = SITES
 LONG = "x" * 30_000_000
 STEERS = "\x1b[2J\x1b]0;owned\x07\r\n"
 METHODS = ["fedavg", "fedsm"]
+pytestmark = pytest.mark.xdist_group("hostile-answers")  # honest studies are made once
 Falsify = Callable[[Parcel], Any]
 Key = tuple[str, str, int]
 

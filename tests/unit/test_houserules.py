@@ -67,9 +67,10 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
     """Every module that a file imports, anywhere in it, as a dotted name, with the line."""
-    yield from imports_in(tree_of(path), path)
+    return tuple(imports_in(tree_of(path), path))
 
 
 def imports_in(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
@@ -171,12 +172,12 @@ def test_the_course_knows_no_method() -> None:
 MOST_NAMES, MOST_INNER = 45, 185  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
 
 
-def modules_named_in(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def modules_named_in(path: Path) -> tuple[tuple[str, int], ...]:
     """Every module that a file imports, and every text in it that may be a module's name, for import_module."""
-    yield from imports_of(path)
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.]+:?\w*", node.value):
-            yield node.value.replace(":", "."), node.lineno
+    texts = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    named = ((node.value.replace(":", "."), node.lineno) for node in texts if re.fullmatch(r"[\w.]+:?\w*", node.value))
+    return (*imports_of(path), *named)
 
 
 def wrong_of_plugin(own: str, name: str) -> str:

@@ -72,7 +72,7 @@ def test_whether_joining_pays_is_asked_of_one_federation_first(tmp_path: Path) -
 
 
 def test_chance_is_told_as_a_false_yes_in_few_studies(tmp_path: Path) -> None:
-    random, told, draws = np.random.default_rng(6), 0, 120
+    random, told, draws = np.random.default_rng(6), 0, 50
     found = statistics_of(tmp_path, ["local", "fedavg", "fedbn"], [0, 1, 2], lambda *_: np.zeros(8))
     for _ in range(draws):
         for seeds in found.found.values():

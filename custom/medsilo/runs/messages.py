@@ -304,6 +304,9 @@ ANSWERS: Mapping[str, type[SiteAnswer]] = {
 }
 
 
+HARMLESS = (float, str, type(None))
+
+
 def check_values(values: Any, most: int) -> None:
     """Raise Refused unless these are no more than so many values that JSON can hold, and not nested too deep.
 
@@ -320,11 +323,12 @@ def check_values(values: Any, most: int) -> None:
             if depth == DEEPEST:
                 raise Refused(f"its answer is nested more than {DEEPEST} deep")
             if isinstance(value, list):
-                left += ((inner, where, depth + 1) for inner in value)
+                left += ((inner, where, depth + 1) for inner in value if type(inner) not in HARMLESS)
                 continue
             if not all(isinstance(key, str) for key in value):
                 raise Refused(f"its {where} has a key that is no text")
-            left += ((inner, plain(key, 80), depth + 1) for key, inner in value.items())
+            rest = ((key, inner) for key, inner in value.items() if type(inner) not in HARMLESS)
+            left += ((inner, plain(key, 80), depth + 1) for key, inner in rest)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise Refused(f"its {where}: a number of {value.bit_length()} bits is out of range")
         elif value is not None and not isinstance(value, str | int | float):

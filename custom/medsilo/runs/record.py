@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from medsilo.runs.schema import Package, Provenance, Round, Summary, Turns
 
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
+version_of = cache(importlib.metadata.version)  # which reads a file of headers
 
 
 def now() -> str:
@@ -91,7 +93,7 @@ class Record:
             started=now(),
             python=platform.python_version(),
             platform=platform.platform(),
-            versions={name: importlib.metadata.version(name) for name in PACKAGES},
+            versions={name: version_of(name) for name in PACKAGES},
         )
         write_json(self.folder / paths.PROVENANCE, provenance.as_json())
 
