@@ -68,6 +68,8 @@ class PromiseLayer(Layer):
             yield "layers: promise: a curve has no price in ε yet; leave privacy or the promise out"
         if plan.algorithm.pooled:
             yield f"layers: promise: {plan.algorithm.name} has no hospitals of their own; leave it out"
+        if self.shares and plan.transport.sealed:
+            yield "layers: promise: how far hospitals differ does not follow from a sum of their curves; set rule: local"
         if sum(layer.name == self.name for layer in plan.layers) > 1:
             yield "layers: promise: it stands twice; keep one"
         if self.group is not None and not 2 <= len(self.groups(plan)) <= MOST_GROUPS:
@@ -96,8 +98,6 @@ class PromiseLayer(Layer):
             f"With the test: what test cases lose at the cuts of three rules, and how large answers are: "
             f"{asked['test']} answers over test cases. The hospital's own cut stays."
         )
-        if self.shares and plan.transport.sealed:
-            yield "Risk curves are not sealed: they leave in clear, in steps; with rule: local none leaves."
 
     def asks(self, plan: Plan) -> Mapping[str, int]:
         groups, calibrates = len(self.groups(plan)), self._calibrates(plan)

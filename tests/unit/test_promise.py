@@ -431,6 +431,11 @@ def test_plans_that_can_keep_no_promise_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(PlanError, match=why):
             plan.with_changes([change])
+    sealed = ["transport.sealing=pairwise"]
+    with pytest.raises(PlanError, match="set rule: local"):
+        plan.with_changes(sealed)
+    alone = plan.with_changes([*sealed, "layers=[{name: promise, rule: local}]"])
+    assert not any("cuts of the answer" in line for line in alone.layers[0].leaves(alone))
     with pytest.raises(PlanError, match="no price in"):
         plan.with_changes(["privacy={epsilon: 5, delta: 1e-5}", "task.standardise=none"])
     assert any("35" not in line and "22 validation patients" in line for line in plan.cautions(SITES))
