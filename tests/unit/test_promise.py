@@ -30,6 +30,7 @@ from medsilo.tasks.survival import Survival
 from medsilo_promise.promise import PromiseLayer, _coarse
 from medsilo_promise.risks import CUTS, LOST, OF, SHARES, SIZE, WIDTHS, Interval, Label, Structure, Time, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
+from tests.hospital import write_pixels, write_table
 
 NOTHING = np.zeros(CUTS)
 SITES = ("a", "b", "c", "d")
@@ -258,6 +259,53 @@ def decision_curves_are_by_hand(tmp_path: Path) -> None:
         model = sum((ill or -odds) for chance, ill in tested if chance >= tenth / 10) / 17
         everybody = sum((ill or -odds) for _, ill in tested) / 17
         assert [float(number) for number in cell] == pytest.approx([model, everybody], abs=6e-4), tenth
+
+
+def test_groups_beside_images_have_promises_of_their_own(tmp_path: Path) -> None:
+    draw, settings = np.random.default_rng(3), tmp_path / "settings"
+    for site in SITES:
+        rows = []
+        for number in range(96):
+            scanner, ill = ("old", "new", "new", "?")[number % 4], int(draw.integers(2))
+            light = 60 + (90 if ill and scanner == "new" else 20 * ill)  # an old scanner hardly shows it
+            write_pixels(tmp_path / site / f"{number}.png", draw.normal(light, 25, (16, 16)).clip(0, 255).astype("u1"))
+            part = ("train", "validation", "validation", "test")[number // 4 % 4]
+            line = {"image": f"{number}.png", "label": "ny"[ill], "patient": number, "part": part, "device": scanner}
+            rows.append(line)
+        write_table(tmp_path / site / "cases.csv", rows)
+        (settings / site).mkdir(parents=True)
+        text = f"public_data: true\ndata: {{folder: {tmp_path / site}, columns: {{group: device}}}}\n"
+        (settings / site / "medsilo.yaml").write_text(text)
+    promise = {"name": "promise", "level": 0.7, "confidence": None, "group": "scanner", "levels": ["old", "new"]}
+    task = {"name": "image-folder", "kind": "classification", "labels": ["n", "y"], "size": [16, 16], "colours": "grey"}
+    sections = {
+        "algorithm": {"name": "fedavg"},
+        "task": task,
+        "network": {"name": "small-cnn", "norm": "batch"},
+        "training": {"rounds": 2, "batch_size": 8},
+        "participation": {"sites": list(SITES)},
+        "layers": [promise],
+    }
+    plan = parse_plan(sections)
+    run = inprocess.run(plan, folder=tmp_path / "runs/one", settings=read_settings_of_all(settings))
+    told = run.summary.details.model_extra["promise"]["sites"]
+    for site in SITES:
+        # A quarter of the images is of an old scanner, and a quarter of one that the plan does not know.
+        own = json.loads((tmp_path / "runs/one/sites" / site / "promise-curves.json").read_text())["groups"]
+        assert {name: one["numbers"] for name, one in own.items()} == {"old": 12, "new": 24}
+        assert {name: one["patients"] for name, one in told[site].items()} == {"old": 6, "new": 12}
+    cuts = json.loads((tmp_path / "runs/one/promise.json").read_text())["cuts"]
+    found = plan.layers[0].says(plan, torch.zeros(3, 2), torch.zeros(3, 1, 16, 16), [tmp_path / "runs/one"])
+    wide = [own["shrunk"] for own in cuts.values()]
+    if None in wide:
+        assert all("no promise" in str(row["promised"]) for row in found)
+    else:  # an image does not say of which scanner it is: what holds for both
+        risk = risk_of(plan.task.goal, None)
+        assert risk and [row["promised_set"] for row in found] == [
+            row["promised_set"] for row in risk.columns(torch.zeros(3, 2), [max(wide)] * 3)
+        ]
+    with pytest.raises(PlanError, match="levels of one beside images"):
+        plan.with_changes(["layers=[{name: promise, group: scanner, levels: [old, old]}]"])
 
 
 @pytest.mark.slow
