@@ -479,9 +479,9 @@ PAGES = {
         "learning rate are those of the methods' jobs or of their other pages on these tasks; no number was tuned for "
         "any row.",
         (
-            *(_look(power) for power in (0.0, 0.5, 1.0, 2.0)),
+            *(_look(power) for power in (0.0, 1.0, 2.0)),
             *(_anatomy(power) for power in (0, 1, 2)),
-            *(_sensors(power) for power in (0.0, 0.5, 1.0, 2.0)),
+            *(_sensors(power) for power in (0.0, 1.0, 2.0)),
         ),
     ),
     "baselines": Page(

@@ -104,6 +104,21 @@ def test_local_conformal_sets_are_those_of_other_packages(package: str) -> None:
     assert bool((right | ~found | step).all())
 
 
+def test_local_conformal_intervals_are_those_of_crepes() -> None:
+    crepes = pytest.importorskip("crepes")
+    draw = np.random.default_rng(4)
+    found = draw.uniform(12, 28, 150)
+    right = (found + draw.normal(0, 1.5, 150)).clip(10, 30)
+    risk, shares = Interval(Regression((10, 30))), torch.from_numpy((found - 10) / 20)[:, None]
+    lost = risk.measure(shares[:90], torch.from_numpy(right[:90]))[LOST].double().sum(0).numpy()
+    cut = smallest(bound(lost, 90, NOTHING, NOTHING, None), 0.1)
+    assert cut is not None
+    regressor = crepes.ConformalRegressor().fit(residuals=right[:90] - found[:90])
+    low, high = regressor.predict_int(y_hat=found[90:], confidence=0.9).T
+    half = (high - low) / 2 / 20  # of the whole range; it lies between two of our widths
+    assert np.all(half <= float(WIDTHS[cut]) + 1e-9) and np.all(half > float(WIDTHS[cut - 1]) - 1e-9)
+
+
 class Known:
     """A classifier of scikit-learn's form whose probabilities are known."""
 
