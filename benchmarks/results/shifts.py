@@ -1,4 +1,4 @@
-"""What a page of made-up shifts says: each method's gain by the power of the shift that it was made for."""
+"""Sections of a page of made-up shifts: each method's gain by the power of the shift that it was made for."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
