@@ -16,6 +16,7 @@ from scipy import stats
 from benchmarks.results.figures import results_of
 from benchmarks.results.making import Comparison
 from benchmarks.results.pages import HAR, Page, Part
+from benchmarks.results.shifts import sections
 from benchmarks.results.tables import MOST_SITES, NAMES, pays, sure, table
 from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
 from medsilo.study.evidence import LEVEL, holm
@@ -41,6 +42,8 @@ def document(name: str, page: Page, parts: Sequence[Comparison], failures: Seque
         *(_done(part) for part in parts),
         *(f"* FAILED: {failure}" for failure in failures),
     ]
+    if page.parts[0].made_up:
+        return "\n".join([*lines, *sections(parts), "", END, ""])
     for part in parts:
         lines += ["", *_section(part)]
     return "\n".join([*lines, "", END, ""])
@@ -54,7 +57,9 @@ def _done(comparison: Comparison) -> str:
     hours = sum(summary.seconds or 0 for summary in finished) / 3600
     packages = Counter(f"medsilo {one.package.version} ({(one.package.hash or '')[:12]})" for one in finished)
     made = "".join(f", {count} with {package}" for package, count in packages.items())
-    named = f"**{comparison.part.title}**: " if comparison.part.title else ""
+    shift = comparison.part.made_up
+    power = f", {shift.axis} {shift.power:g}" if shift else ""
+    named = f"**{comparison.part.title}{power}**: " if comparison.part.title else ""
     compared = {cell.row for cell in comparison.compared()}
     missing = [row.title for row in dict.fromkeys(cell.row for cell in cells) if row not in compared]
     seeds = (

@@ -66,8 +66,8 @@ def sure(verdict: Verdict) -> list[str]:
         ]
         for row in held:
             of = {"mean": row.difference.mean, "pooled": row.difference.pooled, "worst-site": row.difference.worst}
-            cells = [text for name in order for text in (_difference(of[name]), _p(of[name]))]
-            cells += [_difference(row.difference.sites[site]) for site in sites]
+            cells = [text for name in order for text in (difference(of[name]), _p(of[name]))]
+            cells += [difference(row.difference.sites[site]) for site in sites]
             lines.append(f"| {' | '.join([row.title, *cells])} |")
         lines += ["", *(f"* **{row.title}**, against {row.against}: {row.unlike}." for row in held if row.unlike)]
         lines += [verdict.could_have_seen.words, ""] if verdict.could_have_seen else [""]
@@ -80,7 +80,7 @@ def sure(verdict: Verdict) -> list[str]:
             "Holm's correction for all methods and all sites together.",
             "",
             *_lines(["row", *sites]),
-            *(f"| {' | '.join([row.title, *(_difference(row.joining[site]) for site in sites)])} |" for row in joined),
+            *(f"| {' | '.join([row.title, *(difference(row.joining[site]) for site in sites)])} |" for row in joined),
             f"| **does it?** | {' | '.join(pays(verdict, site) for site in sites)} |",
             "",
         ]
@@ -108,7 +108,8 @@ def _lines(heads: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
 
 
-def _difference(found: PairedDifference | None) -> str:
+def difference(found: PairedDifference | None) -> str:
+    """Return a difference in points with its interval, bold where it is sure."""
     if found is None:
         return "–"
     text = f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})".replace("-", "−")

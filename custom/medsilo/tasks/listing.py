@@ -39,6 +39,7 @@ class Entry:
     part: str = ""  # empty: the plan's split decides
     site: str = ""  # whose it is in a simulation
     outcome: str = ""  # what is learned, where that is no class
+    group: str = ""  # that it belongs to, as the site's table says it
 
 
 @dataclass
@@ -287,9 +288,9 @@ def _by_table(
         label = files[-1] if masks else BETWEEN.join(given.get(column, "") for column in labels)
         part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
-        listing.entries.append(
-            Entry(name, known, label or "", given.get(columns.patient, ""), OTHER_NAMES.get(part, part), site)
-        )
+        patient, group = given.get(columns.patient, ""), given.get(columns.group, "")
+        entry = Entry(name, known, label or "", patient, OTHER_NAMES.get(part, part), site, group=group)
+        listing.entries.append(entry)
     for column, places in empty.items():
         listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
