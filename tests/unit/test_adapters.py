@@ -73,6 +73,13 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------- adapters
+class FirstOf(nn.Sequential):
+    """A network that returns its scores beside what its layers gave."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images)[0]
+
+
 def monai_networks() -> dict[str, tuple[nn.Module, Tensor]]:
     torch.manual_seed(0)
     flat, volume = torch.randn(2, 1, 64, 64), torch.randn(2, 1, 32, 32, 32)
@@ -83,6 +90,7 @@ def monai_networks() -> dict[str, tuple[nn.Module, Tensor]]:
             flat,
         ),
         "SegResNet": (nets.SegResNet(3, 8, 1, 2, blocks_down=(1, 1), blocks_up=(1,)), volume),
+        "ViT": (FirstOf(nets.ViT(1, (64, 64), (16, 16), 24, 32, 2, 4, classification=True, spatial_dims=2)), flat),
         "DenseNet": (nets.DenseNet(2, 1, 2, init_features=8, growth_rate=4, block_config=(2, 2)), flat),
         "Conv1d": (
             nn.Sequential(
@@ -185,11 +193,13 @@ def test_what_does_not_fit_is_one_line(backbone: dict[str, Any], tmp_path: Path)
 # ---------------------------------------------------------------------------------------------------- what is frozen
 def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -> None:
     """However many networks a method holds, at however many sites of a process."""
+    for method, each in (("fedsm", 2 + 3), ("ditto", 2)):  # personal, global and three experts; own and shared
+        plan = tuned_plan(method, network={"from": backbone})
+        networks = [*plan.build_networks().values(), *plan.build_networks().values()]
+        frozen = [own for net in networks for name, own in values_of(net) if name.endswith("blocks.0.attn.qkv.weight")]
+        assert len(frozen) == 2 * each and len({own.data_ptr() for own in frozen}) == 1, method
     plan = tuned_plan("fedsm", network={"from": backbone})
     networks = [*plan.build_networks().values(), *plan.build_networks().values()]
-    frozen = [own for net in networks for name, own in values_of(net) if name.endswith("blocks.0.attn.qkv.weight")]
-    assert len(frozen) == 2 * (2 + 3)  # personal, global and three experts, twice
-    assert len({own.data_ptr() for own in frozen}) == 1
     selector, model = networks[3], networks[0]
     assert all(own.requires_grad for own in model.parameters()) and list(selector.parameters())
     numbers = sum(own.numel() for own in model.state_dict().values())
@@ -341,6 +351,14 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
         assert not (found.missing or found.surplus or found.other_shape) and found.share == 1, path
         assert all(torch.equal(found.found[name], own) for name, own in state.items()), path
 
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as bundle:
+        bundle.extractall(tmp_path)
+    whole = tuned_plan().model_dump(mode="json")
+    whole["network"]["from"] = "spleen"  # a bundle as it is unpacked
+    (tmp_path / "plan.yaml").write_text(json.dumps(whole))
+    begun = getattr(load_plan(tmp_path / "plan.yaml").network, "from")
+    assert begun.sha256 == shelf.hash_of_file(tmp_path / "plain.pt") and begun.file == "model.pt"
+
     other = {**under, "module.encoder.2.weight": torch.ones(5, 4), "module.decoder.weight": torch.ones(1)}
     del other["module.encoder.1.bias"]
     found = match(state, other)
@@ -430,11 +448,11 @@ def test_both_adapters_act_and_one_travels(backbone: dict[str, Any], tmp_path: P
         alike = torch.equal(one[name], other[name])
         assert alike == (name in travels), name
     with torch.no_grad():
-        merged = open_source(tmp_path / "run", "a").network
-        images = torch.randn(2, 3, 32, 32)
+        merged = open_source(tmp_path / "run", "a").network.double()
+        images = torch.randn(2, 3, 32, 32).double()
         best = plan.build_networks()["model"].eval()
         best.load_state_dict(load_tensors(tmp_path / "run" / "sites" / "a" / "best.safetensors")[0])
-        assert torch.allclose(merged(images), best(images), rtol=0, atol=1e-5)
+        assert torch.allclose(merged(images), best.double()(images), rtol=0, atol=1e-6)
 
 
 def test_a_backbone_comes_of_images_without_labels(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
