@@ -165,6 +165,7 @@ class Coordinator:
             self.state.finish(number)
         told = breach is None and not self.plan.transport.sealing_counts
         updates, shares = self.state.directions.updates(), self.state.shares(phase) if told else {}
+        weights, before = self.state.weights(phase) if breach is None else None, [line.weights for line in self.rounds]
         line = Round(
             round=number,
             phase=phase.name,
@@ -178,6 +179,7 @@ class Coordinator:
                 site: _line(exchange, site, updates.get(site, {}), shares.get(site))
                 for site in sorted(exchange.replies)
             },
+            weights=None if weights == next(filter(None, reversed(before)), None) else weights,
         )
         self.rounds.append(line)
         self.record.add_round(line)

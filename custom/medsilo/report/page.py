@@ -27,16 +27,16 @@ from medsilo.runs.schema import SiteResult
 HERE = Path(__file__).parent
 
 
-def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
-    """Read the run folders, write the page and return where it is."""
+def write(runs: Sequence[Path], destination: Path, title: str, statistics: Path | None = None) -> Path:
+    """Read the run folders, write the page and return where it is. statistics: a folder of `medsilo statistics`."""
     every = read_all(runs)
     with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):  # each file may be well by itself
-        page = render(every, title)
+        page = render(every, title, holdings.disclosed(statistics) if statistics else ())
     return save(page, destination)
 
 
-def render(runs: Sequence[RunResult], title: str) -> str:
-    """The page as text; it depends on nothing but the runs and the title."""
+def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.Table] = ()) -> str:
+    """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([findings.is_reference(run) for run in runs])
     chances, answer = guessing_at(all_sites(runs), runs), findings.answer(runs)
@@ -60,6 +60,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         overlays=panels.overlays_of_runs(runs),
         holdings=holdings.tables(runs),
         shifts=holdings.shifts(runs),
+        disclosed=disclosed,
         crossed=[_crossed(run) for run in runs if run.cross],
         curves=_curves(runs, looks),
         harmonised=panels.harmonised(subjects),

@@ -72,7 +72,7 @@ RUN_TREE: Mapping[str, str] = {
     SUMMARY: "the outcome, success or failure",
     NOW: "while the study runs: which sites the server has asked, and which have answered",
     REPORT: "the page (`medsilo report`)",
-    f"{HOSPITALS}/<site>.html": "a page for one hospital, which may be mailed to it (`medsilo report --hospitals`)",
+    f"{HOSPITALS}/<site>.html": "one hospital's sheet, which may be mailed to it (`medsilo report --hospitals`)",
     CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",

@@ -129,6 +129,11 @@ class Round(RecordPart):
     lost: dict[str, Text] = Field({}, description="site → reason: no answer came")
     warnings: dict[str, list[Text]] = Field({}, description="site → lines that it had to say beside its answer")
     sites: dict[str, SiteRound] = Field({}, description="site → its numbers")
+    weights: list[list[Number]] | None = Field(
+        None,
+        description="AdaFed's weights W, where they differ from those of the rounds before: row i, what site i takes "
+        "from each site, in the order of `asked`",
+    )
 
     def absence(self, site: str) -> str | None:
         """Return why a site is missing from the round, or None."""
