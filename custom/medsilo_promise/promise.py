@@ -69,7 +69,7 @@ class PromiseLayer(Layer):
         if plan.algorithm.pooled:
             yield f"layers: promise: {plan.algorithm.name} has no hospitals of their own; leave it out"
         if sum(layer.name == self.name for layer in plan.layers) > 1:
-            yield "layers: promise: it stands twice; keep one"
+            yield "layers: promise: it is given twice; keep one"
         if self.group is not None and not 2 <= len(self.groups(plan)) <= MOST_GROUPS:
             yield f"layers: promise: {self.group!r} is no column of the task with 2 to {MOST_GROUPS} levels; name one"
 

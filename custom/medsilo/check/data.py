@@ -17,7 +17,7 @@ SEVERITY: dict[str, Severity] = {"stops": "stops", "left out": "note", "note": "
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
-    """Yield what the survey found, problem by problem, and how the classes stand to each other."""
+    """Yield what the survey found, problem by problem, and how even the classes are."""
     where, unit = "data", unit_of(plan)
     for problem in survey.problems:
         what, _, remedy = problem.what.partition("; ")

@@ -64,7 +64,7 @@ def backup(
         Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="a new file, .zip")
     ],
 ) -> int:
-    """Write all that a server needs to stand up again into one file, also while it runs.
+    """Write all that a server needs to start again into one file, also while it runs.
 
     That are its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
     holds the server's private key: keep it encrypted, elsewhere.

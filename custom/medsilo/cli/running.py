@@ -205,7 +205,7 @@ def compare(
         bool, typer.Option("--equal-work", help="with a sweep of training.local_epochs: fewer rounds for more of them")
     ] = False,
     against: Annotated[
-        str | None, typer.Option(metavar="ROW", help="the row that all are held against (default: fedavg)")
+        str | None, typer.Option(metavar="ROW", help="the row that all are compared with (default: fedavg)")
     ] = None,
     primary: options.Primary = "mean",
     protocol: Annotated[

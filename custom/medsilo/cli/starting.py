@@ -1,4 +1,4 @@
-"""The command for whoever has a folder of images or recordings and nothing else yet: init."""
+"""The command for people who have a folder of images or recordings and nothing else yet: init."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
