@@ -52,7 +52,6 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
         dots=_dots(runs, looks, chances),
         guessing=any(chances),
         checks=checks(subjects),
-        gains=_gains(runs),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
         by_case=by_case.pictures(runs),
@@ -143,13 +142,6 @@ def _figure(site: SiteResult, name: str) -> dict[str, Any]:
     if name in site.figures or not site.withheld:
         return cell(site.figures.get(name))
     return cell(None, WITHHELD)
-
-
-def _gains(runs: Sequence[RunResult]) -> list[Any]:
-    return [
-        (gain.label, [cell(value, findings.signed(value)) for value in gain.differences.values()])
-        for gain in findings.gains(runs)
-    ]
 
 
 def _crossed(run: RunResult) -> dict[str, Any]:
