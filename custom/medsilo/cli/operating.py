@@ -66,7 +66,7 @@ def backup(
 ) -> int:
     """Write all that a server needs to start again into one file, also while it runs.
 
-    That are its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
+    This includes its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
     holds the server's private key: keep it encrypted, elsewhere.
     """
     from medsilo.consortium.backup import back_up
@@ -90,7 +90,7 @@ def restore(
         ),
     ],
 ) -> int:
-    """Put a server's kit and its jobs back from a backup. Nothing is written over."""
+    """Put a server's kit and its jobs back from a backup. Nothing is overwritten."""
     from medsilo.consortium.backup import put_back
 
     screen.note(f"reading {file}")

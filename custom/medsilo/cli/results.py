@@ -94,8 +94,8 @@ def cross(
 ) -> int:
     """Test every site's model of a run on every site's data; of several runs, models that answer together.
 
-    Of one run it prints the table, and adds it to the run as cross.json and to its report. Of several the mean of what
-    each site's models say is probable counts, beside the score of each run's model alone; such models predict by
+    Of one run it prints the table, and adds it to the run as cross.json and to its report. Of several the mean of
+    the models' probabilities decides, shown beside the score of each run's model alone; such models predict by
     `medsilo predict MODEL IMAGES --with OTHER`.
     """
     screen.begin(f"reading {', '.join(map(str, runs))}")

@@ -180,7 +180,7 @@ def compare(
         typer.Option(
             metavar="N",
             min=0.1,
-            help="instead of --seeds: as many as have room in this time, by the time of the first; ends before when it "
+            help="instead of --seeds: as many as fit into this time, estimated from the first; ends earlier once it "
             "is answered whether joining pays",
         ),
     ] = None,
