@@ -20,7 +20,7 @@ from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
 from medsilo.federation.sealed.store import SealedStore
 from medsilo.learning.seeds import seed_for
-from medsilo.mixing.mixers import Mixer, SimilarityMix
+from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
@@ -143,12 +143,6 @@ class ServerState:
         """Return how much each site counted in the round that ended, in the first group that is a mean."""
         found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
         return next((shares for shares in found if shares), {})
-
-    def weights(self, phase: Phase) -> list[list[float]] | None:
-        """Return W of the round that ended, where sites' models were mixed by one matrix."""
-        mixers = (self.mixers.get(group.name) for group in phase.sent)
-        found = (mixer.weights for mixer in mixers if isinstance(mixer, SimilarityMix))
-        return next((own.double().round(decimals=4).tolist() for own in found if isinstance(own, Tensor)), None)
 
     def has_settled(self, site: str) -> None:
         """Remember that a site has what is given once."""
