@@ -183,7 +183,7 @@ class Plan(Section):
         return Blueprint(make, task.shape, task.channels, self.participation.sites)
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
-        """Return what whoever starts the study should know of its numbers, one line each."""
+        """Return what the person who starts the study should know of its numbers, one line each."""
         own = (caution for feature in self.features for caution in feature.cautions(self))
         return [*self.algorithm.cautions(sites), *own]
 

@@ -51,4 +51,4 @@ def new(
     return 0
 
 
-NEW = Command(new, "method my-method", "What there is")
+NEW = Command(new, "method my-method", "Lists and templates")

@@ -74,7 +74,7 @@ class PromiseLayer(Layer):
         if self.shares and plan.transport.sealed:
             yield "layers: promise: a sum of risk curves does not say how far hospitals differ; set rule: local"
         if sum(layer.name == self.name for layer in plan.layers) > 1:
-            yield "layers: promise: it stands twice; keep one"
+            yield "layers: promise: it is given twice; keep one"
         if (self.group or self.levels) and not 2 <= len({*self.groups(plan)}) <= MOST_GROUPS:
             yield (
                 f"layers: promise: {self.group!r} is no column of the task with 2 to {MOST_GROUPS} levels; name one, "

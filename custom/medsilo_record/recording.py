@@ -44,7 +44,7 @@ def record(
 
     record.html and record.docx (GDPR Art. 30 and 35), record.jsonld (Data Privacy Vocabulary), model.cdx.json
     (CycloneDX), dataset.ttl (HealthDCAT-AP), outcomes.csv (DSPT, AI Act, PCCP, ISO 27001). The same plan, settings and
-    data give the same bytes. Nothing is sent anywhere. docs/review.md says what stands where.
+    data give the same bytes. Nothing is sent anywhere. docs/review.md says what each file contains.
     """
     if verify:
         return _verify(screen, verify, kit, key)

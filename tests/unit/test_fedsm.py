@@ -626,7 +626,7 @@ def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path
 def test_what_an_unseen_hospital_may_not_be() -> None:
     with pytest.raises(PlanError, match="fedbn leaves no model for hospitals that did not train"):
         make_plan("fedbn", "participation.unseen=[z]")
-    with pytest.raises(PlanError, match="hospital-a stands under sites and under unseen"):
+    with pytest.raises(PlanError, match="hospital-a is under sites and under unseen"):
         make_plan("fedsm", f"participation.unseen=[{A}]")
     with pytest.raises(PlanError, match="unseen hospitals need named sites"):
         make_plan("fedavg", "participation.sites=[]", "participation.minimum=2", "participation.unseen=[z]")

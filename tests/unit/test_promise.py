@@ -455,7 +455,7 @@ def test_a_hospital_s_book_prices_every_curve_and_no_level_is_free(tmp_path: Pat
     grouped, _ = plan_of(tmp_path, group="sex")
     assert planned_answers(grouped)["validation"] == plain["validation"] + 3
     # Many levels in one plan are refused; the curve is the same for all, and each study that asks is counted.
-    with pytest.raises(PlanError, match="it stands twice"):
+    with pytest.raises(PlanError, match="it is given twice"):
         plan.with_changes(["layers=[{name: promise}, {name: promise, level: 0.8}]"])
     limited = read_settings_of_all(written(tmp_path, "limits: {validation_answers: 4}"))
     with pytest.raises(Exception, match="needs 5 answers with scores over validation"):

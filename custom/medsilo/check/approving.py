@@ -59,7 +59,7 @@ def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Colle
 
 
 def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
-    """Return what a plan is, for people: a heading and what stands under it."""
+    """Return what a plan is, for people: a heading and its text."""
     training, who = plan.training, plan.participation
     network = f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"
     rows = [
@@ -67,7 +67,7 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
         ("task", f"{plan.task.name}, scored by {plan.task.goal.metric}"),
         ("network", network),
         ("rounds", f"{plan.rounds}; passes over this hospital's training cases in each: {training.local_epochs}"),
-        ("hospitals", ", ".join(who.everyone) or f"whoever is connected, {who.minimum} at least"),
+        ("hospitals", ", ".join(who.everyone) or f"all that are connected, {who.minimum} at least"),
     ]
     if who.unseen:
         rows.append(("only tested", ", ".join(who.unseen)))

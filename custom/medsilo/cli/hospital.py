@@ -50,7 +50,7 @@ def predict(
     Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
     found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
     and recordings.csv with one for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
-    report for each series. With several models the mean of what each says is probable counts. Ends with 1 if any image,
+    report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
     line or recording failed, or was not taken by the node.
     """
     if (out / "predictions.csv").exists():
@@ -153,7 +153,7 @@ def check(
 ) -> int:
     """At a hospital, before joining: look at machine, kit and data for a job.
 
-    Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: the command makes no sense.
+    Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: wrong command line.
     """
     screen.note("loading PyTorch")
     import dataclasses
@@ -266,7 +266,7 @@ def _visit(
     data: Path | None,
     site: str | None,
 ) -> "Visit":
-    """Return who is checked for what; raise an error where the command makes no sense."""
+    """Return who is checked for what; raise an error where the command line is wrong."""
     from medsilo.check.kit import read_kit
     from medsilo.check.visit import Visit
     from medsilo.core.text import is_safe_name

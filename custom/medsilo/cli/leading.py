@@ -32,9 +32,9 @@ def provision(
         bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
     ] = False,
 ) -> int:
-    """Make signed kits for a consortium, or for who is new in it.
+    """Make signed kits for a consortium, or for its new members.
 
-    Kits that are there stay as they are. provisioning/README.md says who gets which, and what to guard.
+    Existing kits are not changed. provisioning/README.md says who gets which kit, and what to keep safe.
     """
     from medsilo.consortium.description import read_consortium
     from medsilo.consortium.provision import provision, write_requests

@@ -12,7 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 
 if TYPE_CHECKING:
-    from medsilo.report.hospital_page import Leaving
+    from medsilo.report.sheet_page import Leaving
 
 MOST_NAMED = 3  # runs in the title of a page
 
@@ -22,19 +22,22 @@ def report(
     runs: options.Runs,
     *,
     out: options.OutFileOrNone = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="an answer of 'medsilo statistics' about these hospitals, to show beside"),
+    ] = None,
     hospitals: Annotated[
         bool,
-        typer.Option("--hospitals", help="also a page for each hospital, which may be mailed to it"),
+        typer.Option("--hospitals", help="also a printed page for each hospital, which may be mailed to it"),
     ] = False,
 ) -> int:
     """Write one HTML page about one or more runs.
 
-    A folder that holds several runs stands for all of them; that of a comparison gives the comparison's page. The page
-    needs no network. A hospital's page shows its own numbers beside the means of all, and names no other hospital;
-    of a comparison it is a decision sheet, one printed page.
+    A folder with several runs means all of them; that of a comparison gives the comparison's page. The page
+    needs no network. A hospital's sheet is one printed page with its own numbers and the means of all. It names no
+    other hospital; of a comparison it is a decision sheet.
     """
     screen.note("reading the runs")
-    from medsilo.report.hospital_page import write_hospitals
     from medsilo.report.page import write
     from medsilo.report.read import runs_within
     from medsilo.report.study_page import write_study
@@ -42,33 +45,29 @@ def report(
     found = [run for folder in runs for run in runs_within(folder)]
     compared = len(runs) == 1 and (runs[0] / paths.VERDICT).exists()
     if compared:
-        written = write_study(runs[0], out)
+        written = write_study(runs[0], out, statistics=statistics)
     else:
         page = out or runs[0] / paths.REPORT
         title = f"{len(found)} runs" if len(found) > MOST_NAMED else ", ".join(run.resolve().name for run in found)
-        written = write(found, page, title)
+        written = write(found, page, title, statistics)
     screen.say(f"report: {written}")
     own = []
     if hospitals:
-        own = _sheets(runs[0]) if compared else [page for run in found for page in write_hospitals(run, _leaving(run))]
+        from medsilo.report.sheet_page import write_sheets
+
+        own = [page for folder in (runs if compared else found) for page in write_sheets(folder, _leaving)]
+        if not own:
+            raise MedsiloError("--hospitals: no gain over training alone is known; compare with the method local, too")
     for page in own:
-        screen.say(f"hospital's page: {page}")
+        screen.say(f"hospital's sheet: {page}")
     screen.answer(report=written, runs=found, hospitals=own)
     return 0
-
-
-def _sheets(comparison: Path) -> list[Path]:
-    from medsilo.report.sheet_page import write_sheets
-
-    if sheets := write_sheets(comparison, _leaving):
-        return sheets
-    raise MedsiloError("--hospitals: no gain over training alone is known there; compare with the method local, too")
 
 
 def _leaving(run: Path) -> "Leaving":
     from medsilo.check.leaks import left_in_short
     from medsilo.plan import load_plan
-    from medsilo.report.hospital_page import Leaving
+    from medsilo.report.sheet_page import Leaving
 
     return Leaving(*left_in_short(load_plan(run / paths.PLAN)))
 
@@ -125,9 +124,9 @@ def backup(
     *,
     out: options.OutFile,
 ) -> int:
-    """Write all that a server needs to stand up again into one file, also while it runs.
+    """Write all that a server needs to start again into one file, also while it runs.
 
-    That are its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
+    This includes its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
     holds the server's private key: keep it encrypted, elsewhere.
     """
     from medsilo.consortium.backup import back_up
@@ -151,7 +150,7 @@ def restore(
         ),
     ],
 ) -> int:
-    """Put a server's kit and its jobs back from a backup. Nothing is written over."""
+    """Put a server's kit and its jobs back from a backup. Nothing is overwritten."""
     from medsilo.consortium.backup import put_back
 
     screen.note(f"reading {file}")

@@ -63,7 +63,7 @@ def approve(
     Signed with the key of the kit. With 'approval: required' in medsilo.yaml nothing else runs. Without a plan: those
     that asked, and what was decided by whom; the last decision counts. A study that waits is told at once when its plan
     is declined; after an approval --decline withdraws it: the study stops here before its next answer leaves, and what
-    has left before stays where it is. --page prints an address that is good for one use, until Ctrl-C; studies go on.
+    has already left can not be taken back. --page serves a page at a one-time address until Ctrl-C; studies go on.
     """
     if page:
         return _show_page(screen, kit, port)

@@ -178,7 +178,7 @@ def compare(
         typer.Option(
             metavar="N",
             min=0.1,
-            help="instead of --seeds: as many as have room in this time, by the time of the first; ends before when it "
+            help="instead of --seeds: as many as fit into this time, estimated from the first; ends earlier once it "
             "is answered whether joining pays",
         ),
     ] = None,
@@ -191,7 +191,7 @@ def compare(
         ),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="ROW", help="the row that all are held against (default: fedavg)")
+        str | None, typer.Option(metavar="ROW", help="the row that all are compared with (default: fedavg)")
     ] = None,
     primary: options.Primary = "mean",
     protocol: Annotated[

@@ -1,4 +1,4 @@
-"""Structures that a hospital did not draw: a mark that travels with a case's labels, and the loss that heeds it.
+"""Structures that a hospital did not draw: a mark that travels with a case's labels, and the loss that reads it.
 
 A label is one byte; above it stands one bit for each label that nobody drew in this case. There "background" means that
 label as well, so both are one in the loss: exactly what a network knows of background together (a marginal likelihood).

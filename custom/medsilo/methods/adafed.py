@@ -167,7 +167,7 @@ class StatisticsMixture(Algorithm):
             f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "
             f"{numbers} numbers, once; the method adds no noise of its own",
             "statistics: means over few cases come close to single cases' features; with one case they are its own",
-            "statistics: how similar two sites' data are shows in the mixing weights that the summary holds",
+            "statistics: how similar two sites' data are shows in the mixing weights, which the run records",
         ]
 
     def hold(self, bench: Workbench, statistics: Statistics) -> None:

@@ -703,7 +703,7 @@ def _site_names(sites: Iterable[str]) -> list[str]:
         raise Refused("no sites: a study needs at least one")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise Refused(f"{twice}: this site stands twice in the list of sites")
+        raise Refused(f"{twice}: this site is twice in the list of sites")
     return sorted(names)
 
 

@@ -38,14 +38,6 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """One method against training alone, site by site."""
-
-    label: str
-    differences: dict[str, float | None]
-
-
-@dataclass(frozen=True)
 class Cost:
     """The price that one site paid in one round, on average over the rounds in which sites contributed."""
 
@@ -126,19 +118,6 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
         for line in lines
     ]
     return failed + missing + told + _cautions(runs) + _synthetic(runs)
-
-
-def gains(runs: Sequence[RunResult]) -> list[Gain]:
-    """Every method against the local run; empty without one or when the runs cannot be compared."""
-    local = _local(runs)
-    if local is None or incomparable(runs):
-        return []
-    found = []
-    for run in runs:
-        if run is not local and not run.failed:
-            differences = {site: _difference(run.score(site), local.score(site)) for site in all_sites(runs)}
-            found.append(Gain(run.label, differences))
-    return found
 
 
 def costs(runs: Sequence[RunResult]) -> list[Cost]:

@@ -69,13 +69,13 @@ RUN_TREE: Mapping[str, str] = {
     SUMMARY: "the outcome, success or failure",
     NOW: "while the study runs: which sites the server has asked, and which have answered",
     REPORT: "the page (`medsilo report`)",
-    f"{HOSPITALS}/<site>.html": "a page for one hospital, which may be mailed to it (`medsilo report --hospitals`)",
+    f"{HOSPITALS}/<site>.html": "one hospital's sheet, which may be mailed to it (`medsilo report --hospitals`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
     f"{CHECKPOINTS}/{BEFORE}/": "the same after the round before a hospital's first, where it came later than others: "
     "from there the study goes on without it (`medsilo leave`)",
     f"{GLOBAL}/{BEST}": "the model that all sites share, after the best round; absent where every site has its own",
-    f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
+    f"{GLOBAL}/{LAST}": "the same after the last round; the only one where sites choose a model of their own beside "
     "the shared one ([methods.md](methods.md#methods-with-a-model-of-the-hospitals-own))",
     f"{SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the selector as "
     "safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each site "

@@ -129,6 +129,11 @@ class Round(RecordPart):
     lost: dict[str, Text] = Field({}, description="site → reason: no answer came")
     warnings: dict[str, list[Text]] = Field({}, description="site → lines that it had to say beside its answer")
     sites: dict[str, SiteRound] = Field({}, description="site → its numbers")
+    weights: list[list[Number]] | None = Field(
+        None,
+        description="AdaFed's weights W, where they differ from those of the rounds before: row i, what site i takes "
+        "from each site, in the order of `asked`",
+    )
 
     def absence(self, site: str) -> str | None:
         """Return why a site is missing from the round, or None."""
@@ -535,7 +540,7 @@ class PairedDifference(RecordPart):
 
 
 class Differences(RecordPart):
-    """A row's differences from the row that all are held against."""
+    """A row's differences from the row that all are compared with."""
 
     mean: PairedDifference | None = Field(None, description="of the mean over sites")
     pooled: PairedDifference | None = Field(None, description="of the mean over all cases")
@@ -571,7 +576,7 @@ class VerdictRow(RecordPart):
     pooled: Level | None = Field(None, description="the same over all cases")
     worst: Level | None = Field(None, description="the same at the site with the lowest score")
     sites: dict[str, Level | None] = Field({}, description="the same at each site")
-    against: Text | None = Field(None, description="the row that this one is held against; `null` if there is none")
+    against: Text | None = Field(None, description="the row that this one is compared with; `null` if there is none")
     unlike: Text | None = Field(
         None, description="in what the two networks differ, if they do: then the difference is not the method's alone"
     )
@@ -631,7 +636,7 @@ class Verdict(RecordPart):
     )
     sites: list[str] = Field(description="the sites with a score")
     level: Share = Field(description="how sure the intervals are, 0.95")
-    against: Text | None = Field(None, description="the row that all are held against")
+    against: Text | None = Field(None, description="the row that all are compared with")
     primary: Literal["mean", "pooled", "worst-site"] = Field(
         "mean",
         description="what was declared before as the question to be answered: the score's mean over sites or over all "
@@ -644,10 +649,10 @@ class Verdict(RecordPart):
         [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
     )
     headline: str = Field(description="the answer to the first question in words")
-    between: str = Field("", description="which methods are surely above the row that all are held against, in words")
+    between: str = Field("", description="which methods are surely above the row that all are compared with, in words")
     first: PairedDifference | None = Field(
         None,
-        description="the first question, declared before: the row that all are held against, minus training alone; "
+        description="the first question, declared before: the row that all are compared with, minus training alone; "
         "`null` without either",
     )
     declared: Text | None = Field(None, description="the row of which this is asked; `null`: every federation is")

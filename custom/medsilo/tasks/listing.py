@@ -186,7 +186,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
 
 
 def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[str, Path]:
-    """The files that fit a pattern, by what its stars stand for: so an image and its label find each other.
+    """The files that fit a pattern, by the text that its stars match: so an image and its label find each other.
 
     One that ends with a slash fits folders, each with one DICOM series.
     """
@@ -295,7 +295,7 @@ def _by_table(
         listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
     doubled = [name for name, count in counted.items() if count > 1]
-    listing.add("stops", "files stand in several lines of the table; give each one line", doubled)
+    listing.add("stops", "files are in several lines of the table; give each one line", doubled)
     if coding_of(path) == WINDOWS:
         listing.problems.append(Problem("note", OLD_LETTERS, len(lines)))
     check_parts(listing)
