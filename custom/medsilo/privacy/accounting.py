@@ -61,7 +61,7 @@ def noise_for(
         return epsilon_of(counted([*beside, steps_at]), delta)
 
     if epsilon_of(counted(beside), delta) >= epsilon:
-        raise _no_noise(f"{steps} steps", epsilon, delta)
+        raise MedsiloError(_no_noise(f"{steps} steps", epsilon, delta))
     return _least(cost, f"{steps} steps", epsilon, delta)
 
 
@@ -91,17 +91,15 @@ def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: flo
     while (above := cost(high)) > epsilon:
         high *= 2
         if high > MOST_NOISE:
-            raise _no_noise(what, epsilon, delta)
+            raise MedsiloError(_no_noise(what, epsilon, delta))
     low = high / 2
     while low > 1e-2 and (below := cost(low)) <= epsilon:
         low, high, above = low / 2, low, below
     return _crossing(cost, epsilon, (low, cost(low)), (high, above))
 
 
-def _no_noise(what: str, epsilon: float, delta: float) -> MedsiloError:
-    return MedsiloError(
-        f"no noise keeps {what} within ε = {epsilon:g} at δ = {delta:g}: allow more ε, or let less leave"
-    )
+def _no_noise(what: str, epsilon: float, delta: float) -> str:
+    return f"no noise keeps {what} within ε = {epsilon:g} at δ = {delta:g}: allow more ε, or let less leave"
 
 
 def _crossing(cost: Callable[[float], float], target: float, low: Point, high: Point) -> float:
