@@ -20,6 +20,7 @@ from monai.networks import nets
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from medsilo.check.leaks import leaks
 from medsilo.cli import main
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, Refused
@@ -41,6 +42,9 @@ from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
 from medsilo_adapters.low_rank import ADAPTED, Adapters, adapt, adapters_of, merged_weight
 from tests.conftest import over_all
+from tests.unit.test_account import PRIVATE, standing
+from tests.unit.test_account import run as run_with_ledger
+from tests.unit.test_protection import NAMES, write_photos
 
 SITES = ["a", "b", "c"]
 TASK = {"name": "synthetic-histology", "patients": 12, "patches": 4, "size": 32}
@@ -323,6 +327,30 @@ def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: 
         assert torch.allclose(own, sealed.models["a"].state_dict()[name], atol=1e-3), name
     # 64 bits for each number of 32
     assert sealed.summary.sites["a"].bytes_up < 2.5 * open_.summary.sites["a"].bytes_up  # type: ignore[operator]
+
+
+def test_the_leak_report_and_a_robust_mean_see_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
+    plan = tuned_plan(network={"from": backbone}, mixing={"robust": {"name": "median"}})
+    trained = plan.build_networks()["model"].state_dict()
+    [leak] = leaks(plan)
+    assert {*leak.tensors} == trained.keys() and leak.bytes == sum(own.nbytes for own in trained.values())
+    run = inprocess.run(plan, folder=tmp_path / "run")
+    one, other = (dict(values_of(run.models[site])) for site in SITES[:2])
+    assert all(torch.equal(own, other[name]) for name, own in one.items())
+    assert {name for name, own in values_of(plan.build_networks()["model"]) if not torch.equal(own, one[name])} == {
+        *trained
+    }
+
+
+def test_the_ledger_charges_adapters_what_it_charges_a_whole_network(tmp_path: Path) -> None:
+    """A step's price hangs on noise and chance, not on how many numbers it moves; frozen ones are never charged."""
+    photos = write_photos(tmp_path / "photos", NAMES)
+    spent = []
+    for name, more in (("whole", {}), ("adapted", {"name": "tuned", "of": PRIVATE["network"], "adapters": {"rank": 1}})):
+        run_with_ledger(tmp_path / name / "study", photos, plan={**PRIVATE, "network": more or PRIVATE["network"]})
+        found = standing(tmp_path / name)
+        spent.append(([entry.what for entry in found.entries if entry.kind == "charged"], found.epsilon(1e-3)))
+    assert spent[0] == spent[1] and 1.9 < spent[0][1] <= 2.0
 
 
 # ---------------------------------------------------------------------------------------------------- checkpoints

@@ -241,7 +241,7 @@ UNKNOWN = 10.0  # the same, of a line on which nothing has come yet; and of a ta
 
 
 class Pace:
-    """How long a piece takes on a line, smoothed as TCP does (RFC 6298), and what is due.
+    """The time of a piece on a line, smoothed as TCP does (RFC 6298), and what is due.
 
     Replies come about in the order of their requests. So a late one is lost when one has come that was asked for well
     after it. When nothing comes at all, whoever waits for the first pings until the line is back.
