@@ -20,10 +20,9 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     """Yield what the survey found, problem by problem, and how even the classes are."""
     where, unit = "data", unit_of(plan)
     for problem in survey.problems:
-        what, _, remedy = problem.what.partition("; ")
-        count = f" ({problem.count})" if problem.count > 1 else ""
+        what, _, remedy = problem.counted.partition("; ")
         left = "; left out" if problem.severity == "left out" else ""
-        yield Finding(where, SEVERITY[problem.severity], f"{what}{count}{left}", remedy, problem.private)
+        yield Finding(where, SEVERITY[problem.severity], f"{what}{left}", remedy, problem.private)
     if not survey.parts:
         return
     if plan.task.goal.classifies:
