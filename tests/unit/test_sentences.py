@@ -171,7 +171,6 @@ OF_RUNS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("This is one run with one seed (0)", [{}], [{}, {"method": "fedbn", "title": "FedBN"}]),
     ("Each method was run once, with one seed (0)", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
     ("share the highest mean test accuracy", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
-    ("Difference in test accuracy from a model that the site trained alone.", [{}, {"method": "local"}], [{}]),
     ("Training alone has the highest mean test accuracy", [{}, {"method": "local", "mean_test": 0.9}], [{}]),
     ("so there is nothing to rank", [FAILED], [{}]),
     ("FedAvg: no disk", [FAILED], [{}]),

@@ -12,7 +12,7 @@ STANDS_OUT = "Stands out"
 MOST_SITES_IN_A_SENTENCE = 5
 SYNTHETIC = (
     "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
-    "of the methods may be another on real images."
+    "of the methods may differ on real images."
 )
 CHOSEN = (
     "What is tested was chosen on validation data, unless the method or the plan takes the last round, so validation "
@@ -152,7 +152,7 @@ def limits(runs: Sequence[RunResult]) -> list[str]:
             "than the same method would score again."
         )
     else:
-        found.append("This is a single run with a single seed. Another seed moves every score, by how much is unknown.")
+        found.append("This is a single run with a single seed. Another seed changes every score, by an unknown amount.")
     known = [
         (cases, run.tested_in_words(site), site)
         for run in runs
@@ -199,8 +199,8 @@ def _seed_remark(ranked: Sequence[RunResult]) -> str:
     seed = ranked[0].summary.seed
     which = "one seed" if seed is None else f"one seed ({seed})"
     if len(ranked) == 1:
-        return f"This is one run with {which}: how another seed would have trained is not known."
-    return f"Each method was run once, with {which}, and another seed may turn their order: no winner is claimed."
+        return f"This is one run with {which}: the result of another seed is not known."
+    return f"Each method was run once, with {which}, and another seed may change their order: no winner is claimed."
 
 
 def _joining(best: RunResult, complete: Sequence[RunResult], sites: Sequence[str]) -> list[str]:

@@ -36,7 +36,11 @@ class Leaving:
     @property
     def words(self) -> list[str]:
         """Return it in lines."""
-        return [*(f"{name}, {bytes_text(size)} in rounds {rounds}." for name, rounds, size in self.groups), *self.lines]
+        alike: dict[tuple[str, int], list[str]] = {}
+        for name, rounds, size in self.groups:
+            alike.setdefault((name, size), []).append(rounds)
+        groups = [f"{name}: {bytes_text(size)} in round {', '.join(own)}." for (name, size), own in alike.items()]
+        return [*groups, *self.lines]
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Leaving]) -> list[Path]:
@@ -191,7 +195,8 @@ def _scores(run: RunResult, site: str) -> Facts:
     """Yield what was measured of the hospital's own test cases, and what it gave."""
     summary, told = run.summary, run.site(site)
     yield f"Test {summary.metric}", score_text(run, site)
-    yield from ((name.replace("_", " ").capitalize(), number(value)) for name, value in told.figures.items())
+    others = {name: value for name, value in told.figures.items() if name != summary.metric}
+    yield from ((name.replace("_", " "), number(value)) for name, value in others.items())
     what = "slices" if summary.sliced else "cases"
     for part, count in (told.cases or {}).items():
         yield f"{part.capitalize()} {what}", "sealed" if count is None else str(count)

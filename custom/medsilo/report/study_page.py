@@ -288,7 +288,7 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
     else:
         found.append("There is one seed: intervals are for other patients only, and nothing is said to be sure.")
     found.append(
-        "An interval that reaches zero does not say that two methods are alike; it says that these runs cannot tell "
+        "An interval that includes zero does not mean that two methods are equal; it means that these runs cannot tell "
         "them apart. Hyper-parameters were the same for all rows unless a row says otherwise, which may suit one "
         "method better than another."
     )
