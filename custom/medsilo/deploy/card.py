@@ -54,7 +54,7 @@ with {plan.algorithm.name} without sharing images. {RULES[model.rule].format(gam
 - The selector compares appearance with the hospitals it was trained at. An image from elsewhere may resemble one of
   them and yet need another model; low confidence is a hint, high confidence is no proof.
 - A hospital's personal model follows that hospital's way of annotating.
-- {LIMITS[0]}
+{_lacking(model, origin)}- {LIMITS[0]}
 """
 
 
@@ -70,6 +70,13 @@ def _gamma(model: Experts, origin: Origin) -> str:
         f"the best mean {metric} over the validation cases of all hospitals together.\n\n"
         f"| gamma | cases | mean {metric} |\n|---|---|---|\n{rows}"
     )
+
+
+def _lacking(model: Experts, origin: Origin) -> str:
+    """Return what personal models can't have learned at their hospitals."""
+    own = ((site, ", ".join(origin.absent[site])) for site in model.agreed if site in origin.absent)
+    lines = (f"- {site} has not: {names}. Its personal model knows of these only what other" for site, names in own)
+    return "".join(f"{line} hospitals' weights brought, untested.\n" for line in lines)
 
 
 def _ranges(ranges: tuple[tuple[float, float], ...] | None) -> str:

@@ -1,6 +1,7 @@
 """The origin of a super model."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from medsilo.deploy.tuning import Tuning
 from medsilo.models.network import Network
@@ -17,3 +18,4 @@ class Origin:
     selector: Network  # the selector's network, a section as the plan has them
     tuning: Tuning | None = None
     spacing: Spacing | None = None  # of the training images
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by site, what it has not

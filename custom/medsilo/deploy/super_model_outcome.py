@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -26,6 +27,7 @@ from medsilo.learning.loop import refuse_nan
 from medsilo.models.network import Network
 from medsilo.runs import paths
 from medsilo.runs.messages import Message
+from medsilo.tasks.own.own_data import check_absent
 
 ALWAYS_COMMON = 1.0  # gamma: no confidence is above it
 DETAILS = "super_model"  # the key in the summary's details
@@ -57,6 +59,7 @@ class SuperModelNews(BaseModel):
     common_only: bool = False
     curve: tuple[tuple[float, int, float], ...] = ()
     spacing: Spacing | None = None
+    absent: dict[str, tuple[str, ...]] = {}
 
 
 class Counting(nn.Module):
@@ -105,7 +108,8 @@ class SuperModelOutcome(Outcome):
             "personal model: at the end it goes to the other hospitals that share theirs, if share_personal_model in "
             "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's training in one piece",
             "super model: how often each model was chosen for validation and test cases, and summed scores of them",
-            "super model: least and greatest spacing of smallest_average (medsilo.yaml) or more training images",
+            "super model: least and greatest spacing of smallest_average (medsilo.yaml) or more training images; and "
+            "data.absent, where the personal model goes to other hospitals",
         ]
 
     # ------------------------------------------------------------------ at a site
@@ -127,6 +131,8 @@ class SuperModelOutcome(Outcome):
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
         """Return the site's super model with the threshold that all sites' validation cases speak for."""
         found = SuperModelNews.model_validate(told)
+        for names in found.absent.values():
+            check_absent(names, end.task)
         settled = settle(end.folder / paths.SUPER_MODEL, found)
         return Counting(settled).to(end.compute.device)
 
@@ -194,7 +200,8 @@ class SuperModelOutcome(Outcome):
             for site in end.plan.participation.sites
             if site in sharing
         }
-        model = self._assemble(end.plan, end.layout, common, personal, selector, tuning, spacing)
+        absent = {site: tuple(names) for site in personal if (names := end.server.joined[site].absent)}
+        model = self._assemble(end.plan, end.layout, common, personal, selector, tuning, spacing, absent)
         if common_only:
             model.threshold = ALWAYS_COMMON
         model.save(end.folder / paths.SUPER_MODEL)
@@ -209,6 +216,8 @@ class SuperModelOutcome(Outcome):
             "validated": _chosen(told),
         }
         told_to_all: Facts = {"curve": curve, "spacing": spacing and [list(ends) for ends in spacing]}
+        if absent:
+            told_to_all["absent"] = {site: list(names) for site, names in absent.items()}
         found: Facts = {DETAILS: details}
         if common_only:
             told_to_all["common_only"] = True
@@ -231,9 +240,10 @@ class SuperModelOutcome(Outcome):
         selector: Tensors,
         tuning: Tuning | None = None,
         spacing: Spacing | None = None,
+        absent: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> SuperModel:
         threshold = None if self.rule != "threshold" else tuning.threshold if tuning else 0.0
-        origin = Origin(plan, self.selector(modules["model"]), tuning, spacing)
+        origin = Origin(plan, self.selector(modules["model"]), tuning, spacing, absent)
         sites = plan.participation.sites
         return assemble(origin, common, personal, selector, threshold, sites=sites, rule=self.rule)
 
@@ -288,7 +298,7 @@ def settle(folder: Path, found: SuperModelNews) -> SuperModel:
     """Return the super model in a site's folder with what was found, and keep it so."""
     model = SuperModel.load(folder)
     assert model.origin
-    model.origin = replace(model.origin, spacing=found.spacing)
+    model.origin = replace(model.origin, spacing=found.spacing, absent=found.absent)
     if found.curve:
         tuning = Tuning(found.curve)
         model.threshold = ALWAYS_COMMON if found.common_only else tuning.threshold

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from operator import not_
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ class Manifest(Section):
     agreed: tuple[str, ...]
     selector: dict[str, Any]
     spacing: Spacing | None
+    absent: dict[str, tuple[str, ...]] = Field({}, exclude_if=not_)
     tuning: tuple[tuple[float, int, float], ...] | None  # (gamma, cases, mean score) for each gamma tried
     plan_hash: str
     package: dict[str, str]
@@ -104,6 +106,7 @@ class SuperModel(Experts):
             agreed=self.agreed,
             selector=origin.selector.model_dump(mode="json"),
             spacing=origin.spacing,
+            absent=dict(origin.absent),
             tuning=origin.tuning and origin.tuning.curve,
             plan_hash=origin.plan.hash,
             package=package_facts(),
@@ -118,7 +121,7 @@ class SuperModel(Experts):
         for name in _files(manifest.agreed):
             _check(folder / name, name, manifest.files.get(name))
         tuning = Tuning(manifest.tuning) if manifest.tuning else None
-        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing)
+        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing, manifest.absent)
         tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
         return assemble(
             origin,
