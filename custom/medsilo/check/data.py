@@ -27,7 +27,8 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     if not survey.parts:
         return
     if plan.task.goal.classifies:
-        yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least)
+        told_apart = [name for name in plan.task.goal.label_names if name not in survey.absent]
+        yield from _balance(survey.parts["train"].classes, len(told_apart), least)
     cases = {name: part.cases for name, part in survey.parts.items()}
     tested = survey.parts["test"].patients
     told = (
@@ -87,7 +88,8 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         title = "Cases of each class" if exclusive else "Cases that show each label"
         note = f"Counts from 1 to {least - 1} are not told (smallest_metric)." if least > 1 else ""
         lines = [[label, *counts] for label, *counts in zip(labels, *columns, strict=True)]
-        lines = [[line[0], *["not drawn"] * len(survey.parts)] if line[0] in survey.absent else line for line in lines]
+        no = ["not told apart" if exclusive else "not drawn"] * len(survey.parts)
+        lines = [[line[0], *no] if line[0] in survey.absent else line for line in lines]
         tables.append(Table(title, ("class" if exclusive else "label", *survey.parts), lines, note))
     structures = labels if isinstance(plan.task.goal, Segmentation) else []
     named = dict.fromkeys([*structures, *getattr(plan.task, "modalities", ()), *survey.absent])
@@ -136,13 +138,15 @@ def hospitals_table(each: Mapping[str, Sequence[Table]]) -> Table:
     }
     names = dict.fromkeys(name for own in held.values() for name in own)
     return Table(
-        HELD, ("name", *held), [[name, *(_in_words(own.get(name)) for own in held.values())] for name in names]
+        HELD,
+        ("name", *held),
+        [[name, *(_in_words(own.get(name), bool(each[site])) for site, own in held.items())] for name in names],
     )
 
 
-def _in_words(row: Sequence[Cell] | None) -> Cell:
+def _in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
     if row is None:
-        return NOT_TOLD
+        return "has it" if told else NOT_TOLD
     have, none, lack = row
     return f"lacks it ({lack})" if lack else f"{have}, drawn and none {none}" if none else have
 

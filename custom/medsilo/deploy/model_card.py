@@ -12,6 +12,7 @@ from medsilo.deploy.source import Source
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import SiteResult, Summary
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.segmentation import Segmentation
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
@@ -45,7 +46,7 @@ def card_facts(source: Source) -> dict[str, Any]:
         "task": plan.task.name,
         "task_title": plan.task.title,
         "synthetic": plan.task.synthetic,
-        "labels": list(goal.label_names[isinstance(goal, Segmentation) :]),  # without the background
+        "labels": _learned(goal),
         "method": plan.algorithm.name,
         "method_title": plan.algorithm.title,
         "network": plan.network.name,
@@ -70,6 +71,13 @@ def card_facts(source: Source) -> dict[str, Any]:
         "intended_use": INTENDED_USE,
         "limits": list(LIMITS),
     }
+
+
+def _learned(goal: Goal) -> list[str]:
+    """Return the names of classes, or of structures without the background."""
+    if not isinstance(goal, Segmentation):
+        return list(goal.label_names)
+    return list(goal.structures if goal.overlaps else goal.label_names[1:])
 
 
 def _summary(source: Source) -> Summary | None:
@@ -171,11 +179,11 @@ def _unknown(facts: dict[str, Any], site: str) -> str:
     if undrawn := [name for name in facts["absent"][site] if name in facts["labels"]]:
         whose = "This model is that hospital's own" if own else "Its personal model is in this super model"
         learned = (
-            f" {whose}: it never saw {', '.join(undrawn)} drawn there, and knows of it what other hospitals' weights "
+            f" {whose}: it never learned {', '.join(undrawn)} there, and knows of it what other hospitals' weights "
             "brought, untested."
         )
     agreed = site in facts["personal"]
-    return f"Its score does not cover structures among these.{learned * (own or agreed)}"
+    return f"Its score does not cover structures and classes among these.{learned * (own or agreed)}"
 
 
 def _told(count: int | None) -> str:

@@ -121,7 +121,9 @@ class SuperModel(Experts):
         for name in _files(manifest.agreed):
             _check(folder / name, name, manifest.files.get(name))
         tuning = Tuning(manifest.tuning) if manifest.tuning else None
-        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing, manifest.absent)
+        origin = Origin(
+            load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing, manifest.absent
+        )
         tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
         return assemble(
             origin,

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -136,6 +136,17 @@ class Segmentation(Goal):
             return None
         known = known_in(target, self.classes)
         return torch.stack([known[:, list(part)].all(1) for part in self.structures.values()], 1)
+
+    def judged_by(self, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+        parts = {
+            name: {name} if self.overlaps else {self.label_names[label] for label in own}
+            for name, own in self.structures.items()
+        }
+        found = {
+            self._name(self.metric, name): [site for site, lacks in absent.items() if part.isdisjoint(lacks)]
+            for name, part in parts.items()
+        }
+        return found if any(len(sites) < len(absent) for sites in found.values()) else {}
 
     def _mean(self, dice: Tensor, target: Tensor) -> Tensor:
         """Return each case's mean over the structures that can be judged in it."""
