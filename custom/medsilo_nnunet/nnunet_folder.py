@@ -178,9 +178,11 @@ class NnUNetFolder(OwnFolder):
         return [value for name in absent for value in regions[name]]
 
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
-        regions, absent = self.question.regions, self.absent(source)
-        here = {value for name, own in regions.items() if name not in absent for value in own}
-        gone = {value for name in absent for value in regions[name]} - here
+        absent = self.absent(source)
+        not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
+        here = [set(own) for name, own in self.question.regions.items() if name not in absent]
+        # A region around a drawn one is shown by what it has beside that.
+        gone = {value for one in not_drawn for value in one.difference(*(own for own in here if own <= one))}
         drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
         listing.add("stops", "masks show a structure that data.absent names; correct data.absent or the masks", drawn)
         empty = [one.entry.name for one in every if not any(one.facts.values)]

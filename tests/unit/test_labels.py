@@ -23,7 +23,9 @@ from medsilo.deploy.images import predict_images
 from medsilo.deploy.model_card import card_facts, write_card
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import open_source
+from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation.inprocess import StudyResult, run
+from medsilo.federation.summary import says_of
 from medsilo.learning.class_weights import weighted
 from medsilo.learning.undrawn import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_in, marks_of_classes
 from medsilo.methods.condistfl import distilled
@@ -32,6 +34,7 @@ from medsilo.models.unet import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.report.findings import notices
 from medsilo.report.read import read
+from medsilo.runs.paths import SUPER_MODEL, site_folder
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.own.folder import goal_of
@@ -216,6 +219,24 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
     }
     assert "dice_post" not in told["a"] and "dice_ant" not in told["b"] and {"dice_ant", "dice_post"} <= told["c"]
     assert min(summary.pooled["dice_ant"], summary.pooled["dice_post"]) > 0.5  # type: ignore[type-var]
+    # a mean over structures, each over the hospitals that drew it
+    dice = {
+        name: {site: own.figures[f"dice_{name}"] for site, own in summary.sites.items()} for name in ("ant", "post")
+    }
+    ant, post = (dice["ant"][site] for site in "ac"), (dice["post"][site] for site in "bc")
+    assert summary.mean_test == pytest.approx((sum(ant) / 2 + sum(post) / 2) / 2)  # type: ignore[arg-type]
+    assert summary.mean_test != pytest.approx(sum(own.test["dice"] for own in summary.sites.values()) / 3)
+
+
+def test_structures_count_alike_when_a_round_is_chosen() -> None:
+    goal = goal_of("segmentation", ("ant", "post"), "dice", None)
+    assert goal.judged_by({"a": ["post"], "c": ["t1"]}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
+    # three drew ant and one post, of which the one hospital's score says as much as three of ant
+    assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(
+        {"a": 1 / 3, "b": 1 / 3, "d": 1 / 3, "c": 1}
+    )
+    assert says_of(goal, {"a": ["post"], "c": []}) == {"a": 0.5, "c": 1.5}
+    assert says_of(goal, {"a": ["t1"], "c": []}) == {"a": 1, "c": 1}
 
 
 def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_lacking(
@@ -314,6 +335,30 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
             text = card(tmp_path / method, site)
             assert (never in text) is says and "never learned t1" not in text, (method, site)
     assert "Its personal model is in this super model" in text
+    for place in (tmp_path / "fedsm", site_folder(tmp_path / "fedsm", "c")):
+        model = SuperModel.load(place / SUPER_MODEL)
+        assert model.origin and model.origin.absent == {"a": ("post",), "b": ("ant", "t1")}
+        told = (place / SUPER_MODEL / "card.md").read_text()
+        assert "- a has not: post. " in told and "- b has not: ant, t1. " in told and "- c has not" not in told
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedsm"])
+def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
+    method: str, hospitals: Path, tmp_path: Path
+) -> None:
+    """Hospital a drew no post; its own model finds it in c's images, whose masks show it."""
+    found = run(plan_of(method), folder=tmp_path / method, settings=each(hospitals, OWN))
+    pooled = found.summary.pooled
+    assert pooled["dice_ant"] is not None and pooled["dice_post"] is not None
+    assert min(pooled["dice_ant"], pooled["dice_post"]) > 0.5
+    task = NiftiFolder(**TASK)
+    cases = task.read("c", ["c"], 0, each(hospitals, OWN).of("c").data).test
+    inputs, targets = map(torch.stack, zip(*(cases[place] for place in range(len(cases))), strict=True))
+    for site, own in (("a", "post"), ("b", "ant")):
+        model = open_source(tmp_path / method, site if method == "fedbn" else "").network.eval()
+        with torch.no_grad():
+            measures = task.goal.measures(model(inputs), targets)
+        assert float(measures[f"dice_{own}"].mean()) > 0.4, site
 
 
 def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
