@@ -41,6 +41,7 @@ from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.own.image_patches import augmented, patch
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
+from medsilo.tasks.segmentation import judged_by
 from medsilo.tasks.sources import DataSource
 
 GRID = (16, 16, 4)
@@ -230,7 +231,7 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
 
 def test_structures_count_alike_when_a_round_is_chosen() -> None:
     goal = goal_of("segmentation", ("ant", "post"), "dice", None)
-    assert goal.judged_by({"a": ["post"], "c": ["t1"]}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
+    assert judged_by(goal, {"a": ["post"], "c": ["t1"]}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
     # three drew ant and one post, of which the one hospital's score says as much as three of ant
     assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(
         {"a": 1 / 3, "b": 1 / 3, "d": 1 / 3, "c": 1}

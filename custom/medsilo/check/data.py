@@ -27,8 +27,10 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     if not survey.parts:
         return
     if plan.task.goal.classifies:
-        told_apart = [name for name in plan.task.goal.label_names if name not in survey.absent]
-        yield from _balance(survey.parts["train"].classes, len(told_apart), least)
+        classes = plan.task.goal.label_names
+        optional = {*getattr(plan.task, "may_be_absent", ())} & {*classes}
+        hint = "name under data.absent what nobody looked for here" if optional else ""
+        yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, hint)
     cases = {name: part.cases for name, part in survey.parts.items()}
     tested = survey.parts["test"].patients
     told = (
@@ -60,12 +62,12 @@ def _larger(patients: int, plan: Plan, least: int) -> str:
     return f"bring more patients, or give these parts more of them ({shares}, where no table fixes the parts)"
 
 
-def _balance(classes: Mapping[str, int], known: int, least: int) -> Iterator[Finding]:
+def _balance(classes: Mapping[str, int], known: int, least: int, hint: str) -> Iterator[Finding]:
     present = [count for count in classes.values() if count]
     if len(present) == 1:
         yield Finding("data", "note", "the training part has one class only", "a method with personal models may suit")
     elif len(present) < known:
-        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes")
+        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes", hint)
     if present and min(present) >= least and max(present) >= UNEVEN * min(present):
         times = max(present) / min(present)
         told = f"the training part's largest class has {times:.0f} times the cases of its smallest"

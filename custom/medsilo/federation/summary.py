@@ -24,6 +24,7 @@ from medsilo.runs.standing import standing_out
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
+from medsilo.tasks.segmentation import judged_by
 from medsilo.tasks.task import Task
 
 
@@ -106,7 +107,7 @@ def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None
     structures: sites' own means are of different things then.
     """
     goal = task.goal
-    judged = goal.judged_by({site: own.absent for site, own in sites.items()})
+    judged = judged_by(goal, {site: own.absent for site, own in sites.items()})
     each = [[(sites[site], sites[site].figures.get(name)) for site in own] for name, own in judged.items()]
     known = [own for own in map(_scored, each) if own]
     known = known or [_scored([(own, own.test[goal.metric]) for own in sites.values() if own.test])]
@@ -133,7 +134,7 @@ def says_of(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, floa
 
     Sites tell one score of all that they drew, and none of a structure.
     """
-    judged = goal.judged_by(absent)
+    judged = judged_by(goal, absent)
     each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}
     return each if judged else dict.fromkeys(absent, 1.0)
 

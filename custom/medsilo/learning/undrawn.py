@@ -1,4 +1,4 @@
-"""What a hospital did not draw or look for: a mark that travels with a case's labels, and the loss that heeds it.
+"""Labels that a hospital did not draw or look for: a mark on those of its cases, and the loss that heeds it.
 
 A label is one byte; above it stands one bit for each label that nobody drew in this case. There "background" means that
 label as well, so both are one in the loss: exactly what a network knows of background together (a marginal likelihood).

@@ -1,7 +1,7 @@
 """The base of what a task learns: its loss, its measures, and the counts of them that may leave a hospital."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,13 +51,6 @@ class Goal(ABC):
     def answers(self, output: Tensor, name: str) -> list[dict[str, float | str]]:
         """Return what outputs say of each case, by columns of predictions.csv. name: of a number that is learned."""
         raise TypeError(f"{type(self).__name__} has no answers in words")
-
-    def judged_by(self, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-        """Return the sites that can judge each structure, by the name of its score; nothing where all can judge all.
-
-        absent: by site, what it has not.
-        """
-        return {}
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
