@@ -29,7 +29,8 @@ def mix_by_structure(mixers: Mapping[str, Mixer], groups: Groups, model: nn.Modu
     shapes = {name: model.get_parameter(name).shape for name in axes}
 
     def weigh(names: Iterable[str], site: str, samples: float) -> Numbers:
-        drawn = torch.tensor([float(name not in server.joined[site].absent) for name in found])
+        absent = server.joined[site].absent if site in server.joined else ()  # one that was refused when it joined
+        drawn = torch.tensor([float(name not in absent) for name in found])
         own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}
         return dict.fromkeys(names, samples) | own
 

@@ -174,7 +174,8 @@ class ServerState:
             return
         if self.best is not None:
             both = known.keys() & self.best["scores"].keys()
-            says = says_of(self.plan.task.goal, {site: self.server.joined[site].absent for site in both})
+            joined = self.server.joined
+            says = says_of(self.plan.task.goal, {site: joined[site].absent if site in joined else () for site in both})
             now, before = (sum(says[site] * own[site] for site in both) for own in (known, self.best["scores"]))
             if now <= before:
                 return
