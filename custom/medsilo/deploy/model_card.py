@@ -12,7 +12,6 @@ from medsilo.deploy.source import Source
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import SiteResult, Summary
-from medsilo.tasks.goal import Goal
 from medsilo.tasks.segmentation import Segmentation
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
@@ -46,7 +45,10 @@ def card_facts(source: Source) -> dict[str, Any]:
         "task": plan.task.name,
         "task_title": plan.task.title,
         "synthetic": plan.task.synthetic,
-        "labels": _learned(goal),
+        # without the background
+        "labels": list(goal.structures if goal.overlaps else goal.label_names[1:])
+        if isinstance(goal, Segmentation)
+        else list(goal.label_names),
         "method": plan.algorithm.name,
         "method_title": plan.algorithm.title,
         "network": plan.network.name,
@@ -71,13 +73,6 @@ def card_facts(source: Source) -> dict[str, Any]:
         "intended_use": INTENDED_USE,
         "limits": list(LIMITS),
     }
-
-
-def _learned(goal: Goal) -> list[str]:
-    """Return the names of classes, or of structures without the background."""
-    if not isinstance(goal, Segmentation):
-        return list(goal.label_names)
-    return list(goal.structures if goal.overlaps else goal.label_names[1:])
 
 
 def _summary(source: Source) -> Summary | None:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -201,7 +200,9 @@ class SuperModelOutcome(Outcome):
             if site in sharing
         }
         absent = {site: tuple(names) for site in personal if (names := end.server.joined[site].absent)}
-        model = self._assemble(end.plan, end.layout, common, personal, selector, tuning, spacing, absent)
+        model = self._assemble(end.plan, end.layout, common, personal, selector, tuning, spacing)
+        assert model.origin
+        model.origin = replace(model.origin, absent=absent)
         if common_only:
             model.threshold = ALWAYS_COMMON
         model.save(end.folder / paths.SUPER_MODEL)
@@ -240,10 +241,9 @@ class SuperModelOutcome(Outcome):
         selector: Tensors,
         tuning: Tuning | None = None,
         spacing: Spacing | None = None,
-        absent: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> SuperModel:
         threshold = None if self.rule != "threshold" else tuning.threshold if tuning else 0.0
-        origin = Origin(plan, self.selector(modules["model"]), tuning, spacing, absent)
+        origin = Origin(plan, self.selector(modules["model"]), tuning, spacing)
         sites = plan.participation.sites
         return assemble(origin, common, personal, selector, threshold, sites=sites, rule=self.rule)
 

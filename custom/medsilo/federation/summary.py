@@ -111,12 +111,10 @@ def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None
     each = [[(sites[site], sites[site].figures.get(name)) for site in own] for name, own in judged.items()]
     known = [own for own in map(_scored, each) if own]
     known = known or [_scored([(own, own.test[goal.metric]) for own in sites.values() if own.test])]
-    cases = [sum(count for _, count in own) for own in known]
+    pooled = [(sum(score * count for score, count in own), sum(count for _, count in own)) for own in known]
     return {
         "mean_test": _mean([sum(score for score, _ in own) / len(own) for own in known if own]),
-        "pooled_test": _mean(
-            [sum(a * b for a, b in own) / total for own, total in zip(known, cases, strict=True) if total]
-        ),
+        "pooled_test": _mean([total / cases for total, cases in pooled if cases]),
     }
 
 

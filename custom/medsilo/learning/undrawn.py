@@ -85,13 +85,13 @@ def marginal(loss: Callable[[Tensor, Tensor, list[int] | None], Tensor], output:
 
 # -------------------------------------------------------------------------------------------- classes of whole cases
 def marks_of_classes(classes: int, absent: Collection[int], alike: Collection[Collection[int]]) -> list[int]:
-    """Return what is added to each class at a hospital; nothing where it tells all apart.
+    """Return what is added to each class at a hospital, 0 where it tells all apart.
 
     absent: classes without cases there. alike: classes that one of its labels stands for, the first being written.
     """
     may = {label: set(own) - {label} for own in alike for label in own}
     if not absent and not may:
-        return []
+        return [0] * classes
     always = mark_of([*absent, MOST])  # a bit of no class says that not all are told apart
     return [always | mark_of(may.get(label, ())) << ALIKE - BYTE for label in range(classes)]
 

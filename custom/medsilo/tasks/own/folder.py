@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import DrawnCases
 from medsilo.learning.seeds import seed_for
-from medsilo.learning.undrawn import MOST, mark_of
+from medsilo.learning.undrawn import MOST, labels_in, mark_of
 from medsilo.models.densenet121 import DenseNet121
 from medsilo.models.network import Dimensions, Network
 from medsilo.models.unet import UNet
@@ -224,10 +224,9 @@ class FolderTask(OwnFolder):
         classes = self._classes_of(listing, source)
         numbers = self._numbers(source)
         undrawn, absent, lacks = self._undrawn(source), self.absent(source), self.lacking_of(source)
-        marks = [] if self.segments else self.marks(source)
-        make = partial(
-            self._made, reader=self._reader(source), classes=classes, numbers=numbers, lacks=lacks, marks=marks
-        )
+        marks = self.marks(source)
+        marked = {name: label | marks[label] for name, label in classes.items()}
+        make = partial(self._made, reader=self._reader(source), classes=marked, numbers=numbers, lacks=lacks)
         return Found(listing, classes, make, f"{source.label_map} {absent}", mark_of(undrawn))
 
     @property
@@ -321,13 +320,7 @@ class FolderTask(OwnFolder):
         return FileReader()
 
     def _made(
-        self,
-        entry: Entry,
-        reader: CaseReader,
-        classes: dict[str, int],
-        numbers: dict[int, int],
-        lacks: tuple[int, ...],
-        marks: Sequence[int],
+        self, entry: Entry, reader: CaseReader, classes: dict[str, int], numbers: dict[int, int], lacks: tuple[int, ...]
     ) -> PreparedEntry:
         """One entry from its files."""
         scan = replace(reader.scan(entry), lacks=lacks)
@@ -341,7 +334,8 @@ class FolderTask(OwnFolder):
             table[list(values)] = [numbers.get(value, 0) for value in values]
             targets = self._targets(torch.from_numpy(table[labels]), tuple(inputs.shape[2:]))
         else:
-            targets = torch.full((len(inputs),), classes[entry.name], dtype=torch.uint8)
+            own = classes[entry.name]
+            targets = torch.full((len(inputs),), own, dtype=torch.uint8 if own <= BYTE else torch.long)
         facts = Facts(
             len(inputs),
             digest(torch.from_numpy(np.ascontiguousarray(scan.values))),
@@ -349,10 +343,8 @@ class FolderTask(OwnFolder):
             tuple(float(length) for length in scan.spacing) if scan.values.ndim == 4 else (),
             between,
             values,
-            tuple(tuple(torch.unique(target).tolist()) for target in targets),
+            tuple(tuple(torch.unique(labels_in(target)).tolist()) for target in targets),
         )
-        if marks:
-            targets = targets.long() | marks[classes[entry.name]]
         return PreparedEntry(inputs, targets, facts)
 
     def inputs_of(self, scan: Scan) -> Tensor:

@@ -92,8 +92,10 @@ class OwnData(Task):
         return tuple(name for name in self.may_be_absent if name in names)
 
     def marks(self, source: DataSource) -> list[int]:
-        """Return what is added to each class of a classification at a site; nothing where it tells all apart."""
+        """Return what is added to each class of a classification at a site, 0 where it tells all apart."""
         names = self.goal.label_names
+        if not self.goal.classifies:
+            return []
         said = [str(name) for own in source.label_map.values() for name in (own if isinstance(own, tuple) else (own,))]
         if twice := [name for own in source.alike for name in own if said.count(name) > 1]:
             raise DataError(f"data.label_map: {twice[0]!r} is one of several and stands elsewhere, too; name it once")

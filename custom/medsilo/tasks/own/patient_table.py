@@ -304,7 +304,7 @@ class TableRows:
             targets = outcomes.reshape(len(names), 2).float()
         else:
             targets = outcomes.reshape(len(names)).to(torch.long if kind == "classification" else torch.float32)
-        if self.marks:
+        if any(self.marks):
             targets |= torch.tensor(self.marks)[targets]
         return Cases(inputs, targets, [entry.patient for entry in entries])
 
@@ -319,9 +319,9 @@ class _Reading:
             name: {as_level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
         }
         names = EVENTS if task.kind == "survival" else task.labels
-        gone = {names.index(name) for name in names if task.kind == "classification" and name in task.not_here(source)}
-        self.labels = {own: n for own, n in own_labels(names, source.first_map).items() if n not in gone}
-        self.known = ", ".join(name for number, name in enumerate(names) if number not in gone)
+        here = [name for name in names if name not in task.not_here(source)]
+        self.labels = {own: n for own, n in own_labels(names, source.first_map).items() if names[n] in here}
+        self.known = ", ".join(here)
         self.listing = Listing()
         self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
 
@@ -339,8 +339,7 @@ class _Reading:
             needed[roles.patient] = "patient"
         sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
         rows = TableRows(self.listing, task.read_numbers, {}, {}, {})
-        if task.kind == "classification" and absent:
-            rows.marks = task.marks(source)
+        rows.marks = task.marks(source)
         rows.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
             self._take(rows, place, dict(zip(sheet.columns, cells, strict=True)), called)
