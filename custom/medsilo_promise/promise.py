@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, write_json
+from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, undrawn, write_json
 from medsilo_promise.panel import panel_of
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
@@ -140,7 +140,7 @@ class PromiseLayer(Layer):
     def look(self, finished: Any, chosen: Any) -> Any:
         risk = risk_of(finished.task.goal, self.of)
         assert risk
-        measures = finished.look(lambda output, target: _measured(risk, output, target))
+        measures = finished.look(lambda output, target: _measured(risk, output, undrawn.labels_in(target)))
         tables = self._tables(finished, measures) if measures else {}
         if finished.part == "validation":
             own: dict[str, Any] = {name: {"numbers": n, "lost": lost.tolist()} for name, (n, lost, _) in tables.items()}
@@ -323,7 +323,7 @@ class PromiseLayer(Layer):
         assert risk
         if None in cuts:
             return None
-        found = risk.measure(output, target)
+        found = risk.measure(output, undrawn.labels_in(target))
         places = torch.tensor(cuts, device=found[LOST].device)[:, None]
         lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
         return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)

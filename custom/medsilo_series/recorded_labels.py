@@ -30,7 +30,7 @@ class KnownLabels:
             what = "recordings have a time that is no number from 0 on, or an event of another name than the plan's"
             what += f" ({', '.join(survival.EVENTS)}); correct it, or say in data.label_map what events are called here"
             return _KnownOutcomes(
-                missing, what, np.float32, columns.own_labels(survival.EVENTS, source.label_map), source.decimal
+                missing, what, np.float32, columns.own_labels(survival.EVENTS, source.first_map), source.decimal
             )
         what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
         return _KnownClasses(missing, f"{what}; add it to data.label_map", np.uint8, _numbers(task.labels, source))
@@ -106,7 +106,7 @@ class _KnownOutcomes(KnownLabels):
 
 def _numbers(names: Sequence[str], source: DataSource) -> dict[str, float]:
     """Return the plan's classes by what a site calls them; nan where nothing is learned."""
-    said = source.label_map
+    said = source.first_map
     known: dict[str, float] = dict(
         columns.own_labels(names, {own: plans for own, plans in said.items() if plans != ""})
     )

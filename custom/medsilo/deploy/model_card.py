@@ -57,7 +57,7 @@ def write_card(source: Source, folder: Path) -> None:
 
 def card_facts(source: Source) -> dict[str, Any]:
     """Return everything that the card says."""
-    plan, summary = source.plan, _summary(source)
+    plan, summary, model = source.plan, _summary(source), source.network
     results = {**summary.sites, **summary.unseen} if summary else {}
     package, goal = package_facts(), plan.task.goal
     return {
@@ -66,19 +66,22 @@ def card_facts(source: Source) -> dict[str, Any]:
         "task": plan.task.name,
         "task_title": plan.task.title,
         "synthetic": plan.task.synthetic,
-        "labels": list(goal.label_names[isinstance(goal, Segmentation) :]),  # without the background
+        # without the background
+        "labels": list(goal.structures if goal.overlaps else goal.label_names[1:])
+        if isinstance(goal, Segmentation)
+        else list(goal.label_names),
         "method": plan.algorithm.name,
         "method_title": plan.algorithm.title,
         "network": plan.network.name,
-        "parameters": sum(parameter.numel() for parameter in source.network.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "rounds": {"planned": plan.rounds, "done": summary.rounds.done if summary else None},
         "seed": plan.seed,
         "plan_hash": plan.hash,
         "trained_with": summary.package.as_json() if summary else None,
         "exported_with": {"version": package["version"], "hash": package["hash"]},
         "data": {site: result.cases for site, result in results.items()},
-        "personal": list(getattr(source.network, "agreed", ())),  # models of hospitals' own that are in a super model
-        "absent": {site: result.absent for site, result in results.items() if result.absent},
+        "personal": list(getattr(model, "agreed", ())),  # models of hospitals' own that are in a super model
+        "absent": {site: result.absent for site, result in results.items() if result.absent} or _lacking(model),
         "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,
@@ -88,10 +91,16 @@ def card_facts(source: Source) -> dict[str, Any]:
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
         "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
         "promised": source.card(),
-        "super_model": _super_model(source.network),
+        "super_model": _super_model(model),
         "intended_use": INTENDED_USE,
-        "limits": [*(OF_A_SUPER_MODEL if isinstance(source.network, SuperModel) else ()), *LIMITS],
+        "limits": [*(OF_A_SUPER_MODEL if isinstance(model, SuperModel) else ()), *LIMITS],
     }
+
+
+def _lacking(model: Any) -> dict[str, list[str]]:
+    """Return what a super model says that hospitals have not, where no summary does."""
+    origin = model.origin if isinstance(model, SuperModel) else None
+    return {site: list(names) for site, names in origin.absent.items()} if origin else {}
 
 
 def _super_model(model: Any) -> list[str]:
@@ -190,8 +199,11 @@ def _page(facts: dict[str, Any]) -> str:
 
 
 def _hospitals(facts: dict[str, Any]) -> str:
+    lacks = [
+        f"\n{site} has not: {', '.join(absent)}. {_unknown(facts, site)}\n" for site, absent in facts["absent"].items()
+    ]
     if not facts["data"]:
-        return "Not recorded: the run's summary was not beside the model when it was exported."
+        return "\n".join(["Not recorded: the run's summary was not beside the model when it was exported.", *lacks])
     metric = facts["metric"]
     lines = [
         f"| hospital | training cases | validation | test | {metric} | 95 % interval |",
@@ -206,9 +218,6 @@ def _hospitals(facts: dict[str, Any]) -> str:
         where = f"{site} (did not train)" if site in facts["unseen"] else site
         lines.append(f"| {where} | {' | '.join(counts)} | {score} | {between} |")
     whole = [f"{name} {facts[key]:.4f}" for name, key in TOGETHER.items() if facts[key] is not None]
-    lacks = [
-        f"\n{site} has not: {', '.join(absent)}. {_unknown(facts, site)}\n" for site, absent in facts["absent"].items()
-    ]
     together = f"\nOver the hospitals that tell theirs: {', '.join(whole)}.\n" if whole else ""
     return "\n".join([*lines, *lacks, together, INTERVALS])
 
@@ -220,11 +229,11 @@ def _unknown(facts: dict[str, Any], site: str) -> str:
     if undrawn := [name for name in facts["absent"][site] if name in facts["labels"]]:
         whose = "This model is that hospital's own" if own else "Its personal model is in this super model"
         learned = (
-            f" {whose}: it never saw {', '.join(undrawn)} drawn there, and knows of it what other hospitals' weights "
+            f" {whose}: it never learned {', '.join(undrawn)} there, and knows of it what other hospitals' weights "
             "brought, untested."
         )
     agreed = site in facts["personal"]
-    return f"Its score does not cover structures among these.{learned * (own or agreed)}"
+    return f"Its score does not cover structures and classes among these.{learned * (own or agreed)}"
 
 
 def _told(count: int | None) -> str:

@@ -24,6 +24,7 @@ from medsilo.learning.loop import refuse_nan
 from medsilo.models.network import Network
 from medsilo.runs import paths
 from medsilo.runs.messages import Message
+from medsilo.tasks.own.own_data import check_absent
 
 ALWAYS_COMMON = 1.0  # gamma: no confidence is above it
 DETAILS = "super_model"  # the key in the summary's details
@@ -45,6 +46,7 @@ class SuperModelNews(BaseModel):
     shown: tuple[str, ...] = ()
     common_only: bool = False
     curve: tuple[tuple[float, int, float], ...] = ()
+    absent: dict[str, tuple[str, ...]] = {}
 
 
 class Counting(nn.Module):
@@ -93,6 +95,7 @@ class SuperModelOutcome(Outcome):
             "personal model: at the end it goes to the other hospitals that share theirs, if share_personal_model in "
             "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's training in one piece",
             "super model: how often each model was chosen for validation and test cases, and summed scores of them",
+            "super model: data.absent, where the personal model goes to other hospitals",
         ]
 
     # ------------------------------------------------------------------ at a site
@@ -112,6 +115,8 @@ class SuperModelOutcome(Outcome):
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
         """Return the site's super model with the threshold that all sites' validation cases speak for."""
         found = SuperModelNews.model_validate(told)
+        for names in found.absent.values():
+            check_absent(names, end.task)
         settled = settle(end.folder / paths.SUPER_MODEL, found)
         return Counting(settled).to(end.compute.device)
 
@@ -179,7 +184,10 @@ class SuperModelOutcome(Outcome):
             for site in end.plan.participation.sites
             if site in sharing
         }
+        absent = {site: tuple(names) for site in personal if (names := end.server.joined[site].absent)}
         model = self._assemble(end.plan, end.layout, common, personal, selector, tuning)
+        assert model.origin
+        model.origin = replace(model.origin, absent=absent)
         if common_only:
             model.threshold = ALWAYS_COMMON
         model.save(end.folder / paths.SUPER_MODEL)
@@ -194,6 +202,8 @@ class SuperModelOutcome(Outcome):
             "validated": _chosen(told),
         }
         told_to_all: Facts = {"curve": curve}
+        if absent:
+            told_to_all["absent"] = {site: list(names) for site, names in absent.items()}
         found: Facts = {DETAILS: details}
         if common_only:
             told_to_all["common_only"] = True
@@ -259,6 +269,7 @@ def settle(folder: Path, found: SuperModelNews) -> SuperModel:
     """Return the super model in a site's folder with what was found, and keep it so."""
     model = SuperModel.load(folder)
     assert model.origin
+    model.origin = replace(model.origin, absent=found.absent)
     if found.curve:
         tuning = Tuning(found.curve)
         model.threshold = ALWAYS_COMMON if found.common_only else tuning.threshold

@@ -3,7 +3,8 @@ and a manifest; all hashed."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import not_
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ class Origin:
     plan: Plan
     selector: Network  # the selector's network, a section as the plan has them
     tuning: Tuning | None = None
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by site, what it has not
 
 
 class Manifest(Section):
@@ -48,6 +50,7 @@ class Manifest(Section):
     sites: tuple[str, ...]
     agreed: tuple[str, ...]
     selector: dict[str, Any]
+    absent: dict[str, tuple[str, ...]] = Field({}, exclude_if=not_)
     tuning: tuple[tuple[float, int, float], ...] | None  # (gamma, cases, mean score) for each gamma tried
     plan_hash: str
     package: dict[str, str]
@@ -181,6 +184,7 @@ class SuperModel(nn.Module):
             sites=self.sites,
             agreed=self.agreed,
             selector=origin.selector.model_dump(mode="json"),
+            absent=dict(origin.absent),
             tuning=origin.tuning and origin.tuning.curve,
             plan_hash=origin.plan.hash,
             package=package_facts(),
@@ -195,7 +199,7 @@ class SuperModel(nn.Module):
         for name in _files(manifest.agreed):
             _check(folder / name, name, manifest.files.get(name))
         tuning = Tuning(manifest.tuning) if manifest.tuning else None
-        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning)
+        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.absent)
         tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
         return assemble(
             origin,

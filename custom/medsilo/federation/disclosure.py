@@ -284,6 +284,7 @@ class Disclosure:
         of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
+        if CHANCES in of_classes:
             told[CHANCES] = coarse_chances(of_classes[CHANCES], task.goal.classes, resolution)
             told[RELIABILITY] = coarse_reliability(
                 of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.goal.classes, resolution

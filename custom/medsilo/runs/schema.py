@@ -282,7 +282,9 @@ class SiteResult(RecordPart):
         "the site told them on joining; what differs from the server's is among its warnings",
     )
     absent: list[Text] = Field(
-        [], description="the plan's structures, modalities and columns that the site has not, as it told on joining"
+        [],
+        description="the plan's structures, classes, modalities and columns that the site has not, as it told on "
+        "joining",
     )
     contributed: Count | None = Field(None, description="rounds that the site is part of")
     missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")
@@ -424,7 +426,9 @@ class Summary(RecordPart):
         {}, description="the same for sites that were tested and did not train; the means below leave them out"
     )
     mean_test: Score | None = Field(
-        None, description="mean over the sites that tell their test score; `null` if none does"
+        None,
+        description="mean over the sites that tell their test score; `null` if none does. Where sites drew different "
+        "structures: of each structure over the sites that drew it, and then over structures",
     )
     pooled_test: Score | None = Field(None, description="the mean weighted by test cases")
     pooled: dict[str, Number | None] = Field(

@@ -298,7 +298,7 @@ def labels_of(data: Dataset) -> Tensor | None:
     if isinstance(data, ConcatDataset):
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
-    return data.targets if isinstance(data, Cases) else getattr(data, "labels", None)
+    return labels_without_marks(data.targets) if isinstance(data, Cases) else getattr(data, "labels", None)
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:
