@@ -111,7 +111,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
     from medsilo.tasks.headers import check_size, open_reader
     from medsilo.tasks.listing import (
-        BETWEEN,
         LINKS,
         RECORDINGS,
         TABLE,

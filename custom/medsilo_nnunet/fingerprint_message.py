@@ -1,4 +1,4 @@
-"""A hospital's messages before there are plans: first the number of its cases, then their fingerprint."""
+"""A hospital's message before there are plans: the number of its cases, and their fingerprint."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,16 +26,11 @@ Spacing = Annotated[float, Field(ge=1e-4, le=1e6)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Means(Message):
-    """The means by which a hospital reads and trains."""
+class HeldCases(Message):
+    """The data that a hospital has for a study, in numbers that are no patient's, and by what it reads and trains."""
 
     reader: Reader  # the class with which nnU-Net reads its files
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
-
-
-class HeldCases(Means):
-    """The data that a hospital has for a study, in numbers that are no patient's."""
-
     cases: Number
 
 
@@ -105,13 +100,10 @@ class ToldFingerprint(Message):
             channels=[ToldChannel(values=one.values.tolist(), counts=one.counts.tolist()) for one in own.channels],
         )
 
-    def fingerprint(self, cases: int, samples: int, channels: int) -> Fingerprint:
-        """Return what was told; raises Refused unless it is of the cases, samples and channels that were agreed on."""
-        if (self.samples, len(self.channels)) != (samples, channels):
-            raise Refused(
-                f"it drew {self.samples} intensities in each of {len(self.channels)} channels, and the study agreed on "
-                f"{samples} in {channels}"
-            )
+    def fingerprint(self, cases: int, channels: int) -> Fingerprint:
+        """Return what was told; raises Refused unless it is of the cases and channels that were agreed on."""
+        if len(self.channels) != channels:
+            raise Refused(f"it tells of {len(self.channels)} channels, and the study has {channels}")
         own = Fingerprint(
             self.samples,
             tuple(Counter({(one.spacing, one.size): one.cases for one in axis}) for axis in self.extents),
@@ -134,7 +126,7 @@ class MeasuredSite(Message):
         """Return the fingerprint; raises Refused where it is of another question."""
         if self.question != question.hash:
             raise Refused("it answers another question; measure again with the study's")
-        return self.told.fingerprint(self.holding.cases, self.told.samples, len(question.channels))
+        return self.told.fingerprint(self.holding.cases, len(question.channels))
 
 
 def check_order(what: str, values: Sequence[Any]) -> None:

@@ -5,24 +5,20 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from medsilo.extend import DataError, Refused, SiteSettings, Stop
+from medsilo.extend import DataError, Refused, SiteSettings
 from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
 from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite, ToldFingerprint
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.question import SegmentationQuestion
 
 
-def facts_of(data: RawData, samples: int, stop: Stop = lambda: None) -> Iterator[CaseFacts]:
-    """Yield what nnU-Net finds in each case, with so many intensities per channel as it draws them.
-
-    stop: is asked before every case.
-    """
+def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
+    """Yield what nnU-Net finds in each case, with so many intensities per channel as it draws them."""
     from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
     reader = recursive_find_reader_writer_by_name(data.reader)
     for case in data.cases:
-        stop()
         files = list(map(str, case.images))
         try:
             size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(
@@ -37,35 +33,21 @@ def facts_of(data: RawData, samples: int, stop: Stop = lambda: None) -> Iterator
         yield CaseFacts(spacing, size, float(share), intensities)
 
 
-def covering(data: RawData, least: int) -> int:
-    """Return how many cases a number must cover, so that they are of so many patients."""
-    return least * data.most_of_a_patient if least > 1 else least
-
-
-def held(data: RawData, least: int, memory: float | None) -> HeldCases:
-    """Return what a hospital tells before it measures. Arguments as of `measured`."""
-    least = covering(data, least)
-    told = len(data.cases) // least * least
-    if not told:
-        raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
-    return HeldCases(cases=told, reader=data.reader, memory=memory)
-
-
 def measured(
-    data: RawData,
-    question: SegmentationQuestion,
-    cases: int,
-    least: int,
-    memory: float | None,
-    stop: Stop = lambda: None,
+    data: RawData, question: SegmentationQuestion, cases: int, least: int, memory: float | None
 ) -> MeasuredSite:
     """Measure a hospital's data, and return what it tells.
 
     cases: of all hospitals together; by them nnU-Net draws intensities. least: the patients that each number must
     cover. memory: GB of the hospital's GPU.
     """
-    holding, samples = held(data, least, memory), samples_of(cases)
-    own = Fingerprint.of(facts_of(data, samples, stop), samples, covering(data, least))
+    if least > 1:  # cases, which are of so many patients
+        least *= data.most_of_a_patient
+    told, samples = len(data.cases) // least * least, samples_of(cases)
+    if not told:
+        raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
+    own = Fingerprint.of(facts_of(data, samples), samples, least)
+    holding = HeldCases(cases=told, reader=data.reader, memory=memory)
     return MeasuredSite(question=question.hash, holding=holding, told=ToldFingerprint.of(own))
 
 

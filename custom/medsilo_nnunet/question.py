@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from medsilo.extend import (
-    MOST_SITES,
     DataError,
     MedsiloError,
-    Name,
     Section,
     YamlError,
     checked,
@@ -49,18 +47,6 @@ class SegmentationQuestion(Section):
     regions_class_order: tuple[Label, ...] | None = Field(
         None, max_length=256, description="with regions: the value that each is written with, in order"
     )
-    sites: tuple[Name, ...] = Field(
-        (),
-        max_length=MOST_SITES,
-        description="names of the hospitals that measure; empty: all that are connected",
-    )
-
-    @field_validator("sites")
-    @classmethod
-    def _in_order(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(sites)) < len(sites):
-            raise ValueError("names a hospital twice; name each once")
-        return tuple(sorted(sites))
 
     @model_validator(mode="after")
     def _is_one_of_nnunets(self) -> Self:

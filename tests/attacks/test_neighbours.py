@@ -347,7 +347,7 @@ def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_pat
 # ---------------------------------------------------------------------------------------------------- nothing is missed
 # Say how large something is, or what it is called, and not what is done.
 SIZES = {
-    *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event", "most_windows"),
+    *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event"),
     *(
         "rate",
         "window",

@@ -24,7 +24,7 @@ def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprin
     """Return a hospital's fingerprint as the server reads it, after it was JSON."""
     sent = json.loads(ToldFingerprint.of(Fingerprint.of(cases, samples, least)).model_dump_json())
     holding = HeldCases(cases=len(cases) // least * least, reader="SimpleITKIO")
-    return ToldFingerprint.read(sent).fingerprint(holding.cases, samples, len(cases[0].intensities))
+    return ToldFingerprint.read(sent).fingerprint(holding.cases, len(cases[0].intensities))
 
 
 # ------------------------------------------------------------------------------------------------------ bins
@@ -170,11 +170,11 @@ def test_nobody_is_believed(path: Sequence[str | int], value: Any, reason: str) 
 
 def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
     sent, holding = ToldFingerprint.read(good()), HeldCases(cases=4, reader="SimpleITKIO")
-    sent.fingerprint(holding.cases, 2, 1)
-    with pytest.raises(Refused, match="agreed on 3 in 1"):
-        sent.fingerprint(holding.cases, 3, 1)
+    sent.fingerprint(holding.cases, 1)
+    with pytest.raises(Refused, match="tells of 1 channels, and the study has 2"):
+        sent.fingerprint(holding.cases, 2)
     with pytest.raises(Refused, match="is of 4 cases, and it said that it has 9"):
-        sent.fingerprint(9, 2, 1)
+        sent.fingerprint(9, 1)
 
 
 def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:

@@ -53,7 +53,7 @@ def merged(drawn: Federation) -> Fingerprint:
     return Fingerprint.merged(
         ToldFingerprint.read(
             json.loads(ToldFingerprint.of(Fingerprint.of(cases, drawn.samples)).model_dump_json())
-        ).fingerprint(holdings[site].cases, drawn.samples, channels)
+        ).fingerprint(holdings[site].cases, channels)
         for site, cases in drawn.hospitals.items()
     )
 

@@ -24,7 +24,6 @@ WINDOWS, PIECE = "cp1252", 2**20
 UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
 OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
 LINKS = "folders are links, which are not followed; copy them into the data folder"
-BETWEEN = "\x1f"  # the parts of a label that stands in several columns
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
 
@@ -76,23 +75,16 @@ def find(source: DataSource, folder: Path, masks: bool) -> Listing:
     return _whole(_by_pattern(source, names, masks), source, links)
 
 
-def find_recordings(source: DataSource, folder: Path, outcomes: Sequence[str] = ()) -> Listing:
+def find_recordings(source: DataSource, folder: Path) -> Listing:
     """The recordings in a folder, as the site's settings describe them: those of a table, or all that fit a pattern.
 
-    The label of one that no table names is its folder's name. outcomes: columns of the table that are the label.
+    The label of one that no table names is its folder's name.
     """
     names, links = files_below(folder)
     inside, columns = source.inside, source.columns
     if table := table_of(source, names, source.recordings):
-        labels = tuple(outcomes) or (columns.label,)
-        within = [*labels] * bool(inside.label or inside.outcome) + [columns.patient] * bool(inside.patient)
-        listing = _by_table(source, folder, table, names, (columns.recording,), False, labels, within)
-        return _whole(listing, source, links)
-    if outcomes and not inside.outcome:
-        raise DataError(
-            f"nothing says when the event came; write a table {TABLE} with a line per recording and the columns "
-            f"{', '.join(outcomes)}, or name columns of the recordings under data.inside.outcome"
-        )
+        within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
+        return _whole(_by_table(source, folder, table, names, (columns.recording,), False, within), source, links)
     listing = Listing()
     pattern = source.recordings or ANYWHERE
     known = {name: path for name, path in names.items() if source.recordings or name.lower().endswith(RECORDINGS)}
@@ -255,17 +247,12 @@ def _by_table(
     names: dict[str, Path],
     images: Sequence[str],
     masks: bool,
-    labels: Sequence[str] = (),
     within: Collection[str] = (),
 ) -> Listing:
-    """Return the cases of a table.
-
-    labels: columns that are the label together; within: columns that it needs not have, as files say it themselves.
-    """
+    """Return the cases of a table. within: columns that it needs not have, as files say it themselves."""
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
-    labels = labels or (columns.label,)
-    needed = [name for name in (*images, *labels, columns.patient) if name not in within]
+    needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
     lines = list(_lines(path, needed))
     counted: Counter[str] = Counter()
     empty: defaultdict[str, list[str]] = defaultdict(list)
@@ -284,7 +271,7 @@ def _by_table(
             absent.append(name)
             continue
         counted[name] += 1
-        label = files[-1] if masks else BETWEEN.join(given.get(column, "") for column in labels)
+        label = files[-1] if masks else given.get(columns.label, "")
         part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
         listing.entries.append(

@@ -47,7 +47,6 @@ class Inside(Section):
     time: str | None = None
     label: str | None = None  # of each row or window; else its table or its folder says it
     patient: str | None = None
-    outcome: Names = ()  # of survival, of each row or window: time and event; else its table says them
     windows: str = "x"  # of arrays
 
 

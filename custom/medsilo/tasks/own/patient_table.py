@@ -70,6 +70,8 @@ class PatientTable(ByKind):
         "categories ([your-data.md](your-data.md#a-table))",
     )
     target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
+    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
+    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
     missing: Literal["leave-out", "mean", "mark"] = Field(
         "leave-out",
         description="lines with a value missing: left out; or the site's training mean takes its place (a category is "
