@@ -1,16 +1,18 @@
 """A hospital's message before there are plans: the number of its cases, and their fingerprint."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Self
 
 import numpy as np
+import torch
 from pydantic import Field, model_validator
 
-from medsilo.extend import Message, Refused
-from medsilo_nnunet.fingerprint import AXES, SAMPLES, Fingerprint
+from medsilo.extend import DataError, Message, Refused, SiteSettings
+from medsilo_nnunet.fingerprint import AXES, SAMPLES, CaseFacts, Fingerprint, samples_of
 from medsilo_nnunet.float_bins import DIGITS, FloatHistogram, rounded
+from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_plans_file import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
@@ -133,3 +135,50 @@ def check_order(what: str, values: Sequence[Any]) -> None:
     """Raise ValueError unless values are in ascending order, each once."""
     if any(low >= high for low, high in pairwise(values)):
         raise ValueError(f"its {what} are not in ascending order, each told once")
+
+
+def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
+    """Yield what nnU-Net finds in each case, with so many intensities per channel as it draws them."""
+    from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
+    from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
+
+    reader = recursive_find_reader_writer_by_name(data.reader)
+    for case in data.cases:
+        files = list(map(str, case.images))
+        try:
+            size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(
+                files, str(case.label), reader, samples
+            )
+        except Exception as error:  # of any of the libraries that read images
+            raise DataError(
+                "nnU-Net can't read a case; check its images and labels", f"{case.name}: {error}"
+            ) from error
+        if not all(np.isfinite(channel).all() for channel in intensities):
+            raise DataError("an image has intensities that are not finite; correct it", case.name)
+        yield CaseFacts(spacing, size, float(share), intensities)
+
+
+def measured(
+    data: RawData, question: SegmentationQuestion, cases: int, least: int, memory: float | None
+) -> MeasuredSite:
+    """Measure a hospital's data, and return what it tells.
+
+    cases: of all hospitals together; by them nnU-Net draws intensities. least: the patients that each number must
+    cover. memory: GB of the hospital's GPU.
+    """
+    if least > 1:  # cases, which are of so many patients
+        least *= data.most_of_a_patient
+    told, samples = len(data.cases) // least * least, samples_of(cases)
+    if not told:
+        raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
+    own = Fingerprint.of(facts_of(data, samples), samples, least)
+    holding = HeldCases(cases=told, reader=data.reader, memory=memory)
+    return MeasuredSite(question=question.hash, holding=holding, told=ToldFingerprint.of(own))
+
+
+def memory_of(settings: SiteSettings) -> float | None:
+    """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
+    device = settings.compute().device
+    if device.type != "cuda":
+        return None
+    return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))  # 7.8 of what is sold as 8

@@ -42,7 +42,7 @@ def measure(
     """
     screen.note("reading nnU-Net")
     from medsilo.extend import DataSource, SiteSettings, read_settings, write_json
-    from medsilo_nnunet.measuring_cases import measured, memory_of
+    from medsilo_nnunet.fingerprint_message import measured, memory_of
     from medsilo_nnunet.nnunet_files import RawData
     from medsilo_nnunet.question import read_question
 

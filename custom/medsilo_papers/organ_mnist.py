@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from medsilo.extend import Cases, Classification, DataError, Network, SiteData
-from medsilo_papers.lenet5 import LeNet5
+from medsilo_papers.networks import LeNet5
 from medsilo_papers.pooled import PooledTask
 from medsilo_papers.public_files import PictureTask, site_folder
 
