@@ -1,6 +1,5 @@
 """Nuclei in H&E images: MoNuSAC 2020, MoNuSeg 2018 and TNBC, as they are published or cut into tiles beforehand."""
 
-import csv
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from medsilo.extend import (
     seed_for,
     splits,
 )
-from medsilo_papers.public_files import PictureTask, files_in, read_labels, read_picture, site_folder
+from medsilo_papers.public_files import PictureTask, files_in, read_labels, read_picture, rows_of, site_folder
 
 INDEX = "index.csv"
 IGNORED = "Ambiguous"  # a class of MoNuSAC's test set
@@ -147,14 +146,7 @@ class Nuclei(PictureTask):
 
 def tiles_of(site: str, folder: Path) -> tuple[str, np.ndarray]:
     """The site's set and the names of its tiles, sorted."""
-    try:
-        with (folder / INDEX).open(newline="", encoding="utf-8") as file:
-            rows = [(row["set"], row["name"]) for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise DataError(
-            f"the site's data folder has no readable {INDEX} with the columns set and name ({type(error).__name__})",
-            private=str(folder),
-        ) from error
+    rows = [(row["set"], row["name"]) for row in rows_of(folder / INDEX, ("set", "name"))]
     if wrong := [text for row in rows for text in row if Path(text).name != text]:
         raise DataError(f"{INDEX} names a set or tile that is no plain name; write names without folders", wrong[0])
     sets = sorted({chosen for chosen, _ in rows})

@@ -39,7 +39,7 @@ from medsilo.tasks.own.columns import (
     own_labels,
     own_names,
 )
-from medsilo.tasks.own.dividing import dealt, divided
+from medsilo.tasks.own.own_data import dealt, divided
 from medsilo.tasks.own.sheet import Sheet, mixes_patients, read_sheet
 from medsilo.tasks.own.standardising import Scales, check_scales, from_training_cases, largest, scaled, scales_told
 from medsilo.tasks.sources import Columns, DataSource
@@ -250,17 +250,7 @@ class PatientTable(ByKind):
         )
         if copies:
             listing.problems.append(Problem("note", TWICE, copies))
-        left_out = [problem for problem in listing.problems if problem.severity == "left out"]
-        return Survey(
-            shown,
-            unreadable=sum(problem.count for problem in left_out),
-            patients_in_two_parts=sum(p.count for p in listing.problems if p.what.startswith("patients are in two")),
-            duplicates=copies,
-            problems=tuple(listing.problems),
-            fixed=any(entry.part for entry in listing.entries),
-            patients_named=listing.patients_named,
-            absent=self.absent(source),
-        )
+        return self._survey(listing, shown, source, copies)
 
     def _part(self, data: Cases) -> PartFacts:
         counts: dict[str, int] = {}
