@@ -9,8 +9,7 @@ from typing import Any
 import nibabel
 import numpy as np
 
-from medsilo_nnunet.fingerprint import PERCENTILES, CaseFacts
-from medsilo_nnunet.float_bins import LARGEST_STEP
+from medsilo_nnunet.fingerprint import LARGEST_STEP, PERCENTILES, CaseFacts
 from medsilo_nnunet.question import SegmentationQuestion
 
 KINDS = ("ct", "mr", "two modalities", "anisotropic", "any spacing", "tiny", "flat")

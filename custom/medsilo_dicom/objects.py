@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import DataError, MedsiloError
-from medsilo_dicom.header import library
+from medsilo.extend import DataError
+from medsilo_dicom.header import highdicom, library
 from medsilo_dicom.series import ImageSeries
 
 SCHEME = "99MEDSILO"  # words that no vocabulary has
@@ -66,15 +66,6 @@ class MadeBy:
     name: str
     version: str
     plan: str
-
-
-def highdicom() -> Any:
-    """Return highdicom, which is an extra."""
-    try:
-        import highdicom
-    except ImportError as error:
-        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
-    return highdicom
 
 
 def sources_of(series: ImageSeries) -> list[Any]:

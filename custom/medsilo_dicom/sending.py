@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.extend import MedsiloError
-from medsilo_dicom.header import library
+from medsilo_dicom.header import library, network
 
 FOLDER = "MEDSILO_DICOM_TLS"  # the environment variable with the folder of the three files
 CERTIFICATE, KEY, AUTHORITY = "own.crt", "own.key", "ca.crt"
@@ -45,15 +45,6 @@ def address_of(text: str) -> tuple[str, str, int]:
     if match is None or not 0 < int(match[3]) < 65536:
         raise MedsiloError(f"{text!r} is no DICOM node; write it as TITLE@HOST:PORT, for example PACS@10.0.0.5:104")
     return match[1], match[2].strip("[]"), int(match[3])
-
-
-def network() -> Any:
-    """Return pynetdicom, which is an extra."""
-    try:
-        import pynetdicom
-    except ImportError as error:
-        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
-    return pynetdicom
 
 
 def associated(own: Any, node: str, option: str, **more: Any) -> Any:

@@ -10,8 +10,16 @@ import torch
 from pydantic import Field, model_validator
 
 from medsilo.extend import DataError, Message, Refused, SiteSettings
-from medsilo_nnunet.fingerprint import AXES, SAMPLES, CaseFacts, Fingerprint, samples_of
-from medsilo_nnunet.float_bins import DIGITS, FloatHistogram, rounded
+from medsilo_nnunet.fingerprint import (
+    AXES,
+    DIGITS,
+    SAMPLES,
+    CaseFacts,
+    Fingerprint,
+    FloatHistogram,
+    rounded,
+    samples_of,
+)
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_plans_file import Reader
 from medsilo_nnunet.question import SegmentationQuestion

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from medsilo.core.errors import Refused
-from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
+from medsilo_nnunet.fingerprint import (
+    LARGEST_STEP,
+    CaseFacts,
+    Fingerprint,
+    FloatHistogram,
+    covering,
+    rounded,
+    samples_of,
+)
 from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite, ToldFingerprint
-from medsilo_nnunet.float_bins import LARGEST_STEP, FloatHistogram, covering, rounded
 from tests.federations import federation, intensities_are_near, pooled_fingerprint
 
 

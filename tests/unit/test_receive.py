@@ -11,12 +11,11 @@ from pynetdicom import AE
 
 from medsilo.cli import main
 from medsilo.core.errors import DataError, Full, MedsiloError
-from medsilo_dicom.header import CT
+from medsilo_dicom.header import CT, read_tree
 from medsilo_dicom.inbox import Inbox, is_uid
 from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Node
 from medsilo_dicom.sending import send
 from medsilo_dicom.series import make_series
-from medsilo_dicom.tree import read_tree
 from tests.dicoms import write_study
 
 CAPTURE, PRIVATE = "1.2.840.10008.5.1.4.1.1.7", "1.3.12.2.1107.5.9.1"

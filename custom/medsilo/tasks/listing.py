@@ -1,16 +1,14 @@
 """List the cases that a hospital's folder holds: by patterns of file names, or by a table. No image is opened here."""
 
-import csv
 import re
-import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from os import walk
 from pathlib import Path, PurePosixPath
 
 from medsilo.core.errors import DataError
+from medsilo.tasks.own.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts
 
@@ -20,9 +18,6 @@ ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".npz", ".npy", ".hea", ".edf", ".bdf")
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
-WINDOWS, PIECE = "cp1252", 2**20
-UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
-OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
@@ -141,11 +136,6 @@ def links_out(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def plain(text: str) -> str:
-    """Return a text in the one of the two ways in which letters with marks are written."""
-    return unicodedata.normalize("NFC", text)
-
-
 # ------------------------------------------------------------------------------------------------ patterns
 def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Listing:
     listing = Listing()
@@ -253,13 +243,15 @@ def _by_table(
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
     needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    lines = list(_lines(path, needed))
+    sheet = read_sheet(path, {}, [*needed, *within, columns.part, columns.site])
+    if missing := [column for column in needed if column not in sheet.columns]:
+        known = "name yours under data.columns in the site's medsilo.yaml, or add it"
+        raise DataError(f"the table has no column {', '.join(missing)}; {known}", private=str(path))
     counted: Counter[str] = Counter()
     empty: defaultdict[str, list[str]] = defaultdict(list)
     absent = []
-    for number, line in enumerate(lines, 2):
-        given = {column: plain((line.get(column) or "").strip()) for column in line if column is not None}
-        place = f"line {number}"
+    for place, cells in sheet.lines:
+        given = dict(zip(sheet.columns, cells, strict=True))
         lacking = [column for column in needed if not given[column]]
         for column in lacking:
             empty[column].append(place)
@@ -282,10 +274,17 @@ def _by_table(
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
     doubled = [name for name, count in counted.items() if count > 1]
     listing.add("stops", "files stand in several lines of the table; give each one line", doubled)
-    if coding_of(path) == WINDOWS:
-        listing.problems.append(Problem("note", OLD_LETTERS, len(lines)))
+    tell_sheet(listing, sheet)
     check_parts(listing)
     return listing
+
+
+def tell_sheet(listing: Listing, sheet: Sheet) -> None:
+    """Note the lines of a table that could not be read, and letters that may be others."""
+    listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
+    listing.add("left out", "lines have a cell that is too long", sheet.long)
+    if sheet.coding == WINDOWS:
+        listing.problems.append(Problem("note", OLD_LETTERS, len(sheet.lines)))
 
 
 def _file(given: str, folder: Path, names: dict[str, Path]) -> Path | None:
@@ -294,40 +293,6 @@ def _file(given: str, folder: Path, names: dict[str, Path]) -> Path | None:
     if found is None and (folder / given).is_file():
         found = folder / given
     return found
-
-
-def _lines(path: Path, needed: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The lines of a CSV file, whatever its separator is, by their columns."""
-    try:
-        text = path.read_text(encoding=coding_of(path))
-    except UnicodeDecodeError as error:
-        raise DataError("the table is not in UTF-8; save it as 'CSV UTF-8'", private=str(path)) from error
-    except OSError as error:
-        message = f"the table can't be read ({type(error).__name__}); correct 'table' in the site's medsilo.yaml"
-        raise DataError(message, private=str(path)) from error
-    first = text.partition("\n")[0]
-    separator = max(",;\t", key=first.count)
-    reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator)
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-    missing = [column for column in needed if column not in reader.fieldnames]
-    if missing:
-        known = "name yours under data.columns in the site's medsilo.yaml, or add it"
-        raise DataError(f"the table has no column {', '.join(missing)}; {known}", private=f"{path}: {first}")
-    return reader
-
-
-def coding_of(path: Path) -> str:
-    """Return how the letters of a table are written: in UTF-8, or as programs on Windows do."""
-    with path.open("rb") as file:
-        if file.read(2) in (UTF16_LE, UTF16_BE):
-            return "utf-16"
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            while file.read(PIECE):
-                pass
-    except UnicodeDecodeError:
-        return WINDOWS
-    return "utf-8-sig"
 
 
 def check_parts(listing: Listing) -> None:

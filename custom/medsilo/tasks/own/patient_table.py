@@ -17,14 +17,13 @@ from medsilo.models.linear import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import (
-    OLD_LETTERS,
     OTHER_NAMES,
     TABLE,
-    WINDOWS,
     Entry,
     Listing,
     check_parts,
     check_patients,
+    tell_sheet,
     without_who_left,
 )
 from medsilo.tasks.own.by_kind import ByKind, goal_of
@@ -409,12 +408,7 @@ class _Reading:
         """Put what was found into the listing."""
         for (severity, what), places in self.wrong.items():
             self.listing.add(severity, what, places)
-        self.listing.add(
-            "left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven
-        )
-        self.listing.add("left out", "lines have a cell that is too long", sheet.long)
-        if sheet.coding == WINDOWS:
-            self.listing.problems.append(Problem("note", OLD_LETTERS, len(sheet.lines)))
+        tell_sheet(self.listing, sheet)
         if self.listing.entries and self.source.columns.patient not in sheet.columns:
             self.listing.patients_named = False
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
