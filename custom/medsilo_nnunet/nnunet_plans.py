@@ -59,7 +59,7 @@ def measure(
     bins = sum(len(channel.values) for channel in own.told.channels)
     screen.say(f"cases: {own.holding.cases}, each number of {least} or more; bins of intensities: {bins}")
     for problem in found.listing.problems:
-        screen.note(f"{problem.what} ({problem.count})")
+        screen.note(problem.counted)
     screen.say(f"for the lead: {out}")
     screen.answer(file=out, cases=own.holding.cases, least=least, bins=bins)
     return 0

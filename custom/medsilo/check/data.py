@@ -20,10 +20,9 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     """Yield what the survey found, problem by problem, and how the classes stand to each other."""
     where = "data"
     for problem in survey.problems:
-        what, _, remedy = problem.what.partition("; ")
-        count = f" ({problem.count})" if problem.count > 1 else ""
+        what, _, remedy = problem.counted.partition("; ")
         left = "; left out" if problem.severity == "left out" else ""
-        yield Finding(where, SEVERITY[problem.severity], f"{what}{count}{left}", remedy, problem.private)
+        yield Finding(where, SEVERITY[problem.severity], f"{what}{left}", remedy, problem.private)
     if not survey.parts:
         return
     if plan.task.goal.classifies:

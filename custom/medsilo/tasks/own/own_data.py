@@ -74,7 +74,7 @@ class OwnData(Task):
             if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
                 wrong += [problem for problem in survey.problems if problem.severity == "left out"]
             private = "; ".join(name for problem in wrong for name in problem.private)
-            raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
+            raise DataError("; ".join(problem.counted for problem in wrong), private)
         return SiteData(*(parts[part] for part in PARTS), survey=survey)
 
     def absent(self, source: DataSource) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class OwnData(Task):
                 lost = any(problem.severity == "left out" for problem in listing.problems)
                 more = "bring more patients, or fix the parts by a column of a table"
                 hint = "mend what is left out first, which may be all of it" if lost else more
-                listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}", 1))
+                listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}"))
         shown = [label for label, cases in parts["train"].classes.items() if cases]
         if len(shown) == 1 and not isinstance(self.goal, Segmentation):
             what = "all training cases are of one class: this site's model of its own learns nothing"
