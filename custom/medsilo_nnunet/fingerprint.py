@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from medsilo.extend import Refused
 
 DIGITS = 13
-LARGEST_STEP = 2.0**-DIGITS  # by which a number may move, as a share of its size
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 

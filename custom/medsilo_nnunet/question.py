@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from medsilo.extend import (
@@ -104,10 +103,6 @@ class SegmentationQuestion(Section):
             if self.regions_class_order is None
             else words | {"regions_class_order": list(self.regions_class_order)}
         )
-
-    def in_yaml(self) -> str:
-        """Return the file on which hospitals agree."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     @property
     def hash(self) -> str:

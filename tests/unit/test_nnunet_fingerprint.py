@@ -9,7 +9,7 @@ import pytest
 
 from medsilo.core.errors import Refused
 from medsilo_nnunet.fingerprint import (
-    LARGEST_STEP,
+    DIGITS,
     CaseFacts,
     Fingerprint,
     FloatHistogram,
@@ -38,7 +38,7 @@ def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprin
 def test_a_number_moves_by_its_share_and_whole_numbers_of_ct_do_not() -> None:
     values = numbers(1)
     moved = np.abs(rounded(values) - values)
-    assert (moved <= LARGEST_STEP * np.abs(values)).all()
+    assert (moved <= 2.0**-DIGITS * np.abs(values)).all()
     assert moved.max() > 0
     assert np.array_equal(rounded(np.arange(-8192, 8193)), np.arange(-8192, 8193))
     assert np.array_equal(rounded(rounded(values)), rounded(values))
