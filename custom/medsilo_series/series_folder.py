@@ -121,9 +121,8 @@ class SeriesFolder(OwnFolder, ByKind):
     missing: Missing = Field(
         "leave-out",
         description="recordings with gaps in time or values missing: left out; or windows are cut before and after "
-        "(split); or the last value takes the place of missing ones, for `longest_fill` rows at most",
+        "(split)",
     )
-    longest_fill: int = Field(default=5, ge=1, le=100_000, description="rows that `missing: fill` fills in turn")
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -291,9 +290,7 @@ class SeriesFolder(OwnFolder, ByKind):
             raise DataError(
                 f"recordings of {own:g} Hz can't be resampled to {self.rate:g} by whole numbers; do it before"
             )
-        return Cutting(
-            self.window, self.step or self.window, self.missing, self.longest_fill, share.numerator, share.denominator
-        )
+        return Cutting(self.window, self.step or self.window, self.missing, share.numerator, share.denominator)
 
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])

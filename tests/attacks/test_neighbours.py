@@ -207,7 +207,7 @@ SETTINGS: dict[str, Setting] = {
     "series": Setting(recordings, SERIES, CONV, RECORDED),
     "series-split": Setting(gappy, {**SERIES, "missing": "split", "standardise": "none"}, CONV, RECORDED),
     "series-fill": Setting(
-        gappy, {**SERIES, "missing": "fill", "kind": "regression", "range": [0, 1], "step": 3}, CONV, RECORDED
+        gappy, {**SERIES, "missing": "split", "kind": "regression", "range": [0, 1], "step": 3}, CONV, RECORDED
     ),
     "photos": Setting(photographs, {**PHOTOS, "augmentation": FLAT}, data=CLASSES),
     "photos-grey": Setting(grey, {**PHOTOS, "colours": "grey", "intensity": Z_SCORE}, data=CLASSES),
@@ -352,7 +352,6 @@ SIZES = {
         "rate",
         "window",
         "step",
-        "longest_fill",
         "size",
         "foreground",
         "overlap",

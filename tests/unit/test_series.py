@@ -132,18 +132,6 @@ def test_windows_hold_no_gap_no_change_and_nothing_twice(
         assert inputs.tolist() == [list(range(start, start + window))]
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 4))
-def test_values_are_filled_from_before_and_not_for_long(known: list[bool], longest: int) -> None:
-    values = np.where(known, np.arange(len(known)), np.nan).astype(np.float32)[:, None]
-    recording = Recording(values, np.arange(len(known)) == 0)
-    found = cut(recording, Cutting(1, 1, "fill", longest), np.ones(len(known), bool))
-    expected = []
-    for row in range(len(known)):
-        before = next((back for back in range(min(longest, row) + 1) if known[row - back]), None)
-        expected += [] if before is None else [float(row - before)]
-    assert found.inputs.ravel().tolist() == expected
-
-
 @settings(max_examples=4, deadline=None)
 @given(files=st.lists(st.integers(1, 3), min_size=3, max_size=7), split=st.integers(0, 1000))
 def test_no_patients_windows_are_in_two_parts(
