@@ -24,7 +24,7 @@ from medsilo.extend import (
     splits,
     volumes,
 )
-from medsilo_papers.basic_unet import BasicUNet
+from medsilo_papers.networks import BasicUNet
 from medsilo_papers.public_files import files_in, site_folder
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")

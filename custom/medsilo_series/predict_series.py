@@ -18,7 +18,7 @@ from medsilo.extend import (
     predicted_rows,
     standardising,
 )
-from medsilo_series.recordings import KINDS
+from medsilo_series.recordings import KINDS, Reader
 from medsilo_series.series_folder import SeriesFolder
 
 RECORDINGS = "recordings.csv"
@@ -59,7 +59,7 @@ def _predicted(
     """Yield a row for each window of a recording, in time; a recording that can't be read has its reason."""
     none: predicted_rows.Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
-        found = list(task.windows(path, task.reader(data, outcome=False)))
+        found = list(task.windows(path, Reader(task.signals, data, label=False)))
         if not any(len(windows.inputs) for _, _, windows in found):
             raise DataError(f"a recording has no window of {task.window} steps in a row that are whole")
     except DataError as error:

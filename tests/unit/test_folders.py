@@ -722,7 +722,7 @@ STOPS = [
     ({"label": None, "image": None}, "the table has no column image, label"),
     ("image;label", "the table has no column patient"),
     (b"\xff\xfe\x00", "not in UTF-8"),  # of UTF-16, and cut off
-    (None, "the table can't be read"),
+    (None, "the table is not there"),
 ]
 
 

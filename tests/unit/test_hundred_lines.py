@@ -42,7 +42,6 @@ ledger --help
 list --help
 nnunet --help
 nnunet plan --help
-nnunet collect --help
 nnunet measure --help
 receive --help
 record --help

@@ -22,7 +22,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import Limits, SiteSettings, make_settings
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.own.dividing import divided
+from medsilo.tasks.own.own_data import divided
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from tests.conftest import SITES, make_plan

@@ -20,7 +20,7 @@ from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.plain import SmallCnn
 from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import Volume, read_image, read_mask, write_volume
+from medsilo.tasks.volumes import Volume, mask_of, write_volume
 from tests.conftest import make_plan
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
@@ -103,7 +103,7 @@ def test_the_mask_is_the_models_and_lies_where_the_image_lies(shape, spacing, st
         output = functional.interpolate(output, shape[1:], mode="bilinear")
     expected = output.argmax(1).numpy()
     assert 0.02 < expected.mean() < 0.98
-    found = read_mask(tmp_path / "out" / "scan_mask.nii.gz").values  # nibabel, turned to LPS
+    found = mask_of(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # turned to LPS
     assert np.array_equal(found, expected)
 
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
@@ -207,10 +207,10 @@ def test_a_broken_image_is_refused_in_training_too(tmp_path) -> None:
         (tmp_path / name).write_bytes(content[: len(content) * 2 // 3])
         assert SimpleITK.ReadImage(str(tmp_path / name)).GetSize() == (32, 32, 6)
         with pytest.raises(DataError):
-            read_image(tmp_path / name)
+            read_scan(tmp_path / name)
     write_volume(tmp_path / "holes.nii", Volume(np.full((6, 32, 32), np.nan, np.float32), np.eye(4)))
     with pytest.raises(DataError, match="6144 values that are NaN"):
-        read_image(tmp_path / "holes.nii")
+        read_scan(tmp_path / "holes.nii")
 
 
 # ---------------------------------------------------------------------------------------------------- single models
@@ -241,7 +241,7 @@ def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "scan.nii"), "-o", str(out), *options]) == 0
     with torch.no_grad():
         expected = network(torch.from_numpy(values)[:, None]).argmax(1)
-    assert np.array_equal(read_mask(out / "scan_mask.nii").values, expected)
+    assert np.array_equal(mask_of(out / "scan_mask.nii").values[0], expected)
     (row,) = json.loads((out / "predictions.json").read_text())["cases"]
     assert (row["expert"], row["confidence"]) == ("model", None)
 

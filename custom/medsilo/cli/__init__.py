@@ -79,7 +79,7 @@ NOW = {
     "decline": "medsilo approve PLAN --decline",
     "evidence": "medsilo record",
     "methods": "medsilo list",
-    "nnunet-collect": "medsilo nnunet collect",
+    "nnunet-collect": "medsilo nnunet measure",
     "nnunet-measure": "medsilo nnunet measure",
     "nnunet-plan": "medsilo nnunet plan",
     "pack": "medsilo submit JOB --out FOLDER",

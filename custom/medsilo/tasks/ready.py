@@ -44,7 +44,6 @@ class Facts:
     seconds: float = 0.0  # of a recording
     gaps: int = 0  # of a recording: in time, and rows without a value
     turned: bool = False  # whether a recording's axes seem to lie the other way round
-    outcome: tuple[float, ...] = ()  # of survival: time and event
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
@@ -10,9 +10,6 @@ from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.tasks.splits import Shares
-
-if TYPE_CHECKING:
-    pass
 
 
 def as_tuple(value: Any) -> Any:
@@ -48,7 +45,6 @@ class Inside(Section):
     time: str | None = None
     label: str | None = None  # of each row or window; else its table or its folder says it
     patient: str | None = None
-    outcome: Names = ()  # of survival, of each row or window: time and event; else its table says them
     windows: str = "x"  # of arrays
 
 

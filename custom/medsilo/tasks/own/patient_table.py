@@ -18,14 +18,13 @@ from medsilo.models.network import Network
 from medsilo.models.plain import Linear
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import (
-    OLD_LETTERS,
     OTHER_NAMES,
     TABLE,
-    WINDOWS,
     Entry,
     Listing,
     check_parts,
     check_patients,
+    tell_sheet,
     without_who_left,
 )
 from medsilo.tasks.own.by_kind import ByKind, goal_of
@@ -40,8 +39,7 @@ from medsilo.tasks.own.columns import (
     own_labels,
     own_names,
 )
-from medsilo.tasks.own.dividing import dealt, divided
-from medsilo.tasks.own.own_data import FEWEST
+from medsilo.tasks.own.own_data import FEWEST, dealt, divided
 from medsilo.tasks.own.sheet import Sheet, mixes_patients, read_sheet
 from medsilo.tasks.own.standardising import Scales, check_scales, from_training_cases, largest, scaled, scales_told
 from medsilo.tasks.sources import Columns, DataSource
@@ -72,6 +70,8 @@ class PatientTable(ByKind):
         "categories ([your-data.md](your-data.md#a-table))",
     )
     target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
+    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
+    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
     missing: Literal["leave-out", "mean", "mark"] = Field(
         "leave-out",
         description="lines with a value missing: left out; or the site's training mean takes its place (a category is "
@@ -252,17 +252,7 @@ class PatientTable(ByKind):
         )
         if copies:
             listing.problems.append(Problem("note", TWICE, copies))
-        left_out = [problem for problem in listing.problems if problem.severity == "left out"]
-        return Survey(
-            shown,
-            unreadable=sum(problem.count for problem in left_out),
-            patients_in_two_parts=sum(p.count for p in listing.problems if p.what.startswith("patients are in two")),
-            duplicates=copies,
-            problems=tuple(listing.problems),
-            fixed=any(entry.part for entry in listing.entries),
-            patients_named=listing.patients_named,
-            absent=self.absent(source),
-        )
+        return self._survey(listing, shown, source, copies)
 
     def _part(self, data: Cases) -> PartFacts:
         counts: dict[str, int] = {}
@@ -426,12 +416,7 @@ class _Reading:
         """Put what was found into the listing."""
         for (severity, what), places in self.wrong.items():
             self.listing.add(severity, what, places)
-        self.listing.add(
-            "left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven
-        )
-        self.listing.add("left out", "lines have a cell that is too long", sheet.long)
-        if sheet.coding == WINDOWS:
-            self.listing.problems.append(Problem("note", OLD_LETTERS, len(sheet.lines)))
+        tell_sheet(self.listing, sheet)
         if self.listing.entries and self.source.columns.patient not in sheet.columns:
             self.listing.patients_named = False
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
