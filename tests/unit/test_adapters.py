@@ -430,7 +430,7 @@ def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
 def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     """From a plan with a path in it to MONAI's own network, though the file is gone from where it was."""
     unet = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}
-    task = {"name": "synthetic-prostate", "size": 32}
+    task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 4}
     sections = {"task": task, "participation": {"sites": SITES[:2]}}
     drawn = parse_plan({"algorithm": {"name": "local"}, **sections, "network": unet}).build_networks()["model"]
     (tmp_path / "plans").mkdir()
@@ -438,7 +438,8 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     save_tensors(tmp_path / "weights" / "unet.safetensors", drawn.state_dict())
     plan = tmp_path / "plans" / "plan.yaml"
     plan.write_text(
-        "algorithm: {name: fedavg}\ntask: {name: synthetic-prostate, size: 32}\nparticipation: {sites: [a, b]}\n"
+        "algorithm: {name: fedavg}\nparticipation: {sites: [a, b]}\n"
+        "task: {name: synthetic-prostate, size: 32, patients: 4, slices: 4}\n"
         "network: {name: tuned, from: ../weights/unet.safetensors, of: {name: basic-unet, features: [4, 4, 8, 8, 8]}}\n"
         "training: {rounds: 1, batch_size: 16, learning_rate: 0.05}\ntracking: {select: last}\n",
         "utf-8",
