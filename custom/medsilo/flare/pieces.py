@@ -237,7 +237,7 @@ class PiecedTensors(TensorDecomposer):
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
 PAUSE = 1.0  # seconds until a request is made again that could not be sent
 SOONEST = 2.0  # seconds until a piece counts as late, however fast the line
-UNKNOWN = 10.0  # the same, of a line on which nothing has come yet; and of a task, which the server has to put together
+UNKNOWN = 10.0  # the same, of a line on which nothing has come yet
 
 
 class Pace:
