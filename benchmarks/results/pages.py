@@ -288,6 +288,7 @@ def _anatomy(power: int) -> Part:
             "training.learning_rate=0.001",
         ),
         seeds=5,
+        later=(),
         made_up=Shift(ANATOMY, power, "hospitals with the other organ", "ditto"),
     )
 

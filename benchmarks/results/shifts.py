@@ -22,12 +22,18 @@ def kinds(parts: Sequence[Comparison]) -> Iterator[tuple[Shift, Comparison, By]]
     shifted = [(part.part.made_up, part) for part in parts if part.part.made_up]
     for _, own in groupby(shifted, lambda pair: pair[0].kind):
         pairs = list(own)
-        yield *pairs[0], {shift.power: _gains(part) for shift, part in pairs if part.compared()}
+        there = [(shift.power, part) for shift, part in pairs if part.part.against in _titles(part)]
+        yield *pairs[0], {power: _gains(part) for power, part in there}
+
+
+def _titles(comparison: Comparison) -> list[str]:
+    """Return the rows that are compared."""
+    return list(dict.fromkeys(cell.row.title for cell in comparison.compared()))
 
 
 def _gains(comparison: Comparison) -> tuple[float, Gains]:
     method, gains, score = comparison.part.against, Gains(), 0.0
-    for other in dict.fromkeys(cell.row.title for cell in comparison.compared()):
+    for other in _titles(comparison):
         row = next(row for row in comparison.verdict(other).rows if row.title == method)
         score = row.score.mean if row.score else score
         if row.difference.mean:
