@@ -345,7 +345,10 @@ def test_the_ledger_charges_adapters_what_it_charges_a_whole_network(tmp_path: P
     """A step's price hangs on noise and chance, not on how many numbers it moves; frozen ones are never charged."""
     photos = write_photos(tmp_path / "photos", NAMES)
     spent = []
-    for name, more in (("whole", {}), ("adapted", {"name": "tuned", "of": PRIVATE["network"], "adapters": {"rank": 1}})):
+    for name, more in (
+        ("whole", {}),
+        ("adapted", {"name": "tuned", "of": PRIVATE["network"], "adapters": {"rank": 1}}),
+    ):
         run_with_ledger(tmp_path / name / "study", photos, plan={**PRIVATE, "network": more or PRIVATE["network"]})
         found = standing(tmp_path / name)
         spent.append(([entry.what for entry in found.entries if entry.kind == "charged"], found.epsilon(1e-3)))
