@@ -347,10 +347,10 @@ def end_reply(request: Message) -> None:
         task.stop(StreamError("it is asked for again"))
 
 
-def has_begun(cell: Cell, request: Message) -> bool:
-    """Return whether a reply to a request has begun to come."""
+def received(cell: Cell, request: Message) -> int:
+    """Return the bytes that have come so far in reply to a request."""
     waiter = cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
-    return bool(waiter and waiter.in_receiving.is_set())
+    return waiter.receiving_future.get_progress() if waiter and waiter.receiving_future else 0
 
 
 def _request_of(task: RxTask) -> str | None:

@@ -33,10 +33,10 @@ from medsilo.flare.patches import (
     PIECES,
     AskedPiece,
     end_reply,
-    has_begun,
     number_of,
     pieces_in,
     ping,
+    received,
     reply_once,
     send_requests_by,
 )
@@ -309,22 +309,28 @@ class _Wanted:
 
     def _may_come(self) -> bool:
         """Return whether it is still on its way, as far as one knows, when it is late."""
-        had_begun = self._has_begun()
-        while self.line.due[0] is self and monotonic() - self.line.last > self.line.late() and not self._is_over():
-            self._ping()
-        lost = self.line.came > self.asked + AHEAD and self._has_begun() == had_begun
+        before = self._received()
+        if self._is_silent():
+            while self._is_silent() and not self._is_over():
+                self._look()
+            sleep(PAUSE)  # what is on its way comes in the moment after
+        lost = self.line.came > self.asked + AHEAD and self._received() == before
         return not lost and not self._is_over()
 
-    def _has_begun(self) -> bool:
-        return has_begun(self.cell, self.request["request"])
+    def _received(self) -> int:
+        return received(self.cell, self.request["request"])
 
-    def _ping(self) -> None:
-        """Look whether the line is back; what is on its way comes in the moment after."""
+    def _is_silent(self) -> bool:
+        return monotonic() - max(self.line.last, self.asked) > self.line.late()
+
+    def _look(self) -> None:
+        """Look whether the line is back, by a ping of the first of those that wait."""
         asked = monotonic()
-        reply = self.send(**self.request | {"request": ping(), "timeout": SOONEST})
-        if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK:
-            self.line.heard(asked)
-        sleep(max(0.0, asked + PAUSE - monotonic()))
+        if self.line.due[0] is self:
+            reply = self.send(**self.request | {"request": ping(), "timeout": SOONEST})
+            if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK:
+                return self.line.heard(asked)
+        sleep(max(0.0, asked + PAUSE / 4 - monotonic()))
 
 
 class PatientRequests:
