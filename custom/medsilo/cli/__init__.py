@@ -100,7 +100,7 @@ class OneCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         """Return arguments and options."""
-        params = super().get_params(ctx)
+        params: list[Any] = list(super().get_params(ctx))
         for param in params:
             if param.param_type_name == "argument":
                 param.display_type_rich = lambda ctx: None
