@@ -475,10 +475,10 @@ class Lead:
         return lead.status(self.kit, job).as_json()
 
     @_as_python
-    def submit(self, job: Place, changes: Changes = (), *, plan: Place | None = None, share: bool = False) -> str:
+    def submit(self, job: Place, changes: Changes = (), *, plan: Place | None = None) -> str:
         """Submit a job, wait until the hospitals have joined, and return its id. plan: in place of the job's own."""
         other = Path(plan) if plan else None
-        return lead.submit(find_job(job), self.kit, self.say, _changes(changes), False, other, share)
+        return lead.submit(find_job(job), self.kit, self.say, _changes(changes), False, other)
 
     @_as_python
     def watch(self, job: str, on_round: Callable[[Round, Progress], None] = lambda line, study: None) -> str:

@@ -28,9 +28,7 @@ def record(
     local: options.SiteConfig = None,
     kit: options.SiteKit = None,
     site: Annotated[str, typer.Option(metavar="SITE", help="with --settings: this hospital's name in the plan")] = "",
-    out: Annotated[
-        Path | None, typer.Option(*options.OUT, metavar="FOLDER", help="where the record is written")
-    ] = None,
+    out: options.OutFolderOrNone = None,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="a finished run of the plan: hashes of its rounds")
     ] = None,

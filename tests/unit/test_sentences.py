@@ -129,7 +129,7 @@ def study(**changes: Any) -> str:
     row = row.changed(sites={"a": None}, difference=Differences(mean=one, sites={"a": None}))
     values: dict[str, Any] = {"task": "t", "task_title": "T", "synthetic": False, "metric": "accuracy", "network": "n"}
     values |= {"seeds": [0, 1], "sites": ["a"], "level": 0.95, "against": "FedAvg", "headline": "H.", "rows": [row]}
-    values |= {"joining": {"a": "open"}, "about": About(title="Title"), "runs": [], "declared": "FedAvg"}
+    values |= {"about": About(title="Title"), "runs": [], "declared": "FedAvg"}
     values |= {"first": difference(0.1, 0.0, 0.2), "between": "B.", "gains": {"a": gain("promising")}}
     verdict = Verdict(**(values | changes))
     return study_page.render(verdict, {row.title: [] for row in verdict.rows})

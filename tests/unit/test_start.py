@@ -458,6 +458,7 @@ def test_a_sample_is_held_to_its_order_and_its_words() -> None:
     assert missing("a\nb\n", "b\na\n") == ["b"] and missing("a 1 B\n", "a 1 b\n") == ["a 0 B"]
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_the_tutorial_runs_as_it_stands(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

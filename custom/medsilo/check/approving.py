@@ -46,7 +46,7 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
 def objection_now(home: KitAtHome, decision: Decision, plan: Plan, sites: Collection[str] = ()) -> str:
     """Return why a plan may not run here now, as the rest of "this hospital ..."; nothing where it may."""
     own = plan.participation.everyone
-    return decision.objection("this plan", plan.algorithm.name, own, sites, 0, home.approvals.data, time.time())
+    return decision.objection("this plan", own, sites, 0, home.approvals.data, time.time())
 
 
 def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
@@ -55,10 +55,7 @@ def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Colle
     if named and home.kit.name not in named:
         return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"
     others = sorted({*named, *sites} - set(limits.sites)) if named else ["sites that the plan does not name"]
-    if limits.sites and others:
-        return f"--sites leaves out {plain(', '.join(others), 200)}"
-    other = limits.method and limits.method != plan.algorithm.name
-    return f"--method is {limits.method}, and the plan's is {plan.algorithm.name}" if other else ""
+    return f"--sites leaves out {plain(', '.join(others), 200)}" if limits.sites and others else ""
 
 
 def plan_in_words(plan: Plan) -> list[tuple[str, str]]:

@@ -26,7 +26,10 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     if not survey.parts:
         return
     if plan.task.goal.classifies:
-        yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least, unit)
+        classes = plan.task.goal.label_names
+        optional = {*getattr(plan.task, "may_be_absent", ())} & {*classes}
+        hint = "name under data.absent what nobody looked for here" if optional else ""
+        yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
     cases = {name: part.cases for name, part in survey.parts.items()}
     tested = survey.parts["test"].patients
     told = (
@@ -63,12 +66,12 @@ def _larger(patients: int, plan: Plan, least: int) -> str:
     return f"bring more patients, or give these parts more of them ({shares}, where no table fixes the parts)"
 
 
-def _balance(classes: Mapping[str, int], known: int, least: int, unit: str) -> Iterator[Finding]:
+def _balance(classes: Mapping[str, int], known: int, least: int, unit: str, hint: str) -> Iterator[Finding]:
     present = [count for count in classes.values() if count]
     if len(present) == 1:
         yield Finding("data", "note", "the training part has one class only", "a method with personal models may suit")
     elif len(present) < known:
-        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes")
+        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes", hint)
     if present and min(present) >= least and max(present) >= UNEVEN * min(present):
         times = max(present) / min(present)
         told = f"the training part's largest class has {times:.0f} times the {unit} of its smallest"
@@ -92,7 +95,8 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         title = f"{unit} of each class" if exclusive else f"{unit} that show each label"
         note = f"Counts from 1 to {least - 1} are not told (smallest_metric)." if least > 1 else ""
         lines = [[label, *counts] for label, *counts in zip(labels, *columns, strict=True)]
-        lines = [[line[0], *["not drawn"] * len(survey.parts)] if line[0] in survey.absent else line for line in lines]
+        no = ["not told apart" if exclusive else "not drawn"] * len(survey.parts)
+        lines = [[line[0], *no] if line[0] in survey.absent else line for line in lines]
         tables.append(Table(title.capitalize(), ("class" if exclusive else "label", *survey.parts), lines, note))
     structures = labels if isinstance(plan.task.goal, Segmentation) else []
     named = dict.fromkeys([*structures, *getattr(plan.task, "modalities", ()), *survey.absent])
@@ -142,13 +146,15 @@ def hospitals_table(each: Mapping[str, Sequence[Table]]) -> Table:
     held = {site: {row[0]: row[1:] for table in own for row in table.rows} for site, own in told.items()}
     names = dict.fromkeys(name for own in held.values() for name in own)
     return Table(
-        title, ("name", *held), [[name, *(_in_words(own.get(name)) for own in held.values())] for name in names]
+        title,
+        ("name", *held),
+        [[name, *(_in_words(own.get(name), bool(each[site])) for site, own in held.items())] for name in names],
     )
 
 
-def _in_words(row: Sequence[Cell] | None) -> Cell:
+def _in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
     if row is None:
-        return NOT_TOLD
+        return "has it" if told else NOT_TOLD
     have, none, lack = row
     return f"lacks it ({lack})" if lack else f"{have}, drawn and none {none}" if none else have
 

@@ -19,7 +19,6 @@ from medsilo.cli import (
     leading,
     operating,
     plan_approval,
-    results,
     reviewing,
     running,
     starting,
@@ -55,8 +54,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (operating.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
     ),
     "Of finished runs": (
-        (results.report, "runs/one runs/other -o comparison.html"),
-        (results.cross, "runs/local"),
+        (operating.report, "runs/one runs/other -o comparison.html"),
         (operating.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
@@ -76,11 +74,12 @@ NOW = {
     "analyse": "python -m benchmarks.analyses",
     "approvals": "medsilo approve",
     "audit-privacy": "python -m benchmarks.analyses privacy",
-    "committee": "medsilo cross RUN RUN",
+    "committee": "python -m benchmarks.cross",
+    "cross": "python -m benchmarks.cross",
     "decline": "medsilo approve PLAN --decline",
     "evidence": "medsilo record",
     "methods": "medsilo list",
-    "nnunet-collect": "medsilo nnunet collect",
+    "nnunet-collect": "medsilo nnunet measure",
     "nnunet-measure": "medsilo nnunet measure",
     "nnunet-plan": "medsilo nnunet plan",
     "pack": "medsilo submit JOB --out FOLDER",
@@ -100,7 +99,7 @@ class OneCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         """Return arguments and options."""
-        params: list[Any] = list(super().get_params(ctx))
+        params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.param_type_name == "argument":
                 param.display_type_rich = lambda ctx: None
@@ -114,7 +113,7 @@ class Commands(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options; to check the None of typer's own flags, it would load pydantic."""
-        params = super().get_params(ctx)
+        params: list[Any] = super().get_params(ctx)
         for param in params:
             param.default = False if param.default is None else param.default
         return params

@@ -51,7 +51,6 @@ def approve(
         ),
     ] = None,
     sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
-    method: Annotated[str, typer.Option(metavar="METHOD", help="only if the plan has this method")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
     by: Annotated[str, typer.Option(metavar="NAME", help="who decides (default: this account's name)")] = "",
     page: Annotated[
@@ -80,7 +79,6 @@ def approve(
         expires=None if expires is None else int(time.time()) + 3600 * expires,
         rounds=rounds,
         sites=tuple(sorted(filter(None, (site.strip() for site in sites.split(","))))),
-        method=method,
     )
     if decline and limits.words():
         raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")

@@ -26,10 +26,7 @@ def init(
         typer.Argument(help="images and labels, tables or recordings; of one hospital or with a folder for each"),
     ] = None,
     *,
-    out: Annotated[
-        Path,
-        typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="where the files are written"),
-    ] = Path("study"),
+    out: options.OutFolder = Path("study"),
     site: Annotated[
         str, typer.Option(metavar="SITE", help="this hospital's name, where the folder is one hospital's")
     ] = "hospital-a",

@@ -163,8 +163,7 @@ class Coordinator:
                 self.record.keep_before(number - 1)
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
-        told = breach is None and not self.plan.transport.sealing_counts
-        updates, shares = self.state.directions.updates(), self.state.shares(phase) if told else {}
+        updates, shares = self.state.directions.updates(), {} if breach else self.state.shares(phase)
         line = Round(
             round=number,
             phase=phase.name,
@@ -342,7 +341,7 @@ def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: 
         train_loss=reply.train_loss,
         validation=reply.validation,
         validation_loss=reply.validation_loss,
-        samples=None if reply.cases.train is None else reply.samples,
+        samples=reply.samples,
         seconds=round(reply.seconds, 3),
         memory=int(reply.memory),
         bytes_up=exchange.bytes_up[site],

@@ -32,8 +32,7 @@ class Missing:
     kind: Literal["refused", "lost"]
     reason: str
     passing: bool = False  # a refusal that asking again may heal
-    lacks: bool = False  # a refusal that sending all tensors heals
-    holds: dict[str, dict[str, str]] | None = None  # what it has of what it was sent, where it says so
+    lacks: bool = False  # a refusal that sending it the network's files heals
 
     @property
     def text(self) -> str:
@@ -41,9 +40,9 @@ class Missing:
         return f"{self.kind}: {self.reason}"
 
     @classmethod
-    def refused(cls, error: MedsiloError, holds: dict[str, dict[str, str]] | None = None) -> "Missing":
+    def refused(cls, error: MedsiloError) -> "Missing":
         """Return the refusal that an error is; its text may come from a site."""
-        return cls("refused", plain(str(error)), isinstance(error, Died), isinstance(error, Lacks), holds)
+        return cls("refused", plain(str(error)), isinstance(error, Died), isinstance(error, Lacks))
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ def _cautions(runs: Sequence[RunResult]) -> list[Notice]:
             told = ", ".join(f"{site} not {' and '.join(names)}" for site, names in lacks.items() if names)
             found.append(
                 f"{run.label}: its sites do not have the same ({told}). Scores of sites that drew different "
-                "structures, and their mean, are of different things: compare a structure."
+                "structures are of different things: compare a structure. Their mean is one over structures."
             )
         untested = [site for site in run.sites if run.score(site) is None]
         if not run.failed and untested:

@@ -25,7 +25,6 @@ class Holding:
     sites: tuple[str, ...]
     parts: tuple[tuple[int | None, ...], ...]
     classes: tuple[tuple[int, ...] | None, ...]
-    unknown: str = "–"  # in place of a number that is not told
     unit: str = "cases"
 
     @classmethod
@@ -36,24 +35,23 @@ class Holding:
             tuple(run.sites),
             tuple(tuple((site.cases or {}).get(part) for part in PARTS) for site in told),
             tuple(None if one is None else tuple(one) for one in counts),
-            "sealed" if any(site.cases and site.cases.get("train") is None for site in told) else "–",
             "slices" if run.summary.sliced else "cases",
         )
 
     def tables(self) -> Iterator[Table]:
         """Yield the cases by part, and by class; the darker a cell, the larger its share of the site's."""
-        yield f"{self.unit.capitalize()} by part", PARTS, _rows(self.sites, self.parts, self.unknown, 0)
+        yield f"{self.unit.capitalize()} by part", PARTS, _rows(self.sites, self.parts, 0)
         if widest := max((len(counts) for counts in self.classes if counts), default=0):
             rows = [counts or (None,) * widest for counts in self.classes]
             yield (
                 f"Training {self.unit} by class",
                 [str(label) for label in range(widest)],
-                _rows(self.sites, rows, self.unknown, 1),
+                _rows(self.sites, rows, 1),
             )
 
 
 def _rows(
-    sites: Sequence[str], rows: Sequence[Sequence[int | None]], unknown: str, shaded: float
+    sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float, unknown: str = "–"
 ) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return counts as cells, the darker, the larger their share of the site's."""
     told = []
@@ -131,4 +129,4 @@ def _disclosed(name: str, about: dict[str, Any], own: dict[str, dict[str, Any]])
         (low, high), parts = about["range"], len(next(iter(rows.values())))
         heads = [f"{low + n * (high - low) / parts:g}" for n in range(parts)]
     whole = [[None if count is None else round(count) for count in counts] for counts in rows.values()]
-    return f"{name}{unit}", heads, _rows(list(rows), whole, "few", 1)
+    return f"{name}{unit}", heads, _rows(list(rows), whole, 1, "few")

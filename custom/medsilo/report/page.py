@@ -60,7 +60,6 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
         holdings=holdings.tables(runs),
         shifts=holdings.shifts(runs),
         disclosed=disclosed,
-        crossed=[_crossed(run) for run in runs if run.cross],
         curves=_curves(runs, looks),
         harmonised=panels.harmonised(subjects),
         similarity=panels.similarity(subjects),
@@ -142,17 +141,6 @@ def _figure(site: SiteResult, name: str) -> dict[str, Any]:
     if name in site.figures or not site.withheld:
         return cell(site.figures.get(name))
     return cell(None, WITHHELD)
-
-
-def _crossed(run: RunResult) -> dict[str, Any]:
-    """One site's model per row, one site's test data per column."""
-    rows = []
-    for owner in run.sites:
-        scores, mean, pooled = run.elsewhere(owner)
-        there = zip(run.sites, scores, strict=True)
-        cells = [cell(score, look="own" if site == owner else "") for site, score in there]
-        rows.append((owner, [cell(mean, look="total"), cell(pooled), *cells]))
-    return {"label": run.label, "metric": run.summary.metric, "sites": run.sites, "rows": rows}
 
 
 def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:

@@ -283,7 +283,6 @@ def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
         expires=int(time.time()) + int(hours) * HOUR if hours else None,
         rounds=int(rounds) if rounds else None,
         sites=tuple(sorted({site.strip() for site in fields.get("sites", "").split(",")} - {""})),
-        method=fields.get("method", "").strip(),
     )
 
 
