@@ -30,7 +30,7 @@ class Problem:
 
     @property
     def counted(self) -> str:
-        """What is wrong, and at how many."""
+        """Return what is wrong, and at how many."""
         what, semicolon, remedy = self.what.partition("; ")
         return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
 
