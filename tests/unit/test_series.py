@@ -299,7 +299,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "SECRET" not in str(told.value) and str(tmp_path) not in str(told.value)
         return str(told.value)
 
-    assert "a label that is not among the plan's (rest, walk); add it to data.label_map (4)" in words(label_map={})
+    assert "a label that is not among the plan's (rest, walk) (4); add it to data.label_map" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
     assert "no recording in the data folder fits data.recordings" in words(recordings="*.npz")
     assert "names patients, parts or sites" in words(names={"x": "doing"})
@@ -555,7 +555,7 @@ def test_a_number_is_learned_of_each_window(tmp_path: Path) -> None:
     (whole,) = csv.DictReader((out / "recordings.csv").open())
     assert float(whole["value"]) == pytest.approx(np.mean(windows)) and all(0 <= value <= 4 for value in windows)
     narrow = plan_of("local", kind="regression", range=[0, 1]).task
-    with pytest.raises(DataError, match="a label that is not a number from 0 to 1; correct it"):
+    with pytest.raises(DataError, match=r"a label that is not a number from 0 to 1 \(8\); correct it"):
         narrow.site_data("a", ["a"], 0, settings.data)
 
 
