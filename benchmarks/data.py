@@ -20,7 +20,7 @@ import torch
 from timing import note, run
 from torch.utils.data import Dataset, TensorDataset
 
-from medsilo.learning.loop import Compute, DrawnCases, batches, lesson, objective_of, train_epoch
+from medsilo.learning.loop import Compute, DrawnCases, OutputLoss, batches, lesson, train_epoch
 from medsilo.models.unet import UNet
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_folder import ImageFolder
@@ -74,7 +74,7 @@ def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object
     torch.manual_seed(0)
     compute = Compute()
     network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.goal.classes)
-    learn = lesson(network, objective_of(task.goal.loss), torch.optim.Adam(network.parameters(), 1e-3), compute)
+    learn = lesson(network, OutputLoss(task.goal.loss), torch.optim.Adam(network.parameters(), 1e-3), compute)
     return lambda: train_epoch(batches(cases, 4, compute, torch.Generator().manual_seed(0)), [learn], compute)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.models.densenet121 import DenseNet121
-from medsilo.models.small_cnn import SmallCnn
+from medsilo.models.plain import SmallCnn
 from medsilo.models.unet import UNet
 
 BATCHES = ((16, 3, 384, 384), (128, 3, 96, 96))

@@ -1,11 +1,9 @@
-"""The server's memory and a round's time over mutual TLS: answers in flight, and what is not sent again.
+"""The server's memory and a round's time over mutual TLS, of answers in flight.
 
-    python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3] [--keep]
+    python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3]
 
 Provisioned kits and real processes on this machine; sites do no training (federation_parts/idle_site.py), so that all
-answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM).
-With --keep sites keep what they receive, and their unchanged model is named and not sent.
-"""
+answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM)."""
 
 import argparse
 import io
@@ -57,15 +55,14 @@ def plan_of(sites: Sequence[str], features: Sequence[int], rounds: int) -> Plan:
     )
 
 
-def cost(sites: int, features: Sequence[int], rounds: int, keep: bool, folder: Path) -> Cost:
+def cost(sites: int, features: Sequence[int], rounds: int, folder: Path) -> Cost:
     """Run one federation."""
     names = [f"site-{number:02d}" for number in range(sites)]
     plan = plan_of(names, features, rounds)
     with redirect_stdout(io.StringIO()):
         consortium = Consortium(folder, dict.fromkeys(names, "teaching-hospital"))
     for name in names:
-        settings = "device: cpu\nisolation: false\n" + ("" if keep else "keep_received: false\n")
-        (consortium.kit(name) / "local/medsilo.yaml").write_text(settings)
+        (consortium.kit(name) / "local/medsilo.yaml").write_text("device: cpu\nisolation: false\n")
     record = Record(consortium.kit(SERVER) / "medsilo" / "idle")
     try:
         consortium.start(LIMIT)
@@ -101,13 +98,12 @@ def main() -> None:
     parser.add_argument("--sites", default=SITES)
     parser.add_argument("--features", default=FEATURES)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
     sizes = [int(number) for number in asked.features.split(",")]
     print("| sites | server | round | sent in a round |\n|---|---|---|---|")
     for sites in map(int, asked.sites.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            found = cost(sites, sizes, asked.rounds or 3, asked.keep, Path(folder))
+            found = cost(sites, sizes, asked.rounds or 3, Path(folder))
             print(f"| {sites} | {found.row}", flush=True)
     print(f"{found.parameters} parameters")
 

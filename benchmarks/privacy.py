@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.memory import forget_most, most_held
-from medsilo.learning.loop import Compute, Lesson, lesson, objective_of
+from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson
 from medsilo.learning.private import PoissonSample, PrivateSteps
-from medsilo.models.small_cnn import SmallCnn
+from medsilo.models.plain import SmallCnn
 from medsilo.models.unet import UNet
 from medsilo.privacy.noise import NoiseSource
 
@@ -41,7 +41,7 @@ def lessons(model: nn.Module, cases: int) -> dict[str, Lesson]:
     sample.owners = torch.arange(cases) // 2
     private = PrivateSteps(sample, 1.0, 1.0, secret)
     return {
-        "plain": lesson(model, objective_of(functional.cross_entropy), optimizer, Compute()),
+        "plain": lesson(model, OutputLoss(functional.cross_entropy), optimizer, Compute()),
         "private": private.lesson("model", model, functional.cross_entropy, optimizer),
     }
 

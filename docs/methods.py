@@ -61,7 +61,7 @@ FACTS = {
     "scaffold": (
         "model, running statistics, control variate",
         "2",
-        "with option I one more pass",
+        "none",
         "many local steps and plain SGD",
     ),
     "feddyn": (STATISTICS, "1", "none", "as SCAFFOLD, without its second set of tensors on the line"),

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from benchmarks.heart_dp.data import Hospital, accuracy
-from medsilo.learning.loop import Compute, batches, lesson, objective_of, train_epoch
+from medsilo.learning.loop import Compute, OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import correcting, pull_back, pull_towards
@@ -131,7 +131,7 @@ class _Site:
             train_epoch(sample.batches(self.data, self.setup.steps, COMPUTE), [learn], COMPUTE)
 
     def _train_openly(self, model: nn.Module, optimizer: SGD, number: int) -> None:
-        learn = lesson(model, objective_of(_loss), optimizer, COMPUTE)
+        learn = lesson(model, OutputLoss(_loss), optimizer, COMPUTE)
         left = self.setup.steps
         for epoch in range(self.setup.steps):
             order = generator_for(self.seed, self.name, number, epoch)

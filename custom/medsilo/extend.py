@@ -63,7 +63,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.tensors import Tensors
     from medsilo.core.text import size_text
     from medsilo.deploy import model_card, predicted_rows, watch
-    from medsilo.deploy.own_model import Reading, folder_exporter
+    from medsilo.deploy.own_model import folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.deploy.together import answering_together
@@ -103,7 +103,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft
     from medsilo.start.looks import patient_in
-    from medsilo.study import cross
+    from medsilo.study import judging
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over

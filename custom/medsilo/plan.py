@@ -25,12 +25,11 @@ from medsilo.course.layer import Layer
 from medsilo.course.participation import Participation
 from medsilo.course.phase import Course, Phase
 from medsilo.course.robust_mixing import Mixing
-from medsilo.course.sealable import forms_of, means_of
-from medsilo.course.secure_aggregation import TransportSettings
+from medsilo.course.secure_aggregation import TransportSettings, forms_of
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training
-from medsilo.mixing.forms import Form, Summed
+from medsilo.mixing.forms import Form
 from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages
 from medsilo.tasks.task import Task
@@ -171,19 +170,12 @@ class Plan(Section):
         """The noisy gradients that are taken of each batch, where the plan promises privacy."""
         return len(self.private.networks) * (2 if self.algorithm.perturbation else 1)
 
-    def _forms(self, phase: Phase) -> dict[str, Form]:
-        sites = self.participation.sites or ("a", "b", "c")
-        return forms_of(phase, sites, self.task, self.training, self.seed)
-
-    def means_of(self, phase: Phase) -> dict[str, Summed | None]:
-        """Return the form of every group that is a mean over sites; None where it needs all their tensors at once."""
-        return means_of(phase, self.participation.sites, self.task, self.training, self.seed)
-
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
         """Return how each group is sealed that sites seal in a phase."""
         if not self.transport.sealed:
             return {}
-        return {name: form for name, form in self._forms(phase).items() if name not in self.transport.sealing_clear}
+        forms = forms_of(phase, self.participation.sites, self.task, self.training, self.seed)
+        return {name: form for name, form in forms.items() if name not in self.transport.sealing_clear}
 
     def _blueprint(self) -> Blueprint:
         task = self.task
@@ -191,7 +183,7 @@ class Plan(Section):
         return Blueprint(make, task.shape, task.channels, self.participation.sites)
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
-        """Return what whoever starts the study should know of its numbers, one line each."""
+        """Return what the person who starts the study should know of its numbers, one line each."""
         own = (caution for feature in self.features for caution in feature.cautions(self))
         return [*self.algorithm.cautions(sites), *own]
 
@@ -296,6 +288,7 @@ def _begun_with(folder: Path, name: str) -> dict[str, Any]:
     path = folder / Path(name).expanduser()  # a path as it is typed, or one that begins at the plan
     if not is_safe_name(path.name):
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
+    path = next(filter(Path.is_file, (path / name for name in shelf.IN_BUNDLES)), path)
     shelf.look_in(path.parent)
     try:
         return {"file": path.name, "sha256": shelf.hash_of_file(path), "bytes": path.stat().st_size}

@@ -261,13 +261,13 @@ NETWORKS = Registry(
     "medsilo.networks",
     "medsilo.models.network:Network",
     {
-        "activity-cnn": "medsilo.models.activity_cnn:ActivityCnn",
+        "activity-cnn": "medsilo.models.plain:ActivityCnn",
         "densenet121": "medsilo.models.densenet121:DenseNet121",
-        "linear": "medsilo.models.linear:Linear",
-        "mlp": "medsilo.models.mlp:Mlp",
-        "small-cnn": "medsilo.models.small_cnn:SmallCnn",
+        "linear": "medsilo.models.plain:Linear",
+        "mlp": "medsilo.models.plain:Mlp",
+        "small-cnn": "medsilo.models.plain:SmallCnn",
         "unet": "medsilo.models.unet:UNet",
-        "vgg11": "medsilo.models.vgg11:Vgg11",
+        "vgg11": "medsilo.models.plain:Vgg11",
     },
 )
 

@@ -172,7 +172,7 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
     if not task.segments:
         return {}
     own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
-    return own | {plain(str(name)).lower(): task._number(label) for name, label in source.label_map.items()}
+    return own | {plain(str(name)).lower(): task._number(label) for name, label in source.first_map.items()}
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,7 @@ def measure(
     local: Annotated[
         Path | None, typer.Option("--settings", metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the lead")
-    ],
+    out: options.OutFile,
 ) -> int:
     """At a hospital: measure its data for nnU-Net's plans, and write what leaves into one file.
 
@@ -81,9 +79,7 @@ def plan(
             help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
         ),
     ] = None,
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the plans")
-    ],
+    out: options.OutFile,
 ) -> int:
     """Make the plans that nnU-Net would make of all hospitals' data in one place, of the files that they sent.
 

@@ -12,7 +12,6 @@ from medsilo.extend import (
     MedsiloError,
     PredictionRequest,
     Predictor,
-    Reading,
     Source,
     files_below,
     folder_exporter,
@@ -84,14 +83,4 @@ def _means(rows: Sequence[predicted_rows.Row], task: SeriesFolder) -> Iterator[p
         yield {"recording": recording, "patient": patient, **task.together(list(own))}
 
 
-def reading(task: SeriesFolder) -> Reading:
-    """Return what a task's models read."""
-    reads = (
-        f"windows of {task.window} steps, {task.rate:g} in a second, of {task.channels} signals in the order of "
-        "`configs/inputs.json`, [signals, steps],"
-    )
-    facts = {"steps": task.window, "steps_a_second": task.rate}
-    return Reading("time series", "signals", reads, "recordings", "recordings", facts=facts)
-
-
-EXPORTER = folder_exporter(reading)
+EXPORTER = folder_exporter(lambda task: {"steps": task.window, "steps_a_second": task.rate})

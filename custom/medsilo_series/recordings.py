@@ -247,7 +247,7 @@ def _timed(found: Recording, times: np.ndarray) -> Recording:
     between = np.diff(times)
     inside = ~found.begins[1:]
     if (between[inside] <= 0).any():
-        raise DataError("recordings have times that stand still or go back; sort them by time, each row once")
+        raise DataError("recordings have times that repeat or go back; sort them by time, each row once")
     if not inside.any():
         return replace(found, seconds=times - times[0])
     usual = float(np.median(between[inside]))

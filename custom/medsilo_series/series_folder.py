@@ -72,7 +72,7 @@ class KnownLabels:
             what = f"recordings have a label that is not a number from {low:g} to {high:g}; correct it"
             return cls(what, np.float32, missing, source.decimal, task.range)
         what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
-        said = source.label_map
+        said = source.first_map
         known = columns.own_labels(task.labels, {own: plans for own, plans in said.items() if plans != ""})
         nothing = {columns.as_level(str(own)): math.nan for own, plans in said.items() if plans == ""}
         return cls(f"{what}; add it to data.label_map", np.uint8, missing, source.decimal, numbers={**known, **nothing})

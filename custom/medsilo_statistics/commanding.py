@@ -37,9 +37,7 @@ def statistics(
     kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
     local: options.SiteConfig = None,
     engine: options.Engine = "inprocess",
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="folder for the answer")
-    ],
+    out: options.OutFolder,
 ) -> int:
     """Ask hospitals for counts, Table 1, survival curves and regressions: of sums alone, sealed for three or more.
 
@@ -63,8 +61,8 @@ def statistics(
         screen.warn(remark)
     for first in (own for own in tables(found) if own.name == TABLE_ONE):
         widths = [max(map(len, column)) for column in zip(first.heads, *first.rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (first.heads, *first.rows))
-        screen.table(first.heads, first.rows, list(lines))
+        for row in (first.heads, *first.rows):
+            screen.say("  ".join(map(str.ljust, row, widths)).rstrip())
     for line in needed(found):
         screen.say(line)
     screen.say(

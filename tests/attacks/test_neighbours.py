@@ -255,7 +255,7 @@ OF_METHODS: dict[str, tuple[Choices, Choices]] = {
     "harmofl": ({"name": "harmofl", "amplitude": None}, {}),
     "harmofl, an amplitude": (HARMONISED, MEASURES),
     "adafed": ({"name": "adafed", "keeps": "norms", **FILE}, MEASURES),
-    "d-adafed, again": ({"name": "d-adafed", "refresh": 1, **FILE}, MEASURES),
+    "d-adafed": ({"name": "d-adafed", **FILE}, MEASURES),
     "fedsm": ({"name": "fedsm", "selector_sync": "server-adam"}, {}),
 }
 

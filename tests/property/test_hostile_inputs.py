@@ -1,6 +1,6 @@
 """Fuzzing: whatever comes from elsewhere, a person reads one line. No raw error, nothing slow, nothing that runs away.
 
-The default suite draws about 2,000 inputs, always the same ones; HOSTILE_INPUTS=20000 (make test-long) that many.
+The default suite draws about 1,000 inputs, always the same ones; HOSTILE_INPUTS=20000 (make test-long) that many.
 """
 
 import copy
@@ -43,7 +43,7 @@ from tests.conftest import SITES, make_plan
 from tests.sites import site_of
 from tests.unit.test_predict import make_super_model
 
-INPUTS = int(os.environ.get("HOSTILE_INPUTS", "2000"))
+INPUTS = int(os.environ.get("HOSTILE_INPUTS", "1000"))
 MOST_SECONDS, MOST_MEMORY = 10, 1 << 30
 
 
@@ -399,7 +399,7 @@ def test_what_a_run_goes_on_from(place: Path, run: Path, data: st.DataObject) ->
 @pytest.mark.long
 def test_twenty_thousand_inputs(root: Path) -> None:
     """All of the above once more, with that many."""
-    if INPUTS > 2000:
+    if INPUTS > 1000:
         pytest.skip("this is that run")
     patch = {"HOSTILE_INPUTS": "20000"}
     import subprocess

@@ -22,7 +22,6 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.layers import batch_norm_names
 from medsilo.methods.adafed import AdaFed
-from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
 from medsilo.runs.messages import Parcel
@@ -277,28 +276,19 @@ def test_f_adafed_shares_no_data_and_sends_running_statistics_in_the_middle(tmp_
 @pytest.mark.parametrize(
     ("method", "changes", "phases"),
     [
-        ("adafed", ["training.rounds=5", "algorithm.refresh=2"], "mttattat"),
+        ("adafed", ["training.rounds=3"], "mttt"),
         ("adafed", ["training.rounds=2", "algorithm.weights=uniform"], "tt"),
         ("adafed", ["training.rounds=2", "algorithm.weights=uniform", "algorithm.init_from_pretrained=true"], "mtt"),
-        ("f-adafed", ["training.rounds=7", "algorithm.refresh=2"], "vvmtmtt"),
-        ("f-adafed", ["training.rounds=7", "algorithm.refresh=1"], "vvmmmmt"),
+        ("f-adafed", ["training.rounds=7"], "vvmtttt"),
         ("f-adafed", ["training.rounds=2"], "mt"),
     ],
 )
 def test_phases(method: str, changes: list[str], phases: str, tmp_path: Path) -> None:
-    names = {"m": "measure", "t": "train", "a": "measure again", "v": "average"}
+    names = {"m": "measure", "t": "train", "v": "average"}
     plan = quick(method, *changes)
     assert [plan.course.phase_of(n).name for n in range(1, plan.rounds + 1)] == [names[letter] for letter in phases]
     run = inprocess.run(plan)
     assert [line.phase for line in run.history] == [names[letter] for letter in phases]
-
-
-def test_a_refresh_changes_the_weights(tmp_path: Path) -> None:
-    seen = []
-    for changes in ([], ["algorithm.refresh=1"]):
-        run = inprocess.run(quick("adafed", "training.rounds=3", *changes))
-        seen.append(run.summary.details.similarity.weights)
-    assert seen[0] != seen[1]
 
 
 @pytest.mark.parametrize("share", ["local", "weighted", "mean"])
@@ -321,7 +311,7 @@ def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path)
 )
 def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, stop_in: int, tmp_path: Path) -> None:
     """Inside the measure phase (round 1; round 2 of f-AdaFed), in the first weighted round, and later."""
-    plan = quick(method, "training.rounds=4", "algorithm.absent=last")
+    plan = quick(method, "training.rounds=4")
     whole = inprocess.run(plan, folder=tmp_path / "whole" / "run")
     study = Study(plan, tmp_path / "part" / "run")
     study.transport.lost = lambda site, number: number == stop_in and site == SITES[1]
@@ -341,22 +331,17 @@ def _no_pretraining(algorithm: AdaFed, server: ServerSide, modules: Modules) -> 
 
 
 # ------------------------------------------------------------------------------------------------ absent sites
-@pytest.mark.parametrize("absent", ["leave-out", "last"])
-def test_a_site_lost_after_measuring_keeps_its_model(absent: str, tmp_path: Path) -> None:
-    plan = quick("adafed", "training.rounds=3", *GO_ON, f"algorithm.absent={absent}")
+def test_a_site_lost_after_measuring_keeps_its_model(tmp_path: Path) -> None:
+    plan = quick("adafed", "training.rounds=3", *GO_ON)
     study = Study(plan, tmp_path / "run")
     study.transport.lost = lambda site, number: site == SITES[2] and number == 3
     summary = study.coordinator.run()
     assert summary.sites[SITES[2]].missed == {3: "lost: no answer"}
     carried = {(n, site): (p, r) for t, n, site, p, r in study.transport.carried if t == "round"}
     weights = np.array(summary.details.similarity.weights)
-    before = carried[2, SITES[2]][1].groups["model"]  # what it sent last
     sent = [carried[3, site][1].groups["model"] for site in SITES[:2]]
     name = "6.weight"
-    if absent == "last":
-        rows, models = weights[:2], [*sent, before]
-    else:
-        rows, models = weights[:2, :2] / weights[:2, :2].sum(1, keepdims=True), sent
+    rows, models = weights[:2, :2] / weights[:2, :2].sum(1, keepdims=True), sent
     for site, row in zip(SITES[:2], rows, strict=True):
         expected = sum(share * model[name].double().numpy() for share, model in zip(row, models, strict=True))
         np.testing.assert_allclose(carried[4, site][0].groups["model"][name], expected, atol=1e-6)
@@ -371,22 +356,6 @@ def test_a_site_lost_while_measuring_learns_from_itself_alone(tmp_path: Path) ->
     study.transport.lost = lambda site, number: site == SITES[0] and number == 1
     weights = study.coordinator.run().details.similarity.weights
     assert weights == [[1, 0, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]]
-
-
-def test_last_contributions_survive_a_checkpoint() -> None:
-    weights = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
-    first, second = SimilarityMix(weights, "last"), SimilarityMix(weights, "last")
-    first.start(["a", "b"])
-    first.add("a", {"x": torch.tensor([1.0])}, 1)
-    first.add("b", {"x": torch.tensor([3.0])}, 1)
-    first.finish()
-    second.load_state(*first.state())
-    for mixer in (first, second):
-        mixer.start(["a", "b"])
-        mixer.add("a", {"x": torch.tensor([5.0])}, 1)
-        mixer.finish()
-        assert mixer.current("a")["x"].item() == 4.0  # half of 5 and of b's 3
-        assert mixer.current("b")["x"].item() == 2.5  # kept
 
 
 # ------------------------------------------------------------------------------------------------ f, noise, leaks
@@ -446,7 +415,6 @@ def test_the_leaks_are_listed(method: str, numbers: int) -> None:
     lines = "\n".join(told_besides(plan))
     assert f"{numbers} numbers, once; the method adds no noise of its own" in lines
     assert ("declared public" in lines) == (method != "f-adafed")
-    assert "after every 3 weighted rounds" in "\n".join(told_besides(plan.with_changes(["algorithm.refresh=3"])))
 
 
 # ------------------------------------------------------------------------------------------------ bad input
@@ -518,7 +486,7 @@ def test_a_single_site_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["self_weight=1.5", "self_weight=-1", "refresh=0", "noise=-1", "pretraining.share=0", "bn_share=no"]
+    "change", ["self_weight=1.5", "self_weight=-1", "noise=-1", "pretraining.share=0", "bn_share=no"]
 )
 def test_wrong_numbers_are_one_line_errors(change: str) -> None:
     with pytest.raises(PlanError, match=r"algorithm\."):

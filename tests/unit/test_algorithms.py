@@ -168,7 +168,6 @@ def assert_run_is(plan: Plan, run: inprocess.StudyResult, curve: list[dict[str, 
 CASES = [
     ("fedavg", [], everything, {}, False),
     ("fedavg", ["algorithm.weighting=uniform"], everything, {"uniform": True}, False),
-    ("fedavg", ["algorithm.batch_norm_buffers=local"], all_but_statistics, {}, True),
     ("fedprox", ["algorithm.mu=0.3"], everything, {"mu": 0.3}, False),
     ("fedbn", [], all_but_norm, {}, True),
     ("fedbn", ["algorithm.weighting=uniform"], all_but_norm, {"uniform": True}, True),
@@ -275,7 +274,6 @@ def test_local_training_sends_no_tensor_either_way(tmp_path: Path) -> None:
     ("method", "changes", "travels"),
     [
         ("fedavg", [], everything),
-        ("fedavg", ["algorithm.batch_norm_buffers=local"], all_but_statistics),
         ("fedprox", [], everything),
         ("fedbn", [], all_but_norm),
         ("silobn", [], all_but_statistics),

@@ -17,7 +17,7 @@ from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
-from medsilo.learning.contrast import contrast, with_features, with_projection
+from medsilo.learning.contrast import contrast, with_features
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute, train_epoch
 from medsilo.learning.seeds import generator_for
@@ -222,7 +222,7 @@ def test_the_reach_of_momentum_is_how_far_unit_gradients_carry() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- SCAFFOLD
-def scaffold(option: str, lr: float) -> tuple[Local, Server]:
+def scaffold(lr: float) -> tuple[Local, Server]:
     """y ← y - η (g - c_i + c), with the paper's own formulas for c_i⁺."""
     c: list[Tensor] = []
 
@@ -232,15 +232,13 @@ def scaffold(option: str, lr: float) -> tuple[Local, Server]:
         if not c:
             c.extend(torch.zeros_like(parameter) for parameter in parameters)
         own = site.memory.setdefault("control", [torch.zeros_like(parameter) for parameter in parameters])
-        new = gradient_at_x(site) if option == "I" else []
         for inputs, targets in site.batches:
             gradients = torch.autograd.grad(functional.cross_entropy(site.model(inputs), targets), parameters)
             with torch.no_grad():
                 for parameter, gradient, mine, theirs in zip(parameters, gradients, own, c, strict=True):
                     parameter -= lr * (gradient + 0.01 * parameter - mine + theirs)
-        if option == "II":
-            scale = len(site.batches) * lr
-            new = [mine - s + (a - p.detach()) / scale for mine, s, a, p in zip(own, c, x, parameters, strict=True)]
+        scale = len(site.batches) * lr
+        new = [mine - s + (a - p.detach()) / scale for mine, s, a, p in zip(own, c, x, parameters, strict=True)]
         site.memory["control"] = new
         return [n - mine for n, mine in zip(new, own, strict=True)]
 
@@ -252,31 +250,10 @@ def scaffold(option: str, lr: float) -> tuple[Local, Server]:
     return local, server
 
 
-def gradient_at_x(site: Site) -> list[Tensor]:
-    """Over the site's data in their order, in batches of 64 as the network trains; its statistics stay as they are."""
-    inputs, targets = site.memory["data"]
-    model = copy.deepcopy(site.model).train()
-    parameters = list(model.parameters())
-    total = [torch.zeros_like(parameter) for parameter in parameters]
-    for x, y in zip(inputs.split(64), targets.split(64), strict=True):
-        loss = functional.cross_entropy(model(x), y, reduction="sum")
-        for place, gradient in enumerate(torch.autograd.grad(loss, parameters)):
-            total[place] += gradient
-    return [one / len(inputs) + 0.01 * p.detach() for one, p in zip(total, parameters, strict=True)]
-
-
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_scaffold_equals_its_algorithm_written_by_hand(option: str) -> None:
-    plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "training.rounds=3", f"algorithm.option={option}")
-    local, server = scaffold(option, 0.05)
-    data = iter(load_data(plan).values())
-
-    def with_data(site: Site, given: State) -> object:
-        if "data" not in site.memory:
-            site.memory["data"] = list(next(data).train.tensors)
-        return local(site, given)
-
-    expected = study(plan, with_data, server, uniform=True)
+def test_scaffold_equals_its_algorithm_written_by_hand() -> None:
+    plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "training.rounds=3")
+    local, server = scaffold(0.05)
+    expected = study(plan, local, server, uniform=True)
     run = inprocess.run(plan)
     for site in SITES:
         assert_close(run.models[site].state_dict(), expected)
@@ -408,9 +385,8 @@ def moon(mu: float) -> Local:
     return local
 
 
-@pytest.mark.parametrize("projection", ["null", "24"])
-def test_moon_equals_its_algorithm_written_by_hand(projection: str) -> None:
-    plan = make_plan("moon", *SMALL, "training.rounds=3", "algorithm.mu=2", f"algorithm.projection={projection}")
+def test_moon_equals_its_algorithm_written_by_hand() -> None:
+    plan = make_plan("moon", *SMALL, "training.rounds=3", "algorithm.mu=2")
     assert isinstance(plan.build_networks()["model"], nn.Sequential)  # so that its last layer is the last of a row
     average: Server = lambda w, sent, weights, said: {}  # noqa: E731
     expected = study(plan, moon(2.0), average)
@@ -419,31 +395,6 @@ def test_moon_equals_its_algorithm_written_by_hand(projection: str) -> None:
         assert_close(run.models[site].state_dict(), expected)
     without = study(plan, moon(0.0), average)
     assert not torch.allclose(without["4.weight"], expected["4.weight"], atol=1e-4)
-
-
-def test_the_projection_is_two_layers_to_the_paper_s_256_numbers() -> None:
-    plain, projected = (make_plan("moon", f"algorithm.projection={width}") for width in ("null", "256"))
-    before, after = (plan.build_networks()["model"] for plan in (plain, projected))
-    assert [getattr(layer, "in_features", "relu") for layer in after[-1]] == [64, "relu", 64, 256]
-    assert [getattr(layer, "out_features", "relu") for layer in after[-1]] == [64, "relu", 256, 6]
-    for name, tensor in before[:-1].state_dict().items():
-        assert torch.equal(tensor, after[:-1].state_dict()[name])
-    with pytest.raises(PlanError, match="algorithm.projection"):
-        make_plan("moon", "algorithm.projection=0")
-
-
-@pytest.mark.parametrize(
-    ("network", "size"), [("small-cnn", 32), ("unet", 32), ("densenet121", 32), ("basic-unet", 32)]
-)
-def test_a_projection_fits_every_kind_of_head(network: str, size: int) -> None:
-    plain = NETWORKS[network]().build(1, 3)
-    inputs = torch.randn(2, 1, size, size)
-    shape = plain(inputs).shape
-    model = with_projection(plain, 8).eval()
-    (head,) = head_layers(model)
-    assert (getattr(head, "in_features", None) or head.in_channels) == 8
-    output, z = with_features(model, inputs)
-    assert output.shape == shape and z.shape[1] % 8 == 0 and head.weight.requires_grad
 
 
 def test_moon_without_its_contrast_is_fedavg_bit_for_bit() -> None:
@@ -529,7 +480,6 @@ def test_running_statistics_are_averaged_and_never_stepped() -> None:
         ("fedadam", "algorithm.tau=0", "more than 0"),
         ("fedyogi", "algorithm.variant=keras", "'reddi' or 'torch'"),
         ("fedavgm", "algorithm.server_momentum=1", "less than 1"),
-        ("scaffold", "algorithm.option=III", "'I' or 'II'"),
         ("scaffold", "algorithm.weighting=samples", "'uniform'"),
         ("moon", "algorithm.temperature=0", "more than 0"),
         ("fedprox", "algorithm.partial=1.1", "1.0 or less"),

@@ -17,7 +17,6 @@ IN_EVERY_RUN = [
     *(f"{method}, synthetic-histology" for method in ("fedavg", "scaffold", "ditto", "harmofl", "adafed", "fedsm")),
     "fedsm, ditto",
     "fedbn, both halves",
-    "adafed, refreshed",
     "fedavg, bfloat16",
     "harmofl, unseen",
 ]

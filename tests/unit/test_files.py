@@ -17,7 +17,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, newest, save_tensors, sweep, write_json, write_text
-from medsilo.core.spill import TYPES, Spill, StoredVector
+from medsilo.core.spill import TYPES, stored
 from medsilo.core.text import is_safe_name
 
 TENSORS = {
@@ -85,10 +85,9 @@ def test_a_type_that_the_format_does_not_know(tmp_path: Path) -> None:
 
 
 def test_tensors_on_the_disk_are_written_like_those_in_memory(tmp_path: Path) -> None:
-    spill = Spill(tmp_path)
     vectors = {"b": torch.randn(5), "a": torch.randn(3, dtype=torch.float64), "none": torch.empty(0)}
-    stored = {name: StoredVector.put(vector, spill) for name, vector in vectors.items()}
-    save_tensors(tmp_path / "stored", {**stored, "c": torch.tensor(7)}, {"round": 1})
+    mapped = dict(zip(vectors, stored(vectors.values()), strict=True))
+    save_tensors(tmp_path / "stored", {**mapped, "c": torch.tensor(7)}, {"round": 1})
     save_tensors(tmp_path / "plain", {**vectors, "c": torch.tensor(7)}, {"round": 1})
     assert (tmp_path / "stored").read_bytes() == (tmp_path / "plain").read_bytes()
     assert_same(load_tensors(tmp_path / "stored")[0], {**vectors, "c": torch.tensor(7)})

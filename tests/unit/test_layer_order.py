@@ -10,14 +10,11 @@ import torch
 from medsilo.core.errors import Refused
 from medsilo.federation.account import Accounting, PrivacyAccount
 from medsilo.federation.around import TrainingSite, answering, training_site
-from medsilo.federation.kept_answer import digest_of
-from medsilo.federation.known import KnownTensors, ReceivedTensors, mark_of
 from medsilo.federation.participant import Participant
-from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive
+from medsilo.federation.seams import Place
 from medsilo.federation.supplying import SuppliedSite
-from medsilo.federation.turns import TurnKeeper
 from medsilo.plan import parse_plan
-from medsilo.runs.messages import FILES, Parcel
+from medsilo.runs.messages import FILES
 from medsilo.runs.paths import site_folder
 from tests.unit.test_account import PRIVATE, ask, same, settings_of, standing, weights
 from tests.unit.test_approvals import Home
@@ -53,27 +50,6 @@ def test_the_ledger_stands_outside_of_noise(tmp_path: Path) -> None:
     assert not same(first, again) and standing(tmp_path / "wrong").epsilon(1e-3) == spent
 
 
-def test_known_tensors_are_filled_in_before_permission_counts_a_request(tmp_path: Path) -> None:
-    """A hospital that approved two rounds counts requests. An order with names in the place of tensors is the same
-    request as the whole one, and only behind the names does it look the same."""
-    tensors = {"model": {"w": torch.randn(64, 64)}}
-    facts = {"task": "round", "round": 1}
-    whole = Parcel(tensors, {**facts, "marks": {"model": {"w": mark_of(tensors["model"]["w"])}}})
-    named = Parcel({"model": {}}, dict(whole.facts))
-    came: list[Parcel] = []
-
-    class Inner:
-        def answer(self, parcel: Parcel, stop: Any) -> Parcel:
-            came.append(parcel)
-            return Parcel({}, dict(facts))
-
-    site = ReceivedTensors(Inner(), tmp_path)
-    for order in (whole, named):
-        site.answer(order, lambda: None)
-    assert digest_of(came[0]) == digest_of(came[1])
-    assert digest_of(whole) != digest_of(named)  # what permission would count, in the other order
-
-
 def test_a_file_comes_only_to_a_hospital_that_has_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the other order a server fills the disk of a hospital that has decided nothing."""
     home, content = Home(tmp_path / "kit"), bytes(1000)
@@ -90,33 +66,3 @@ def test_a_file_comes_only_to_a_hospital_that_has_approved(tmp_path: Path, monke
     with pytest.raises(Refused, match="has not approved"):
         wrong.answer(order, lambda: None)
     assert (kept / name).read_bytes() == content
-
-
-class Line:
-    """A channel to one site, which answers with what it was given."""
-
-    def ask(self, sites: Any, outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        order = outgoing("a")
-        receive("a", Parcel(order.groups, {"holds": {"model": {"w": MARK}}}))
-        return {}
-
-    def pause(self, seconds: float) -> None: ...
-
-
-TENSOR = torch.ones(64, 64)
-MARK = mark_of(TENSOR)
-
-
-@pytest.mark.parametrize(("turns_inside", "sent"), [(True, 0), (False, TENSOR.nbytes)])
-def test_bytes_are_counted_behind_what_makes_them_fewer(turns_inside: bool, sent: int) -> None:
-    order = Parcel({"model": {"w": TENSOR}}, {"task": "round"})
-    turns: TurnKeeper
-    channel: Channel
-    if turns_inside:
-        turns = TurnKeeper(Line())
-        channel = KnownTensors(turns)
-    else:
-        channel = turns = TurnKeeper(KnownTensors(Line()))
-    for _ in range(2):
-        assert channel.ask(["a"], lambda site: order, lambda site, reply: None, 1.0) == {}
-    assert turns.bytes_down["a"] == sent  # of the second order, which the site holds already

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.loop import Compute, batches, evaluate, is_finite, lesson, objective_of, train_epoch
+from medsilo.learning.loop import Compute, OutputLoss, batches, evaluate, is_finite, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.steps import correcting, plain_step, pull_back
 from medsilo.learning.training import Training
@@ -44,7 +44,7 @@ def network() -> nn.Module:
 
 
 def one_epoch(model, data, loss, optimizer, compute=CPU, **others) -> float:
-    return train_epoch(data, [lesson(model, objective_of(loss), optimizer, compute)], compute, **others)
+    return train_epoch(data, [lesson(model, OutputLoss(loss), optimizer, compute)], compute, **others)
 
 
 def states_equal(one: nn.Module, other: nn.Module) -> bool:
@@ -395,7 +395,7 @@ def test_every_lesson_learns_from_the_same_batches_which_are_loaded_once() -> No
 
     def lesson_for(model: nn.Module):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return lesson(model, objective_of(functional.cross_entropy), optimizer, CPU)
+        return lesson(model, OutputLoss(functional.cross_entropy), optimizer, CPU)
 
     loss = train_epoch(once(), [lesson_for(model) for model in together], CPU)
     assert len(served) == 3

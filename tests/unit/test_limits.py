@@ -224,12 +224,6 @@ def test_the_memory_has_a_limit_by_default() -> None:
     assert SiteSettings(memory_limit=1024).most_memory == 2**30
 
 
-def test_scores_leave_rounded_where_the_hospital_says_so() -> None:
-    assert SiteSettings(score_digits=2).rounded(0.98765) == 0.99
-    assert SiteSettings().rounded(0.98765) == 0.98765
-    assert SiteSettings(score_digits=2).rounded(None) is None
-
-
 def test_wrong_shares_are_refused_by_name() -> None:
     for shares in ([0.5, 0.5, 0.5], [1, 0, 0], [0.5, 0.5]):
         with pytest.raises(Exception, match=r"data\.shares"):

@@ -272,82 +272,11 @@ def test_sites_have_weights_of_one_kind() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- site pairs
-def matrix(seed: int) -> Tensor:
-    weights = torch.rand(3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return weights / weights.sum(1, keepdim=True)
-
-
-def pairs(sent: Sent, weights: Mapping[str, Tensor], site: str) -> Numbers:
-    here = [SITES.index(other) for other in sent]
-    expected = {}
-    for name in SHAPES:
-        row = weights[name].numpy()[SITES.index(site), here]
-        row = row / row.sum()
-        expected[name] = sum(w * wide(sent[other])[name] for w, other in zip(row, sent, strict=True))
-    return expected
-
-
-BY_NAME = {name: matrix(60 + place) for place, name in enumerate(SHAPES)}
-
-
-@pytest.mark.parametrize("present", ["abc", "ac"])
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_matrix_for_every_tensor(present: str, asked: bool) -> None:
-    sent = {site: tensors for site, tensors in models().items() if site in present}
-
-    def make() -> SimilarityMix:
-        return SimilarityMix((lambda: BY_NAME) if asked else BY_NAME)
-
-    mixer = play(make(), sent, "cba", START)
-    for site in sent:
-        assert_near(mixer.current(site), pairs(sent, BY_NAME, site))
-        assert mixer.current(site)["steps"] == sent[site]["steps"]
-    assert_any_order(make, sent, START)
-
-
-def test_a_matrix_may_follow_from_what_sites_sent() -> None:
-    """As FedAWA's: the nearer two models, the more they weigh."""
-    asked: list[Tensor] = []
-
-    def nearness(mixer: SimilarityMix) -> Tensor:
-        flat = [torch.cat([mixer.sent(site)[name].flatten() for name in SHAPES]) for site in SITES]
-        weights = torch.tensor([[1 / (1 + float((one - other).norm())) for other in flat] for one in flat])
-        asked.append(weights.double() / weights.double().sum(1, keepdim=True))
-        return asked[-1]
-
-    def make() -> SimilarityMix:
-        mixer = SimilarityMix(lambda: nearness(mixer))
-        return mixer
-
-    mixer = play(make(), models(), "bca")
-    assert mixer.weights is not None and torch.equal(mixer.weights, asked[0])
-    for site in SITES:
-        assert_near(mixer.current(site), pairs(models(), dict.fromkeys(SHAPES, asked[0]), site))
-    assert_any_order(make, models(), None)
-
-
-def test_a_matrix_may_follow_from_a_group_that_was_declared_earlier() -> None:
-    prints = play(Identity(), {site: {"x": torch.tensor([float(place)])} for place, site in enumerate(SITES)})
-
-    def weights() -> Tensor:
-        x = torch.tensor([float(prints.current(site)["x"]) for site in SITES], dtype=torch.float64)
-        near = 1 / (1 + (x[:, None] - x).abs())
-        return near / near.sum(1, keepdim=True)
-
-    one, other = play(SimilarityMix(weights), models()), play(SimilarityMix(weights()), models())
-    for site in SITES:
-        assert all(torch.equal(one.current(site)[name], other.current(site)[name]) for name in SHAPES)
-
-
 def test_wrong_matrices_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"no matrix for body\.bias"):
-        play(SimilarityMix({"body.weight": matrix(1)}), models())
     with pytest.raises(PlanError, match="rows must sum to 1"):
-        SimilarityMix({"body.weight": torch.ones(3, 3)})
+        SimilarityMix(torch.ones(3, 3))
     with pytest.raises(PlanError, match="are for 2 sites, the study has 3"):
-        SimilarityMix({"body.weight": torch.eye(2)}).start(SITES)
-    with pytest.raises(PlanError, match="are for 2 sites, the study has 3"):
-        play(SimilarityMix(lambda: torch.eye(2)), models())
+        SimilarityMix(torch.eye(2)).start(SITES)
 
 
 def test_what_a_site_sent_is_there_until_the_round_closes() -> None:

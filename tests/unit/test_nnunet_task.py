@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 import medsilo
 from medsilo.core.errors import PlanError
-from medsilo.learning.loop import Compute, lesson, objective_of
+from medsilo.learning.loop import Compute, OutputLoss, lesson
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
@@ -235,7 +235,7 @@ def test_epochs_are_those_of_nnunets_trainer(hospitals: Path, data: SiteData, tr
     ours = plan.build_networks()["model"]
     trainer.network.load_state_dict(ours.network.state_dict())
     optimizer = training.make_optimizer(ours.parameters())
-    learn = lesson(ours, objective_of(plan.task.goal.loss), optimizer, Compute())
+    learn = lesson(ours, OutputLoss(plan.task.goal.loss), optimizer, Compute())
     for number in range(1, rounds + 1):
         training.begin_round(optimizer, number, rounds)
         trainer.network.train()

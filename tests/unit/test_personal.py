@@ -1,6 +1,5 @@
 """Methods with a network of the site's own: every step against float64 numpy, and what each is at its extremes."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,8 @@ from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.learning.loop import Compute, Lesson, lesson, objective_of, passed_through, train_epoch
-from medsilo.learning.personal import DELTA, MetaGradient, adapt, moreau
-from medsilo.learning.steps import correcting
+from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson, passed_through, train_epoch
+from medsilo.learning.personal import MetaGradient, adapt, moreau
 from medsilo.learning.training import Training
 from medsilo.registry import METHODS
 from medsilo.site.settings import SiteSettings
@@ -62,13 +60,6 @@ def gradient(theta: Array, batch: tuple[Array, Array]) -> Array:
     """Of the mean cross-entropy."""
     p, padded = likelihoods(theta, batch[0])
     return (p - np.eye(3)[batch[1]]).T @ padded / len(padded)
-
-
-def curvature(theta: Array, batch: tuple[Array, Array], direction: Array) -> Array:
-    """Its second derivative times a direction."""
-    p, padded = likelihoods(theta, batch[0])
-    along = padded @ direction.T
-    return (p * along - p * (p * along).sum(1, keepdims=True)).T @ padded / len(padded)
 
 
 class Sgd:
@@ -126,13 +117,10 @@ def apfl(site: ByHand, adaptive: bool) -> None:
         site.learn_shared(batch)
 
 
-def per_fedavg(site: ByHand, a: float, second: bool) -> None:
+def per_fedavg(site: ByHand, a: float) -> None:
     batches = site.passes()
     for number, batch in enumerate(batches):
-        before, long_before = batches[max(number - 1, 0)], batches[max(number - 2, 0)]
-        g = gradient(site.w - a * gradient(site.w, before), batch)
-        if second:
-            g = g - a * curvature(site.w, long_before, g)
+        g = gradient(site.w - a * gradient(site.w, batches[max(number - 1, 0)]), batch)
         site.w = site.of_w.step(site.w, g)
 
 
@@ -186,13 +174,7 @@ CASES = [
     Case("mr-mtl", {"pull": 0.1, "weighting": "samples"}, lambda site: mr_mtl(site, 0.1)),
     Case("apfl", {"alpha": 0.5}, lambda site: apfl(site, False), mixture),
     Case("apfl", {"alpha": 0.5, "adaptive": True}, lambda site: apfl(site, True), mixture),
-    Case("per-fedavg", {"inner_lr": 0.1}, lambda s: per_fedavg(s, 0.1, False), lambda s: after_all_data(s, 0.1)),
-    Case(
-        "per-fedavg",
-        {"inner_lr": 0.1, "variant": "hessian-free"},
-        lambda site: per_fedavg(site, 0.1, True),
-        lambda site: after_all_data(site, 0.1),
-    ),
+    Case("per-fedavg", {"inner_lr": 0.1}, lambda s: per_fedavg(s, 0.1), lambda s: after_all_data(s, 0.1)),
     Case("pfedme", {"pull": 2.0, "steps": 3, "outer_lr": 0.3}, lambda site: pfedme(site, 2.0, 3, 0.3)),
     Case(
         "pfedme",
@@ -340,11 +322,10 @@ def test_table_6_the_methods_inside_fedsm_are_those_of_the_equations(case: Case,
     inside = METHODS["fedsm"](personal_method={"name": case.name, **case.numbers}, selector_sync=sync)
     assert [group.name for group in inside.phases(TRAINING)[-1].sent] == ["personal"]
     mine, expected = study(case, start, inside), study_by_hand(case, start)
-    tolerance = 1e-6 if case.numbers.get("variant") == "hessian-free" else 1e-12  # a difference of gradients
     for number in range(ROUNDS + 1):
         assert mine[number].keys() == expected[number].keys()
         for name in expected[number]:
-            np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=tolerance)
+            np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=1e-12)
 
 
 def test_the_cases_differ(start: Array) -> None:
@@ -379,24 +360,20 @@ def test_pfedme_s_shared_network_has_statistics_of_its_own_passes(pair: tuple) -
     own, shared, inputs, targets = pair
     mean = shared[0](inputs).mean(0).detach()
     optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-    inner = lesson(own, objective_of(functional.cross_entropy), optimizer, CPU)
+    inner = lesson(own, OutputLoss(functional.cross_entropy), optimizer, CPU)
     shared.eval()
     moreau(inner, own, shared, 4, 0.5)(inputs, targets)
     assert (int(own[1].num_batches_tracked), int(shared[1].num_batches_tracked)) == (4, 1)
     torch.testing.assert_close(shared[1].running_mean, 0.1 * mean)
 
 
-@pytest.mark.parametrize("hessian_free", [False, True])
-def test_the_meta_gradient_counts_each_batch_once_and_leaves_the_weights(hessian_free: bool, pair: tuple) -> None:
+def test_the_meta_gradient_counts_each_batch_once_and_leaves_the_weights(pair: tuple) -> None:
     model, _, inputs, targets = pair
     before = [parameter.detach().clone() for parameter in model.parameters()]
     meta = MetaGradient(model, functional.cross_entropy, 0.1, CPU)
 
     def without_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> Tensor:
-        loss = closure()
-        if hessian_free:
-            meta.subtract_curvature()
-        return loss
+        return closure()
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     learn = meta.lesson(lesson(model, meta.objective, optimizer, CPU, without_step))
@@ -416,7 +393,7 @@ def test_an_adaptation_goes_over_all_cases_and_forgets_its_gradients(pair: tuple
         for total, one in zip(expected, torch.autograd.grad(loss, list(model.parameters())), strict=True):
             total += one * len(x) / 8
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    loss_of = objective_of(functional.cross_entropy)
+    loss_of = OutputLoss(functional.cross_entropy)
     adapt(model, loss_of, 0.3, lambda lessons: train_epoch(iter(halves), lessons, CPU), CPU)
     for parameter, old, g in zip(model.parameters(), before, expected, strict=True):
         torch.testing.assert_close(parameter.detach(), old - 0.3 * g)
@@ -488,18 +465,14 @@ def test_no_epoch_of_fine_tuning_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
     assert distance(tuned[SITES[0]], average[SITES[0]]) > 0.01
 
 
-@pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
-def test_per_fedavg_comes_near_fedavg_with_its_inner_step(variant: str, start: Array, tmp_path: Path) -> None:
+def test_per_fedavg_comes_near_fedavg_with_its_inner_step(start: Array, tmp_path: Path) -> None:
     average = study_by_hand(Case("fine-tuning", {}, fine_tuning), start)[-1]["shared"]
     far, near = (
-        np.abs(
-            study(Case("per-fedavg", {"inner_lr": a, "variant": variant}, fine_tuning), start)[-1]["shared"] - average
-        )
+        np.abs(study(Case("per-fedavg", {"inner_lr": a}, fine_tuning), start)[-1]["shared"] - average)
         for a in (1e-3, 1e-4)
     )
     assert 8 < far.max() / near.max() < 12
-    changes = ["algorithm.inner_lr=0.0", f"algorithm.variant={variant}"]
-    mine, fedavg = run("per-fedavg", tmp_path / "1", *changes), run("fedavg", tmp_path / "2")
+    mine, fedavg = run("per-fedavg", tmp_path / "1", "algorithm.inner_lr=0.0"), run("fedavg", tmp_path / "2")
     assert distance(mine["global"], fedavg["global"], statistics=False) == 0
 
 
@@ -514,8 +487,8 @@ def test_the_lead_gets_the_shared_network_and_every_site_ends_with_its_own(tmp_p
 
 @pytest.mark.parametrize("method", all_but_newer(*PERSONAL))
 def test_half_precision_at_a_site(method: str) -> None:
-    changes = {"apfl": ["algorithm.adaptive=true"], "per-fedavg": ["algorithm.variant=hessian-free"]}
-    plan = make_plan(method, *SMALL, "training.rounds=1", *changes.get(method, []))
+    changes = ["algorithm.adaptive=true"] if method == "apfl" else []
+    plan = make_plan(method, *SMALL, "training.rounds=1", *changes)
     done = inprocess.run(plan, settings=SiteSettings(device="cpu", precision="bfloat16"))
     exact = inprocess.run(plan, settings=SiteSettings(device="cpu"))
     for site in SITES:
@@ -530,7 +503,6 @@ def test_half_precision_at_a_site(method: str) -> None:
         ("apfl", "alpha=1.1", "algorithm.alpha: 1.1 is too large; give 1.0 or less"),
         ("apfl", "alpha=-0.1", "algorithm.alpha: -0.1 is too small; give 0.0 or more"),
         ("per-fedavg", "inner_lr=-1", "algorithm.inner_lr: -1 is too small; give 0.0 or more"),
-        ("per-fedavg", "variant=second-order", "algorithm.variant: 'second-order' is not known"),
         ("pfedme", "pull=0", "algorithm.pull: 0 is too small; give more than 0.0"),
         ("pfedme", "steps=0", "algorithm.steps: 0 is too small; give 1 or more"),
         ("pfedme", "server_lr=0", "algorithm.server_lr: 0 is too small; give more than 0.0"),
@@ -544,67 +516,3 @@ def test_numbers_that_make_no_sense_are_refused(method: str, change: str, words:
         make_plan(method, f"algorithm.{change}")
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def exact_product(model: nn.Module, batch: tuple[Tensor, Tensor], direction: list[Tensor]) -> tuple[Tensor, ...]:
-    """∇²f g by a second backward pass, in double precision."""
-    precise = copy.deepcopy(model).double()
-    parameters = list(precise.parameters())
-    loss = functional.cross_entropy(precise(batch[0].double()), batch[1])
-    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
-    return torch.autograd.grad(gradients, parameters, [way.double() for way in direction])
-
-
-def relu_network() -> nn.Module:
-    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 36, 3))
-
-
-def test_the_hessian_free_product_is_the_exact_one_beside_the_kinks_of_relu() -> None:
-    """A single-precision network; δ of 0.001 is off by more than a tenth in some of these."""
-    coarse = 0.0
-    for seed in range(6):
-        torch.manual_seed(seed)
-        model = relu_network()
-        batch = torch.randn(16, 3, 16, 16), torch.randint(3, (16,))
-        direction = [torch.randn_like(parameter) for parameter in model.parameters()]
-        exact = torch.cat([own.flatten() for own in exact_product(model, batch, direction)])
-        for delta in (DELTA, 1e-3):
-            meta = MetaGradient(model, functional.cross_entropy, 1.0, CPU, delta)
-            meta.batches = [batch]
-            for parameter, way in zip(model.parameters(), direction, strict=True):
-                parameter.grad = way.clone()
-            meta.subtract_curvature()
-            found = torch.cat([(w - p.grad).flatten() for p, w in zip(model.parameters(), direction, strict=True)])
-            error = float((found - exact).norm() / exact.norm())
-            assert delta != DELTA or error < 1e-5
-            coarse = max(coarse, error)
-    assert coarse > 0.1
-    assert make_plan("per-fedavg", "algorithm.delta=0.00001").hash != make_plan("per-fedavg").hash
-
-
-def test_running_statistics_after_hessian_free_steps_are_those_of_exact_ones() -> None:
-    torch.manual_seed(1)
-    start, seen = relu_network(), []
-    batches = [(torch.randn(8, 3, 16, 16), torch.randint(3, (8,))) for _ in range(12)]
-    for exact in (False, True):
-        model = copy.deepcopy(start)
-        meta = MetaGradient(model, functional.cross_entropy, 0.2, CPU)
-
-        def correct(model: nn.Module = model, meta: MetaGradient = meta, exact: bool = exact) -> None:
-            if not exact:
-                return meta.subtract_curvature()
-            parameters = list(model.parameters())
-            product = exact_product(model, meta.batches[0], [p.grad for p in parameters])
-            for p, own in zip(parameters, product, strict=True):
-                p.grad.sub_(0.2 * own)
-            return None
-
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        with correcting(optimizer, correct):
-            learn = meta.lesson(lesson(model, meta.objective, optimizer, CPU))
-            for batch in batches:
-                learn(*batch)
-        seen.append(dict(model.named_buffers()))
-    for name, buffer in seen[0].items():
-        torch.testing.assert_close(buffer, seen[1][name], rtol=1e-4, atol=1e-4)

@@ -378,7 +378,6 @@ def test_the_order_of_keys_and_sites_does_not_change_the_hash(tmp_path: Path) ->
 # a second value for every key of the plan
 OTHERS = {
     "algorithm.weighting": "uniform",
-    "algorithm.batch_norm_buffers": "local",
     "algorithm.mu": 0.02,
     "algorithm.partial": 0.1,
     "algorithm.amplitude": "{}",
@@ -419,7 +418,6 @@ OTHERS = {
     "transport.sealing": "pairwise",
     "transport.sealing_bits": 32,
     "transport.sealing_bound": 8.0,
-    "transport.sealing_counts": 100,
     "transport.sealing_threshold": 2,
     "transport.sealing_clear": "[model]",
     "tracking.select": "last",

@@ -17,10 +17,8 @@ from medsilo.learning.private import (
     PrivateSteps,
     gradients_of_cases,
 )
-from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.small_cnn import SmallCnn
+from medsilo.models.plain import ActivityCnn, SmallCnn, Vgg11
 from medsilo.models.unet import UNet
-from medsilo.models.vgg11 import Vgg11
 from medsilo.privacy.noise import NoiseSource
 from medsilo_papers.networks import AlexNet, BasicUNet, LeNet5
 from tests.conftest import slow_but

@@ -15,7 +15,7 @@ from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.sealing import member
 from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat, as_tensor, as_words, integer_weights
 from medsilo.sealing.shamir import PRIME, combine, split
-from medsilo.sealing.streams import Stream, add_stream, add_streams, derive, statement
+from medsilo.sealing.streams import Stream, add_streams, derive, statement
 from tests.sealed import Hospitals, as_groups, block, numbers, terms
 
 
@@ -117,16 +117,16 @@ def test_a_stream_comes_off_again_with_any_factor() -> None:
         key = token_bytes(32)
         for factor in (1, -1, 77, -65535):
             masked = words.copy()
-            add_stream(masked, key, factor)
+            add_streams(masked, [(key, factor)])
             assert (masked == words).mean() < 0.01
-            add_stream(masked, key, -factor)
+            add_streams(masked, [(key, -factor)])
             assert (masked == words).all()
 
 
 def test_a_stream_is_chacha20_of_its_key() -> None:
     """RFC 8439, appendix A.1, test vector 1: the key, nonce and counter of zeros."""
     words = np.zeros(4, "<u8")
-    add_stream(words, bytes(32))
+    add_streams(words, [(bytes(32), 1)])
     assert words.tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.course import secure_aggregation as promises
 from medsilo.course.secure_aggregation import OPEN, SEALING
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
@@ -17,7 +16,7 @@ from medsilo.plan import Plan
 from medsilo.report.page import render
 from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
-from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, long_if_newer, make_plan, slow_but
+from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, long_if_newer, make_plan
 
 SETTINGS = SiteSettings(device="cpu", smallest_average=1)
 # Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);
@@ -74,30 +73,6 @@ def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= most
 
 
-COUNTED = ["fedavg", "fedbn", "fednova", "scaffold", "adafed", "harmofl"]
-
-
-@pytest.mark.parametrize("method", slow_but(["fedavg", "fedbn"], COUNTED))
-def test_numbers_of_cases_are_sealed_too(method: str, tmp_path: Path) -> None:
-    """The same models, and nothing that reached the server tells how many cases a hospital trains on."""
-    folder, asked = tmp_path / "study", "transport.sealing_counts=100000"
-    sealed = run(method, "pairwise", asked, folder=folder)
-    assert furthest(run(method, "none"), sealed) <= 1e-6
-    page = " ".join(unescape(render(read_all([folder]), "A study")).split())
-    for site in SITES:
-        told = sealed.summary.sites[site]
-        assert told.cases and told.cases["train"] is None and not (told.classes or {}).get("train")
-        assert all(line.sites[site].samples is None and line.sites[site].share is None for line in sealed.history)
-    assert promises.COUNTED in page and ">sealed<" in page
-    assert promises.COUNTED in sealed.summary.details.as_json()["sealing"]["protects"]
-    assert promises.COUNTED in describe(plan_of(method, "pairwise", asked), {}, SETTINGS)
-
-
-def test_a_hospital_with_more_cases_than_are_sealed_does_not_tell_how_many() -> None:
-    with pytest.raises(MedsiloError, match="more training cases than transport.sealing_counts allows; raise it"):
-        run("fedavg", "pairwise", "transport.sealing_counts=3")
-
-
 ALONE = SiteSettings(device="cpu", smallest_average=1, share_personal_model=False)
 
 
@@ -130,9 +105,6 @@ REFUSED = [
     ("fedavg", ['mixing.robust={"name": "median"}'], "which sealing hides from the server"),
     ("fedavg", ["transport.sealing_threshold=4"], "for 3 hospitals it must be from 2 to 3"),
     ("fedavg", ["transport.sealing_clear=[model]"], "model of fedavg can be sealed"),
-    ("adafed", ["transport.sealing_counts=99", *STATISTICS], "statistics leaves in clear and tells numbers of cases"),
-    ("fedavg", ["transport.sealing_counts=99", "training.truncate=true"], "needs the smallest hospital's number of"),
-    ("fedavg", ["transport.sealing_counts=99", "transport.sealing_bits=32"], "32 bits are too few where the weights"),
     (
         "fedavg",
         ["transport.sealing_bits=32", "transport.sealing_bound=4000"],
@@ -141,7 +113,6 @@ REFUSED = [
     ("adafed", ["transport.sealing_clear=[statistics,others]"], "sends no group others"),
     ("local", [], "nothing to seal"),
     ("central", [], "nothing to seal"),
-    ("adafed", ["algorithm.absent=last", *STATISTICS], "absent sites sent last"),
     ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "takes each site's values as they are"),
 ]
 
@@ -150,11 +121,6 @@ REFUSED = [
 def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: list[str], reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
         make_plan(method, "transport.sealing=pairwise", *changes)
-
-
-def test_a_plan_with_the_mode_that_is_gone_says_what_to_write() -> None:
-    with pytest.raises(PlanError, match="transport.sealing: 'group' is no more: .* set pairwise"):
-        make_plan("fedavg", "transport.sealing=group")
 
 
 def test_a_plan_that_says_nothing_of_sealing_is_not_sealed() -> None:
@@ -204,7 +170,7 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
 
 def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
     page = " ".join((root / "docs" / "secure-aggregation.md").read_text("utf-8").split())
-    for text in (*SEALING.values(), OPEN, promises.COUNTED):
+    for text in (*SEALING.values(), OPEN):
         assert text in page
     for mode, text in SEALING.items():
         assert text in describe(plan_of("fedavg", mode), {}, SETTINGS)

@@ -239,8 +239,8 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a missing value": (cell(5, 2, ""), "missing or impossible values"),
     "an infinite value": (cell(5, 2, "-inf"), "missing or impossible values"),
     "a number beyond all": (cell(5, 2, "1e300"), "missing or impossible values"),
-    "a time that goes back": (cell(5, 0, 0.01), "times that stand still or go back"),
-    "a time that is there twice": (cell(5, 0, 0.2), "times that stand still or go back"),
+    "a time that goes back": (cell(5, 0, 0.01), "times that repeat or go back"),
+    "a time that is there twice": (cell(5, 0, 0.2), "times that repeat or go back"),
     "a row without time": (cell(5, 0, ""), "rows without a time"),
     "a surplus cell": (lambda folder: cell(5, 1, "1,1")(folder) or ragged(folder), "more or fewer cells"),
     "a gap in time": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[:60] + rows(50)[80:]), "gaps in time"),
@@ -391,6 +391,7 @@ def test_check_leak_report_and_export(
     assert "270 train" in told and "recordings, s" in told and "SECRET" not in told and str(local) not in told
     assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
     inputs = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())
+    assert inputs.pop("gives").startswith("a score per class")
     assert inputs == {"inputs": ["x", "y"], "standardise": "site", "steps": STEPS, "steps_a_second": RATE}
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.spill import Kept, StoredVector
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
 
@@ -231,9 +230,9 @@ def rounds(case: str, orders: Iterator[str], *, reload_after: int = 0) -> list[T
     return results
 
 
-def read(state: Mapping[str, Kept]) -> Tensors:
+def read(state: Mapping[str, torch.Tensor]) -> Tensors:
     """Return the tensors that a checkpoint has of a state."""
-    return {name: kept.read() if isinstance(kept, StoredVector) else kept.clone() for name, kept in state.items()}
+    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def assert_same(one: list[Tensors], other: list[Tensors]) -> None:

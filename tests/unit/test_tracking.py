@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medsilo.federation import inprocess
-from medsilo.federation.tracking import EventFiles, Points
+from medsilo.federation.tracking import Point, Tracker
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
@@ -60,12 +60,12 @@ def test_what_a_site_withholds_is_not_tracked(tmp_path: Path) -> None:
 def test_a_tracker_that_fails_ends_no_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(self: EventFiles, points: Points) -> None:
+    def full(self: Tracker, who: str, own: list[Point]) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(EventFiles, "write", full)
+    monkeypatch.setattr(Tracker, "_write", full)
     assert inprocess.run(make_plan("local", *SMALL), folder=tmp_path / "run").summary.finished
-    assert caplog.text.count("EventFiles can't be written (OSError) and stops here") == 1
+    assert caplog.text.count("can't be written (OSError) and stop here") == 1
 
 
 def test_a_run_that_goes_on_is_tracked_as_if_it_had_not_stopped(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
 from medsilo.methods.fedawa import FedAWA, disagreement
 from medsilo.methods.fedce import FedCE, without
-from medsilo.methods.feddg_ga import FedDGGA
+from medsilo.methods.feddg_ga import FedDGGA, moved
 from medsilo.methods.fedlws import FedLWS
 from medsilo.mixing.late import LateMean, at_most
 from medsilo.runs.record import Record
@@ -126,14 +126,12 @@ def test_feddg_ga_equals_its_algorithm_written_by_hand() -> None:
 
 
 def test_feddg_ga_s_liar_gets_no_more_than_the_largest_share() -> None:
-    adjust = FedDGGA().adjusted(20)
     a = {"a": 1 / 3, "b": 1 / 3, "liar": 1 / 3}
     for number in range(1, 20):
-        gaps = {"a": 0.3, "b": -0.1, "liar": 100.0}
-        a = adjust(a, {site: {"gap": torch.tensor(gap)} for site, gap in gaps.items()}, number)
+        a = moved(a, {"a": 0.3, "b": -0.1, "liar": 100.0}, 0.2 * (1 - (number - 1) / 20))
     assert a["liar"] > 0.6
     assert at_most(a, FedDGGA().largest_share)["liar"] == pytest.approx(0.5)
-    assert adjust(a, {site: {"gap": torch.tensor(0.0)} for site in a}, 1) == a
+    assert moved(a, dict.fromkeys(a, 0.0), 0.2) == a
 
 
 # ---------------------------------------------------------------------------------------------------- FedLWS
@@ -193,7 +191,7 @@ def loss_of(t: np.ndarray, w: np.ndarray, sent: list[np.ndarray]) -> float:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
-    mixer = FedAWA(server_steps=steps, server_lr=0.05, largest_share=1.0).mixture()[0].mix(SERVER)
+    mixer = FedAWA(server_steps=steps, server_lr=0.05, largest_share=1.0).groups()[0].mix(SERVER)
     samples = {"s0": 5.0, "s1": 7.0, "s2": 3.0}
     given, t = contributions(1)[0], np.array([5.0, 7.0, 3.0]) / 15
     mixer.start(samples, given)
@@ -229,7 +227,7 @@ def test_fedawa_s_loss_is_that_of_whole_vectors_in_double_precision() -> None:
 
 def test_fedawa_s_weights_move_little_whatever_comes() -> None:
     """A step of Adam moves a logit by its rate, so a round changes the ratio of two weights by e^0.002 at most."""
-    mixer, given = FedAWA().mixture()[0].mix(SERVER), {"a.weight": torch.ones(3)}
+    mixer, given = FedAWA().groups()[0].mix(SERVER), {"a.weight": torch.ones(3)}
     mixer.start(["s0", "s1", "s2"], given)
     for site, value in (("s0", 1.0), ("s1", 1.1), ("s2", 1e18)):
         mixer.add(site, {"a.weight": torch.full((3,), value)}, 5)
@@ -339,7 +337,10 @@ def test_it_resumes_as_if_it_had_not_stopped(method: str, tmp_path: Path) -> Non
 def test_what_cannot_be_is_refused(method: str) -> None:
     for change, said in (
         ("mixing.robust.name=median", f"is what {method} finds out|by how far single hospitals are"),
-        ("transport.sealing=pairwise", "how much each hospital counts follows from what"),
+        (
+            "transport.sealing=pairwise",
+            "counts follows from what|takes each site's values as they are",
+        ),
         ('privacy={"epsilon": 2.0, "delta": 0.001}', f"under {method} follows from noisy gradients"),
     ):
         with pytest.raises(PlanError, match=said):

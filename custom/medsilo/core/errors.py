@@ -63,7 +63,7 @@ class Died(Refused):
 
 
 class Lacks(Refused):
-    """A site was told the name of a tensor that it does not have any more: it is sent that tensor."""
+    """A site lacks a file that the plan's network begins with: it is sent that file."""
 
 
 class Undecided(Refused):

@@ -16,13 +16,14 @@ from medsilo.core.errors import MedsiloError, YamlError
 if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a second and a half to import
     from torch import Tensor
 
-    from medsilo.core.spill import Kept
 
 FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
 
 
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it that lack, for this account alone; one that is there stays as it is."""
+    if folder.is_dir():
+        return
     for place in (*reversed(folder.parents), folder):
         if not place.is_dir():
             place.mkdir(FOLDER, exist_ok=True)
@@ -101,13 +102,13 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def save_tensors(path: Path, tensors: "Mapping[str, Kept]", facts: Mapping[str, Any] | None = None) -> None:
+def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any] | None = None) -> None:
     """Write named tensors and JSON facts into one safetensors file, atomically.
 
-    By hand for a reason: one tensor after another, so that those on the disk are never in memory together; the
+    By hand for a reason: one tensor after another, so that those in mapped files are never in memory together; the
     format's own library wants all of them at once.
     """
-    from medsilo.core.spill import TYPES, StoredVector, bytes_of
+    from medsilo.core.spill import TYPES, bytes_of, let_go, stretches_of
 
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
@@ -125,9 +126,8 @@ def save_tensors(path: Path, tensors: "Mapping[str, Kept]", facts: Mapping[str, 
     with _replacing(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            tensor = tensors[name]
-            tensor = tensor.read() if isinstance(tensor, StoredVector) else tensor.detach().cpu().contiguous()
-            file.write(bytes_of(tensor))
+            file.write(bytes_of(tensors[name].detach().cpu().contiguous()))
+            let_go(stretches_of([tensors[name]]))
 
 
 def load_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":

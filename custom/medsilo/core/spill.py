@@ -84,22 +84,6 @@ class Spill:
             begin += os.pwritev(self._file.fileno(), [rest], begin)
         return end
 
-    def read(self, begin: int, numbers: Tensor) -> Tensor:
-        """Fill a tensor with what begins there."""
-        rest = bytes_of(numbers)
-        try:
-            while rest:
-                done = os.preadv(self._file.fileno(), [rest], begin)
-                if not done:
-                    raise MedsiloError("what was stored on the server's disk is incomplete")
-                begin += done
-                rest = rest[done:]
-        except OSError as error:
-            raise MedsiloError(
-                f"what was stored cannot be read back from the server's disk: {error.strerror}"
-            ) from error
-        return numbers
-
     def align(self) -> None:
         """Let the next tensor begin where any type of numbers may be mapped."""
         self.end += -self.end % ALIGNED
@@ -187,29 +171,15 @@ def let_go(stretches: Iterable[Stretch]) -> None:
         content.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
-@dataclass(frozen=True)
-class StoredVector:
-    """A vector that lies in a spill."""
-
-    spill: Spill
-    begin: int
-    size: int
-    dtype: torch.dtype
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size([self.size])
-
-    @classmethod
-    def put(cls, vector: Tensor, spill: Spill) -> "StoredVector":
-        return cls(spill, spill.append(vector), len(vector), vector.dtype)
-
-    def read(self) -> Tensor:
-        """A copy in memory."""
-        return self.spill.read(self.begin, torch.empty(self.size, dtype=self.dtype))
-
-
-Kept = Tensor | StoredVector
+def stored(vectors: Iterable[Tensor]) -> list[Tensor]:
+    """Return vectors as they lie in a file of their own, to which each is written as soon as it is there."""
+    spill, places = Spill(), []
+    for vector in vectors:
+        spill.align()
+        places.append((spill.append(vector), vector.nbytes, vector.dtype))
+    spill.shorten(spill.end)  # to where an empty last one would begin
+    content = spill.mapped()
+    return [content[begin : begin + size].view(dtype) for begin, size, dtype in places]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -1,6 +1,5 @@
 """The definition of a federated method."""
 
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -14,6 +13,7 @@ from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.additions import INPUT, Amplitude, Perturbation
 from medsilo.course.declared import Private
+from medsilo.course.group import Group
 from medsilo.course.outcome import OneModel, Outcome
 from medsilo.course.phase import Course, Phase
 from medsilo.course.workbench import Blueprint, Workbench
@@ -27,8 +27,9 @@ MISSING = object()  # in place of a value in a section that a plan leaves out
 class Algorithm(Section):
     """A method of the plan. Holds its numbers and no state: that lies in the site's networks and the server's mixers.
 
-    A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `phases` what
-    travels, how it is mixed and what sites do; in `networks` what a site holds; in `outcome` how a study ends.
+    A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `groups` what
+    travels and how it is mixed, in `work` what sites do, or in `phases` both where it is not the same in all rounds; in
+    `networks` what a site holds; in `outcome` how a study ends.
 
     >>> from medsilo.registry import METHODS
     >>> fedprox = METHODS["fedprox"](mu=0.1)
@@ -66,9 +67,17 @@ class Algorithm(Section):
         return self
 
     # What makes a method
-    @abstractmethod
     def phases(self, training: Training) -> Sequence[Phase]:
         """Return the phases in order: what travels, how it is mixed, what a site does."""
+        return [Phase("train", training.rounds, self.groups(), self.work)]
+
+    def groups(self) -> tuple[Group, ...]:
+        """Return what travels in every round."""
+        return ()
+
+    def work(self, bench: Workbench) -> float:
+        """Train in a round; returns the training loss, or NaN."""
+        return bench.train()
 
     @property
     def outcome(self) -> Outcome:
@@ -106,7 +115,7 @@ class Algorithm(Section):
 
     # What makes no sense
     def cautions(self, sites: Sequence[str]) -> list[str]:
-        """Return what whoever starts the study should know of its numbers, one line each."""
+        """Return what the person who starts the study should know of its numbers, one line each."""
         return []
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:

@@ -38,24 +38,6 @@ def statistics_ranges(modules: Modules, task: Task) -> Ranges:
     return found
 
 
-def is_possible(tensors: Tensors) -> None:
-    """Accept any finite values."""
-
-
-def stays_as_it_is(modules: Modules, came: bool) -> None:
-    """Do nothing when a group has arrived."""
-
-
-def nothing_found(mixer: Mixer, sites: Sequence[str]) -> Facts:
-    """Return no facts about the sites."""
-    return {}
-
-
-def nothing_else(tensors: Tensors) -> Sequence[str]:
-    """Return nothing that a hospital should know besides."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Average:
     """An average over a site's training images, which a hospital lets out of enough images only."""
@@ -92,13 +74,13 @@ class Group:
     # The least and greatest value that its tensors may have, by name; asked once, with networks without values.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
     # Raises Refused when values that have the right form and range are impossible.
-    check: Callable[[Tensors], None] = is_possible
+    check: Callable[[Tensors], None] = lambda tensors: None
     # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
-    arrived: Callable[[Modules, bool], None] = stays_as_it_is
+    arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # What the server found out about the sites when all is done, for the summary's details.
-    found: Callable[[Mixer, Sequence[str]], Facts] = nothing_found
+    found: Callable[[Mixer, Sequence[str]], Facts] = lambda mixer, sites: {}
     # What else a hospital should know of the group, one line each, for the leak report.
-    says: Callable[[Tensors], Sequence[str]] = nothing_else
+    says: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
     average: Average | None = None  # if tensors are one
     wide: bool = False  # where sites seal: numbers may be as large as their range, not only as the plan's bound
 

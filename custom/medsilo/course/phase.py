@@ -12,11 +12,6 @@ from medsilo.course.workbench import Workbench
 Turn = Callable[[int, Sequence[str], int], str]
 
 
-def learn(bench: Workbench) -> float:
-    """Train "model" as the plan says."""
-    return bench.train()
-
-
 @dataclass(frozen=True)
 class Phase:
     """A stretch of rounds in which the same groups travel and sites do the same work.
@@ -29,7 +24,7 @@ class Phase:
     name: str
     rounds: int
     groups: tuple[Group, ...] = ()
-    work: Callable[[Workbench], float] = learn  # what a site does in a round; returns the training loss, or NaN
+    work: Callable[[Workbench], float] = Workbench.train  # at a site in a round; returns the loss, or NaN
     turn: Turn | None = None  # where only one trains and sends in a round; the others validate what they are given
     # What the server does before the phase: it may change initial weights that have not travelled yet, and returns
     # facts for the summary's details. It is not done again when a study is resumed.

@@ -1,25 +1,33 @@
-"""A plan's `transport`: precision of tensors on their way, and secure aggregation with what it promises."""
+"""A plan's `transport`: precision of tensors on their way, and secure aggregation with what it promises.
+
+How the groups of a phase are sealed, their mixers declare.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
+from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
-from medsilo.course.group import views
+from medsilo.course.group import Group, views
 from medsilo.course.participation import Participation
-from medsilo.course.sealable import forms_of
-from medsilo.mixing.forms import Exchanged, Form, Unsealable
+from medsilo.course.phase import Phase
+from medsilo.course.server_side import ServerSide
+from medsilo.learning.loop import Compute
+from medsilo.learning.training import Training
+from medsilo.mixing.forms import Exchanged, Form, Unsealable, form_of
+from medsilo.tasks.task import Task
 
 LEAST_SEALED = 3  # hospitals in a sealed round
 COARSEST = 1e-5  # that sealed numbers may be apart: coarser ones cost what a round has learned
 Sealing = Literal["none", "pairwise"]
 
 SEALING: dict[Sealing, str] = {
-    "none": "Sealing none: the server, and whoever reads its disk, sees every tensor that leaves a hospital.",
+    "none": "Sealing none: the server, and anyone who can read its disk, sees every tensor that leaves a hospital.",
     "pairwise": "Sealing pairwise: the server learns sums over hospitals and nothing of a single one, as long as fewer "
     "hospitals than the threshold help it, and fewer than twice the threshold less the number of hospitals if it lies; "
     "all hospitals but one, put together, can work out that one from a sum, half of them the others from AdaFed's "
@@ -29,22 +37,18 @@ OPEN = (
     "Sealed or not, the server knows the numbers of cases, scores and losses, who answered when, and whole numbers "
     "among the tensors such as batch norm's counters of batches."
 )
-COUNTED = (
-    "Sealed or not, the server knows the numbers of validation and test cases, scores and losses, and who answered "
-    "when; the numbers of training cases are sealed, too, and of them it learns their sum at most."
-)
 ALL_SEALED = "No group of tensors that can be sealed leaves in clear."
 
 
-def promises(sealing: Sealing, clear: Sequence[str], counts: bool) -> list[str]:
+def promises(sealing: Sealing, clear: Sequence[str]) -> list[str]:
     """Return what is said of a study, the same wherever it is said.
 
-    clear: the groups that leave in clear, as the plan says. counts: whether numbers of cases are sealed, too.
+    clear: the groups that leave in clear, as the plan says.
     """
     if sealing == "none":
         return [SEALING[sealing]]
     rest = f"In clear, as the plan says (transport.sealing_clear): {', '.join(clear)}." if clear else ALL_SEALED
-    return [SEALING[sealing], COUNTED if counts else OPEN, rest]
+    return [SEALING[sealing], OPEN, rest]
 
 
 MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
@@ -88,26 +92,12 @@ class TransportSettings(Feature):
         description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
         "`null`: 65536 with 64 bits, 64 with 32",
     )
-    sealing_counts: int | None = Field(
-        None,
-        ge=1,
-        le=10_000_000,
-        description="seal the hospitals' numbers of training cases, too, by which means are weighted; no hospital may "
-        "have more than so many. `null`: they are told",
-    )
     sealing_clear: tuple[str, ...] = Field(
         (),
         max_length=16,
         description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
         "AdaFed's `statistics`, which hospitals tell each other otherwise",
     )
-
-    @field_validator("sealing", mode="before")
-    @classmethod
-    def _no_group(cls, given: Any) -> Any:
-        if given == "group":
-            raise ValueError("'group' is no more: one hospital that helped the server opened everything; set pairwise")
-        return given
 
     @property
     def rate(self) -> float | None:
@@ -122,7 +112,7 @@ class TransportSettings(Feature):
     @property
     def promises(self) -> list[str]:
         """Return what sealing protects against, and against whom it does not."""
-        return promises(self.sealing, self.sealing_clear, bool(self.sealing_counts))
+        return promises(self.sealing, self.sealing_clear)
 
     @property
     def bound(self) -> float:
@@ -146,11 +136,6 @@ class TransportSettings(Feature):
         if not self.sealed:
             return
         name = plan.algorithm.name
-        if self.sealing_counts and plan.training.truncate:
-            yield (
-                "training.truncate: needs the smallest hospital's number of cases, which transport.sealing_counts "
-                "seals; leave one of them out"
-            )
         yield from self._hospitals_that_cannot(plan.participation)
         if plan.mixing.robust or plan.mixing.share_cap:
             yield (
@@ -180,7 +165,7 @@ class TransportSettings(Feature):
         named = len(participation.sites)
         if not named:
             yield (
-                "transport.sealing: name the hospitals in participation.sites: else whoever is connected counts as one"
+                "transport.sealing: name the hospitals in participation.sites: else every connected site counts as one"
             )
         if min(named, participation.required) < LEAST_SEALED:
             yield (
@@ -197,15 +182,6 @@ class TransportSettings(Feature):
             yield (
                 f"transport.sealing_bound: with {self.sealing_bits} bits, sums of {named} hospitals' numbers up to "
                 f"{self.bound:g} would be rounded by more than {COARSEST:g}; set sealing_bits=64 or a smaller bound"
-            )
-        if self.sealing_counts and self.sealing_bits == 32:
-            yield (
-                "transport.sealing_bits: 32 bits are too few where the weights are sealed, too (sealing_counts); set 64"
-            )
-        if self.sealing_counts and self.sealing_clear:
-            yield (
-                f"transport.sealing_counts: {self.sealing_clear[0]} leaves in clear and tells numbers of cases; take "
-                "it out of transport.sealing_clear, or leave sealing_counts out"
             )
         threshold = self.threshold(named)
         if not named < 2 * threshold <= 2 * named:
@@ -230,3 +206,19 @@ class TransportSettings(Feature):
                 f"transport.sealing: {method}'s {group} can't be sealed: {form.why}; let it leave in clear "
                 f"(transport.sealing_clear=[{group}]), choose another method, or set transport.sealing=none"
             )
+
+
+def forms_of(phase: Phase, sites: tuple[str, ...], task: Task, training: Training, seed: int) -> dict[str, Form]:
+    """Return the form of every group that sites send in a phase.
+
+    Mixers are made for it as at the beginning of a study; what a form says may not depend on what came before.
+    """
+    server = ServerSide(sites, {}, {}, frozenset, task, training, seed, Compute(), None, lambda: None)
+    return {group.name: _form(group, server) for group in phase.sent}
+
+
+def _form(group: Group, server: ServerSide) -> Form:
+    try:
+        return form_of(group.mix(server))
+    except (LookupError, AttributeError, MedsiloError):
+        return Unsealable("its mixer is made of what came before, so how it is sealed is not known beforehand")

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
-from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson, objective_of
+from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson
 from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
@@ -21,10 +21,6 @@ class StepRule(Protocol):
 
     def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
         """Return the step of this network."""
-
-
-def tells_nothing(model: nn.Module) -> None:
-    """Tell no number of a network."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +60,15 @@ class Workbench:
     private: PrivateSteps | None = None  # how networks learn, where the plan promises privacy
     labels: Callable[[], Sequence[int]] = tuple  # how often each label occurs among all training cases
     # Numbers that a method sends beside tensors, as the hospital lets them leave; None where it does not.
-    told_loss: Callable[[nn.Module], float | None] = tells_nothing  # over the training cases, without dropout
-    told_score: Callable[[nn.Module], float | None] = tells_nothing  # over the validation cases
+    told_loss: Callable[[nn.Module], float | None] = lambda model: None  # over the training cases, without dropout
+    told_score: Callable[[nn.Module], float | None] = lambda model: None  # over the validation cases
 
     def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
         """Return how one network learns from a batch; by default the task, by the plan's step."""
         model, optimizer = self.modules[name], self.optimizers[name]
         if step is None:
             step = self.rule.step(model, optimizer) if self.rule else plain_step
-        objective = objective or objective_of(self.loss)
+        objective = objective or OutputLoss(self.loss)
         if self.private is None:
             return lesson(model, objective, optimizer, self.compute, step)
         if name in self.private.at_home:

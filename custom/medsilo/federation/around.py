@@ -2,7 +2,6 @@
 
 Around a site, from outside to inside, an order passes
 
-    known tensors   fills in the tensors that the site has already (on NVFlare alone: elsewhere nothing has far to go)
     permission      no data are read, and nothing is answered, for a plan that the hospital has not approved
     supply          files that the network begins with: who lacks one says so, and keeps what the plan's hash names
     isolation       a process of its own, whose death is an answer; what is exact or in clear never leaves it
@@ -15,7 +14,6 @@ and an answer passes them the other way round. Around the server's channel stand
 
     retry           asks again, as the plan's participation says
     ledger          keeps the heads of the hospitals' ledgers, where a plan promises privacy
-    known tensors   names what a site has
     supply          sends a site the files that it lacks, once
     layers of the plan, in its order
     turns           notes who is asked and who answered, and counts the bytes of tensors
@@ -35,7 +33,6 @@ from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Questioner, Retry
 from medsilo.federation.disclosure import DisclosingSite
 from medsilo.federation.envelope import Envelope
-from medsilo.federation.known import KnownTensors, ReceivedTensors
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
@@ -94,16 +91,11 @@ def _prices(plan: Plan) -> Callable[[str, int], Sequence[Charge]]:
     return lambda task, number: [charge for layer in plan.layers for charge in layer.charges(task, number)]
 
 
-def answering(
-    place: Place, permission: Permission, kind: type[Participant] = Participant, names: Callable[[], bool] = bool
-) -> Site:
-    """Return what answers on NVFlare, behind a hospital's permission, which was given.
-
-    names: whether answers may name tensors that are as they came.
-    """
+def answering(place: Place, permission: Permission, kind: type[Participant] = Participant) -> Site:
+    """Return what answers on NVFlare, behind a hospital's permission, which was given."""
     make = partial(IsolatedParticipant if place.settings.isolation else training_site, place, kind)
     permission.inner = SuppliedSite(place, make) if place.plan.network.files else make()
-    return ReceivedTensors(permission, place.folder, names) if place.settings.keep_received else permission
+    return permission
 
 
 def asking(
@@ -119,10 +111,9 @@ def asking(
         inner = layer.server(inner, plan)
     if plan.network.files:
         inner = FileSupply(inner, plan.network.files)
-    inner = KnownTensors(inner, plan.transport.sealed, lost)
     if plan.privacy:
         inner = LedgerWatch(inner, heads)
-    return Retry(inner, plan.participation, sites), turns
+    return Retry(inner, plan.participation, sites, lost), turns
 
 
 def aggregation_of(asker: Questioner, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:

@@ -38,9 +38,16 @@ class Exchange:
 class Retry:
     """A channel that asks sites as often as the plan allows, and says whether too few answered."""
 
-    def __init__(self, inner: Channel, rules: Participation, sites: Sequence[str]) -> None:
-        """sites: those that train."""
-        self.inner, self.rules, self.sites = inner, rules, sites
+    def __init__(
+        self,
+        inner: Channel,
+        rules: Participation,
+        sites: Sequence[str],
+        lost: Callable[[str], None] = lambda site: None,
+    ) -> None:
+        """sites: those that train; lost: hears of every site that did not answer, as it may not have what it was
+        sent."""
+        self.inner, self.rules, self.sites, self.lost = inner, rules, sites, lost
 
     def pause(self, seconds: float) -> None:
         self.inner.pause(seconds)
@@ -58,10 +65,13 @@ class Retry:
         while asked:
             attempt += 1
             try:
-                missing = {**refused, **self.inner.ask(asked, outgoing, coming, timeout)}
+                unheard = self.inner.ask(asked, outgoing, coming, timeout)
             except Aborted as error:
                 silent = ", ".join(site for site in asked if site not in answered)
                 raise Aborted(f"{error} before {silent} answered") from error
+            for site in unheard:
+                self.lost(site)
+            missing = {**refused, **unheard}
             asked = self._worth_asking(missing, attempt, time.monotonic() - started)
             refused = {site: gone for site, gone in missing.items() if site not in asked}
             if asked:

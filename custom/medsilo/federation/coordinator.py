@@ -15,7 +15,7 @@ from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.around import aggregation_of, asking
 from medsilo.federation.asking import Exchange, Questioner
 from medsilo.federation.blame import Blame
-from medsilo.federation.directions import rounded
+from medsilo.federation.directions import changed_weights, rounded
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.federation.seams import Channel, Missing
 from medsilo.federation.server_state import ServerState
@@ -163,8 +163,7 @@ class Coordinator:
                 self.record.keep_before(number - 1)
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
-        told = breach is None and not self.plan.transport.sealing_counts
-        updates, shares = self.state.directions.updates(), self.state.shares(phase) if told else {}
+        updates, shares = self.state.directions.updates(), {} if breach else self.state.shares(phase)
         line = Round(
             round=number,
             phase=phase.name,
@@ -178,6 +177,7 @@ class Coordinator:
                 site: _line(exchange, site, updates.get(site, {}), shares.get(site))
                 for site in sorted(exchange.replies)
             },
+            weights=changed_weights((self.state.mixers.get(group.name) for group in phase.sent), self.rounds),
         )
         self.rounds.append(line)
         self.record.add_round(line)
@@ -341,7 +341,7 @@ def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: 
         train_loss=reply.train_loss,
         validation=reply.validation,
         validation_loss=reply.validation_loss,
-        samples=None if reply.cases.train is None else reply.samples,
+        samples=reply.samples,
         seconds=round(reply.seconds, 3),
         memory=int(reply.memory),
         bytes_up=exchange.bytes_up[site],

@@ -153,7 +153,7 @@ class Disclosure:
         told = {**self.validated(found.validated), "train_loss": finite(self.train_loss(found.loss, found.samples))}
         tells = found.validated is not None and self.tells("validation")
         self.protection.note(train=told["train_loss"] is not None, validation=tells)
-        return {"samples": 1 if self.sealed_parts else self.samples(found.samples), **told}
+        return {"samples": self.samples(found.samples), **told}
 
     def validated(self, scored: ExactScores | None) -> Told:
         """Return a validation as it is told."""
@@ -184,12 +184,12 @@ class Disclosure:
         """Return a loss over training cases that a method asks for within a round, and count it."""
         told = finite(self.train_loss(loss, samples))
         self.protection.note(train=told is not None)
-        return self.settings.rounded(told)
+        return told
 
     def score_within(self, score: float) -> float | None:
         """Return a score over validation cases that a method asks for within a round, and count it."""
         self.protection.note(validation=1)
-        return self.settings.rounded(finite(self.score("validation", score)))
+        return finite(self.score("validation", score))
 
     @property
     def scores_within(self) -> bool:
@@ -200,15 +200,9 @@ class Disclosure:
     @property
     def counted(self) -> Counted:
         """The numbers of cases, as they are told."""
-        told: dict[str, int | None] = {part: self.resolution[part].count(cases) for part, cases in self.cases.items()}
         if self.numbers and self.numbers.counted:
-            told = dict(self.numbers.counted[1])
-        return Counted(**told | dict.fromkeys(self.sealed_parts))
-
-    @property
-    def sealed_parts(self) -> tuple[str, ...]:
-        """The parts whose numbers of cases only the hospital knows."""
-        return ("train",) if self.plan.transport.sealing_counts else ()
+            return Counted(**self.numbers.counted[1])
+        return Counted(**{part: self.resolution[part].count(cases) for part, cases in self.cases.items()})
 
     def tells(self, part: DataPart) -> bool:
         """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
@@ -290,6 +284,7 @@ class Disclosure:
         of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
+        if CHANCES in of_classes:
             told[CHANCES] = coarse_chances(of_classes[CHANCES], task.goal.classes, resolution)
             told[RELIABILITY] = coarse_reliability(
                 of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.goal.classes, resolution
@@ -337,7 +332,7 @@ class Disclosure:
         counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
         return {
             part: [int(count) for count in self.resolution[part].shared_out(own)]
-            if own and any(own) and min(filter(None, own)) >= self.least and part not in self.sealed_parts
+            if own and any(own) and min(filter(None, own)) >= self.least
             else None
             for part, own in counts.items()
         }
@@ -377,9 +372,4 @@ class DisclosingSite:
             warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
             **disclosure.told(found),
         )
-        reply = answer.parcel(found.groups)
-        reply.metrics = {
-            name: disclosure.settings.rounded(value) if isinstance(value, float) else value
-            for name, value in reply.metrics.items()
-        }
-        return reply
+        return answer.parcel(found.groups)

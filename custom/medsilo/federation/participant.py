@@ -101,9 +101,6 @@ class Participant:
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
         if self.data.survey:
             write_json(self.place.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
-        most = self.place.plan.transport.sealing_counts
-        if most and self.disclosure.cases["train"] > most:
-            raise Refused("this hospital has more training cases than transport.sealing_counts allows; raise it")
         return ExactResult()
 
     def _answer_letter(self, asked: Request, groups: Groups, stop: Stop) -> ExactLetter:
@@ -219,7 +216,6 @@ class Participant:
     def _end(self, stop: Stop) -> SiteEnd:
         """Return what an outcome works with; a site that did not train shows its images' spacing to no study."""
         place, disclosure = self.place, self.disclosure
-        guarded = disclosure.numbers and disclosure.numbers.guarded
 
         def validation() -> Iterator[tuple[Tensor, Tensor]]:
             cases = self.evaluation.pieces(self.data.validation, "super model")
@@ -233,8 +229,6 @@ class Participant:
             place.plan.task,
             self.state.compute,
             validation,
-            self.data.spacings if place.site in place.plan.participation.sites and not guarded else (),
-            place.settings.smallest_average,
             [*disclosure.withheld, *disclosure.noisy],
             disclosure.resolution,
             stop,

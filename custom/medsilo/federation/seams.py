@@ -1,4 +1,4 @@
-"""The two seams of a study: a site answers a parcel, and a channel asks sites. Whatever is optional stands around them.
+"""The two seams of a study: a site answers a parcel, and a channel asks sites. All that is optional wraps them.
 
 A layer around a site is a site, and a layer around a channel is a channel (around.py has their order).
 """
@@ -32,8 +32,7 @@ class Missing:
     kind: Literal["refused", "lost"]
     reason: str
     passing: bool = False  # a refusal that asking again may heal
-    lacks: bool = False  # a refusal that sending all tensors heals
-    holds: dict[str, dict[str, str]] | None = None  # what it has of what it was sent, where it says so
+    lacks: bool = False  # a refusal that sending it the network's files heals
 
     @property
     def text(self) -> str:
@@ -41,9 +40,9 @@ class Missing:
         return f"{self.kind}: {self.reason}"
 
     @classmethod
-    def refused(cls, error: MedsiloError, holds: dict[str, dict[str, str]] | None = None) -> "Missing":
+    def refused(cls, error: MedsiloError) -> "Missing":
         """Return the refusal that an error is; its text may come from a site."""
-        return cls("refused", plain(str(error)), isinstance(error, Died), isinstance(error, Lacks), holds)
+        return cls("refused", plain(str(error)), isinstance(error, Died), isinstance(error, Lacks))
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Place:
 
 
 class Site(Protocol):
-    """A site of a study. Layers stand around one, and are one.
+    """A site of a study. Layers wrap one, and are one.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Site) -> None:
@@ -120,7 +119,7 @@ class Site(Protocol):
 
 
 class Channel(Protocol):
-    """The server's side of the line to the sites. Layers stand around one, and are one.
+    """The server's side of the line to the sites. Layers wrap one, and are one.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Channel) -> None:

@@ -1,13 +1,11 @@
-"""Show tracking programs the numbers that sites tell the server, by name and round, and nothing else."""
+"""Show TensorBoard the numbers that sites tell the server, by name and round, and nothing else."""
 
 import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from medsilo.core.files import make_folder
 from medsilo.runs.paths import TENSORBOARD
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, Summary
@@ -50,83 +48,58 @@ def of_end(summary: Summary) -> Points:
     return found
 
 
-class Tracker(Protocol):
-    """Takes points."""
+class Tracker:
+    """TensorBoard's event files, a folder for the server and each site.
 
-    def write(self, points: Points) -> None:
-        """Keep them."""
-
-    def close(self) -> None:
-        """Bring all to the disk."""
-
-
-class EventFiles:
-    """TensorBoard's event files, a folder for the server and each site."""
-
-    def __init__(self, run: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.folder, self.make = run / TENSORBOARD, SummaryWriter
-        self.writers: dict[str, Any] = {}
-
-    def write(self, points: Points) -> None:
-        for who, own in points.items():
-            if who not in self.writers:
-                self.writers[who] = self.make(str(self.folder / who))
-            for name, value, step in own:
-                self.writers[who].add_scalar(name, value, step)
-            self.writers[who].flush()  # for who looks on while it runs
-
-    def close(self) -> None:
-        for writer in self.writers.values():
-            writer.close()
-
-
-class Trackers:
-    """Those to whom a run is shown; of one that goes on, the rounds before come first.
-
-    What a run that was killed had tracked may end anywhere, so a run that goes on is tracked anew.
+    What a run that was killed had tracked may end anywhere, so one that goes on is tracked anew, from round 1.
     """
 
-    def __init__(self, record: Record, trackers: list[Tracker]) -> None:
-        self.record, self.trackers, self.begun = record, trackers, False
+    def __init__(self, record: Record, kept: bool) -> None:
+        self.record, self.begun, self.works = record, False, kept
+        self.writers: dict[str, Any] = {}
 
     def round(self, line: Round) -> None:
         """Show a round that is over."""
         self._before(line.round)
-        self._write(of_round(line))
+        self.write(of_round(line))
 
     def end(self, summary: Summary) -> None:
         """Show what is known at the end."""
         self._before(summary.rounds.done + 1)
-        self._write(of_end(summary))
+        self.write(of_end(summary))
 
     def _before(self, number: int) -> None:
         for line in () if self.begun else self.record.rounds():
             if line.round < number:
-                self._write(of_round(line))
+                self.write(of_round(line))
         self.begun = True
 
-    def _write(self, points: Points) -> None:
-        for tracker in [*self.trackers]:
-            try:
-                tracker.write(points)
-            except Exception as error:  # no study ends for that
-                self.trackers.remove(tracker)
-                what, why = type(tracker).__name__, type(error).__name__
-                LOG.warning("%s can't be written (%s) and stops here; rounds.jsonl has all numbers", what, why)
+    def write(self, points: Points) -> None:
+        """Keep points, until that fails once: no study ends for that."""
+        try:
+            for who, own in points.items() if self.works else ():
+                self._write(who, own)
+        except Exception as error:
+            self.works, why = False, type(error).__name__
+            LOG.warning("TensorBoard's files can't be written (%s) and stop here; rounds.jsonl has all numbers", why)
+
+    def _write(self, who: str, own: list[Point]) -> None:
+        if who not in self.writers:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writers[who] = SummaryWriter(str(self.record.folder / TENSORBOARD / who))
+        for name, value, step in own:
+            self.writers[who].add_scalar(name, value, step)
+        self.writers[who].flush()  # for who looks on while it runs
 
 
 @contextmanager
-def tracked(record: Record, kept: bool = True) -> Iterator[Trackers]:
-    """Show a run to its trackers; to none where the run's folder is not kept."""
+def tracked(record: Record, kept: bool = True) -> Iterator[Tracker]:
+    """Show a run in TensorBoard's files; nowhere where the run's folder is not kept."""
     shutil.rmtree(record.folder / TENSORBOARD, ignore_errors=True)
-    found: list[Tracker] = []
-    if kept:
-        make_folder(record.folder)
-        found = [EventFiles(record.folder)]
+    tracker = Tracker(record, kept)
     try:
-        yield Trackers(record, found)
+        yield tracker
     finally:
-        for tracker in found:
-            tracker.close()
+        for writer in tracker.writers.values():
+            writer.close()

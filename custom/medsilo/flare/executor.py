@@ -27,7 +27,6 @@ from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.around import answering
 from medsilo.federation.bounds import request_bounds
 from medsilo.federation.diary import Diary
-from medsilo.federation.known import ReceivedTensors
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
@@ -36,10 +35,10 @@ from medsilo.federation.reasons import details, public_reason
 from medsilo.federation.seams import Place, Site
 from medsilo.flare.forked_site import has_started
 from medsilo.flare.gate import Gate
-from medsilo.flare.patches import LEFTOVERS, filters_of_answers
+from medsilo.flare.patches import LEFTOVERS
 from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
-from medsilo.flare.wire import TASK, let_tensors_travel, refusal, to_parcel, to_shareable
+from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
@@ -121,8 +120,7 @@ class MedsiloExecutor(Executor):
             self._write_private(error, fl_ctx)
             if self.folder:
                 Diary(self.folder).failed(parcel.facts, error, reason)
-            holds = self.site.holds if isinstance(self.site, ReceivedTensors) else None
-            return refusal(reason, isinstance(error, Died), isinstance(error, Lacks), holds)
+            return refusal(reason, isinstance(error, Died), isinstance(error, Lacks))
 
     def _site(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         """This site in the parcel's study, and its clock; made once per process."""
@@ -144,10 +142,7 @@ class MedsiloExecutor(Executor):
             self.clock = Clock(self.folder, settings.limits)
             Diary(self.folder).began(plan, lead)
 
-            def names() -> bool:
-                return not plan.transport.sealed and not _changes_answers(fl_ctx)
-
-            self.site = answering(place, permission, kind, names)
+            self.site = answering(place, permission, kind)
         return self.site, self.clock
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
@@ -159,11 +154,6 @@ class MedsiloExecutor(Executor):
                 file.write(details(error) + "\n")
         except Exception as second:
             self.log_error(fl_ctx, f"the error's details could not be kept: {type(second).__name__}")
-
-
-def _changes_answers(fl_ctx: FLContext) -> bool:
-    """Return whether a filter of the hospital or of the job sees answers: it must see all that leaves."""
-    return filters_of_answers(fl_ctx, TASK) != []
 
 
 class Busy:
@@ -182,7 +172,7 @@ class Busy:
                 self.worked = now
             self.looked, self.used = now, used
         if now - self.worked > STOOD_STILL:
-            raise Died(f"its training stood still for {now - self.worked:.0f} s")
+            raise Died(f"its training stalled for {now - self.worked:.0f} s")
 
 
 def _used() -> float:

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import Task
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ServerCommandNames
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import ALL_SITES
 from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.apis.shareable import Shareable
-from nvflare.apis.utils.task_utils import get_filters
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
@@ -285,14 +284,23 @@ class Replies:
         """Take a reply."""
         return self.handler.handle_blob_cb(future, stream, resume)
 
+    def is_awaited(self, stream: Stream) -> bool:
+        """Return whether somebody still waits for a reply that is announced."""
+        return stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID) in self.cell.requests_dict
+
     def refuse(self, stream: Stream, reason: str) -> int:
         """Let the request fail at once that a stream answers."""
+        self.settle(stream, make_reply(ReturnCode.MSG_TOO_BIG, error=reason))
+        end_stream(stream, reason)
+        return 0
+
+    def settle(self, stream: Stream, reply: Message) -> int:
+        """Let a request have another reply than the stream that answers it."""
         waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
-            waiter.stream_error = reason
-            waiter.result = make_reply(ReturnCode.MSG_TOO_BIG, error=reason)
+            waiter.stream_error = "it is not read"
+            waiter.result = reply
             waiter.in_receiving.set()
-        end_stream(stream, reason)
         return 0
 
 
@@ -307,6 +315,51 @@ def send_requests_by(cell: Cell, request: Send) -> Send:
     own: Send = cell.send_request
     cell.send_request = request
     return own
+
+
+def reply_once(cell: Cell, to: str) -> None:
+    """Send a cell's replies to requests once. to: the requests' channel and topic
+
+    Issue (2.9.0): a line that needs more than five seconds for a reply carries it several times. `Adapter` has each
+    reply sent again every `streaming_retry_wait` until its last byte is acknowledged, as if it were lost. Please let
+    the wait follow the line's speed, or whoever registers a callback say that its replies are asked for again.
+    """
+    own = cell.send_blob
+
+    def send(channel: str, topic: str, *given: Any, **asked: Any) -> StreamFuture:
+        if (channel, topic) == (CellChannel.RETURN_ONLY, to):
+            asked["reliable"] = False
+        return own(channel, topic, *given, **asked)
+
+    cell.send_blob = send
+
+
+def end_reply(request: Message) -> None:
+    """End what has begun to come in reply to a request that nobody waits for any more.
+
+    Issue (2.9.0): a reply of which a part has come is kept for five minutes when its request has timed out. Its stream
+    holds a thread and its bytes, and its sender goes on to send. Please end the stream with the request.
+    """
+    own = request.get_header(StreamHeaderKey.STREAM_REQ_ID)
+    with RxTask.map_lock:
+        tasks = [task for task in RxTask.rx_task_map.values() if _request_of(task) == own]
+    for task in tasks:
+        task.stop(StreamError("it is asked for again"))
+
+
+def has_begun(cell: Cell, request: Message) -> bool:
+    """Return whether a reply to a request has begun to come."""
+    waiter = cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
+    return bool(waiter and waiter.in_receiving.is_set())
+
+
+def _request_of(task: RxTask) -> str | None:
+    return (task.headers or {}).get(StreamHeaderKey.STREAM_REQ_ID)
+
+
+def ping() -> Message:
+    """Return a request that who has tensors answers with a few bytes, whatever it has."""
+    return new_cell_message({}, {_PropKey.REF_ID: "ping", _PropKey.CANCEL: True})
 
 
 class AskedPiece:
@@ -458,20 +511,6 @@ def bound_audit() -> None:
             if auditor.audit_file and not isinstance(auditor.audit_file, RollingFile):
                 auditor.audit_file.close()
                 auditor.audit_file = RollingFile(auditor.audit_file.name, "a", AUDIT, AUDITS, "utf-8")
-
-
-# ---------------------------------------------------------------------------------------------------- a hospital
-def filters_of_answers(fl_ctx: FLContext, task: str) -> list | None:
-    """Return the filters, the hospital's and the job's, that an answer passes; None where that is not known.
-
-    Issue (2.9.0): an executor can't know whether filters will see its result. A hospital's filters must see all that
-    leaves, so an executor that leaves out what the server has already must know of them. Please tell an executor which
-    filters a result passes.
-    """
-    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-    if runner is None:
-        return None
-    return list(get_filters("task_result_filters", fl_ctx, runner.task_result_filters, task, FilterKey.OUT) or [])
 
 
 # ---------------------------------------------------------------------------------------------------- a person

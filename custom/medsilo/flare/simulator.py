@@ -190,7 +190,6 @@ def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
     one_machine = {
         "isolation": False,
         "memory_limit": None,
-        "keep_received": False,
     }  # its sites are processes of a run that one person started
     own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
     write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))

@@ -19,7 +19,7 @@ from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.flare.forks import died
 from medsilo.flare.patches import deliver_once
-from medsilo.flare.wire import TASK, held_of, to_parcel, to_shareable
+from medsilo.flare.wire import TASK, to_parcel, to_shareable
 
 DEAD = "its process died"
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
@@ -76,7 +76,7 @@ class _Question:
         try:  # an exception that left this callback would end the task without a reason
             self.receive(site, to_parcel(result))
         except MedsiloError as error:
-            self.refused[site] = Missing.refused(error, held_of(result))
+            self.refused[site] = Missing.refused(error)
         except Exception as error:
             self.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
             self.refused[site] = Missing("refused", f"{type(error).__name__} at the server; its log says more")

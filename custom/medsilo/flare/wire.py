@@ -16,11 +16,11 @@ from torch import Tensor
 from medsilo.core.errors import Died, Lacks, Refused
 from medsilo.core.text import plain
 from medsilo.flare.pieces import PiecedTensors
-from medsilo.runs.messages import Parcel, held
+from medsilo.runs.messages import Parcel
 
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
-REFUSAL, DIED, LACKS, HOLDS = "medsilo.refusal", "medsilo.died", "medsilo.lacks", "medsilo.holds"
+REFUSAL, DIED, LACKS = "medsilo.refusal", "medsilo.died", "medsilo.lacks"
 
 
 def let_tensors_travel(to_files: bool = False) -> None:
@@ -79,19 +79,10 @@ def _as_sent(value: Any, dtype: str) -> Any:
     return tensor.round().to(sent) if tensor.isfinite().all() else tensor
 
 
-def refusal(
-    reason: str, died: bool = False, lacks: bool = False, holds: dict[str, dict[str, str]] | None = None
-) -> Shareable:
-    """A site's answer when it could not do the work. holds: what it has of what it was sent."""
+def refusal(reason: str, died: bool = False, lacks: bool = False) -> Shareable:
+    """A site's answer when it could not do the work."""
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
     reply.set_header(DIED, died)
     reply.set_header(LACKS, lacks)
-    if holds is not None:
-        reply.set_header(HOLDS, holds)
     return reply
-
-
-def held_of(shareable: Shareable) -> dict[str, dict[str, str]] | None:
-    """Return what a site that refuses says that it holds; None where it does not."""
-    return held(shareable.get_header(HOLDS))

@@ -115,11 +115,6 @@ class OutputLoss:
         return self.loss(model(inputs), targets)
 
 
-def objective_of(loss: LossFunction) -> OutputLoss:
-    """The loss of the network's output."""
-    return OutputLoss(loss)
-
-
 def lesson(
     model: nn.Module, objective: Objective, optimizer: Optimizer, compute: Compute, step: Step = plain_step
 ) -> Lesson:

@@ -4,7 +4,6 @@ v, θ or "own" is the site's network, w the shared one. Each piece is a lesson, 
 objective or a correction of gradients. Running statistics of batch norm are each network's own.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,8 +12,6 @@ from torch import Tensor, nn
 from medsilo.learning.layers import batch_norm_buffer_names, called_with, keeping_statistics
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective
 from medsilo.learning.steps import Correction, pull_towards
-
-DELTA = 1e-9  # of Per-FedAvg's difference of gradients, relative to the direction's length
 
 Batch = tuple[Tensor, Tensor]
 
@@ -73,59 +70,34 @@ def choosing_alpha(
 
 # ---------------------------------------------------------------------------------------------------- Per-FedAvg
 class MetaGradient:
-    """Per-FedAvg: the gradient (I − a ∇²f(w; D″)) ∇f(u; D′) at u = w − a ∇f(w; D), with D′ the batch at hand.
+    """Per-FedAvg: the gradient ∇f(u; D′) at u = w − a ∇f(w; D), with D′ the batch at hand.
 
-    D and D″ are the two batches before it, so that all three are independent and each is loaded once; a round's first
-    batches stand in for those that aren't there yet. Running statistics are those of the passes with w over D.
+    D is the batch before it, so that both are independent and each is loaded once; a round's first batch stands in for
+    that before it. Running statistics are those of the passes with w over D.
     """
 
-    def __init__(
-        self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute, delta: float = DELTA
-    ) -> None:
-        self.model, self.loss, self.rate, self.compute, self.delta = model, loss, rate, compute, delta
+    def __init__(self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute) -> None:
+        self.model, self.loss, self.rate, self.compute = model, loss, rate, compute
         self.batches: list[Batch] = []
 
     def lesson(self, inner: Lesson) -> Lesson:
         """A lesson on `objective` that is told of each batch."""
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
-            self.batches = [*self.batches[-2:], (inputs, targets)]
+            self.batches = [*self.batches[-1:], (inputs, targets)]
             return inner(inputs, targets)
 
         return learn
 
     def objective(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """f(u; D′) as an objective of w. Its gradient leaves the second derivative out: ∇f(u; D′), first order."""
-        gradients = self._gradient(self.batches[-2:][0], self.model)
+        before, targets_before = self.batches[0]
+        with self.compute.cast():
+            loss = self.loss(self.model(before), targets_before)
+        gradients = torch.autograd.grad(loss, list(self.model.parameters()), materialize_grads=True)
         adapted = {name: w - self.rate * g for (name, w), g in zip(model.named_parameters(), gradients, strict=True)}
         with keeping_statistics(model):
             return self.loss(called_with(model, adapted, inputs), targets)
-
-    @torch.no_grad()
-    def subtract_curvature(self) -> None:
-        """The correction g ← g − a ∇²f(w; D″) g, Hessian-free: (∇f(w + δg) − ∇f(w − δg)) / 2δ in place of ∇²f g.
-
-        In double precision: with a larger δ the two gradients lie on either side of a ReLU's kink, and with a smaller
-        one single precision leaves nothing of their difference.
-        """
-        precise = copy.deepcopy(self.model).double()
-        ahead, behind = (self._gradient_at(precise, step) for step in (self.delta, -self.delta))
-        for p, one, other in zip(self.model.parameters(), ahead, behind, strict=True):
-            if p.grad is not None:
-                p.grad.sub_(one - other, alpha=self.rate / (2 * self.delta))
-
-    def _gradient_at(self, precise: nn.Module, step: float) -> Sequence[Tensor]:
-        for p, w in zip(precise.parameters(), self.model.parameters(), strict=True):
-            p.copy_(w if w.grad is None else w.double() + step * w.grad.double())
-        inputs, targets = self.batches[0]
-        with torch.enable_grad():
-            return self._gradient((inputs.double(), targets), precise)
-
-    def _gradient(self, batch: Batch, model: nn.Module) -> Sequence[Tensor]:
-        inputs, targets = batch
-        with self.compute.cast():
-            loss = self.loss(model(inputs), targets)
-        return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
 
 
 def adapt(

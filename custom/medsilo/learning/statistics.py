@@ -98,6 +98,31 @@ def input_channels(layer: nn.Module) -> int:
     raise MedsiloError(f"{type(layer).__name__} does not say how many channels it takes")
 
 
+def passes(
+    model: nn.Module,
+    loader: Iterable[Any],
+    device: torch.device | str,
+    watched: Sequence[nn.Module],
+    look: Callable[[int, Tensor], None],
+) -> Iterator[None]:
+    """Pass batches through a network in evaluation mode, and show `look` each watched layer's place and input."""
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs, place=place: look(place, inputs[0]))
+        for place, layer in enumerate(watched)
+    ]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        for batch in loader:
+            model((batch[0] if isinstance(batch, (tuple, list)) else batch).to(device, non_blocking=True))
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+
+
 @torch.no_grad()
 def batch_norm_input_statistics(
     model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
@@ -110,20 +135,8 @@ def batch_norm_input_statistics(
     """
     watched = measured_layers(model, layers)
     moments = [ChannelMoments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
-    hooks = [
-        layer.register_forward_pre_hook(lambda layer, inputs, own=own: own.add(inputs[0]))
-        for layer, own in zip(watched, moments, strict=True)
-    ]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        for batch in loader:
-            model((batch[0] if isinstance(batch, (tuple, list)) else batch).to(device, non_blocking=True))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
+    for _ in passes(model, loader, device, watched, lambda place, values: moments[place].add(values)):
+        pass
     if not all(own.count for own in moments):
         raise MedsiloError("no statistics: there are no samples, or a layer of the network is never used")
     return [(own.mean.cpu(), own.variance.cpu()) for own in moments]
@@ -139,27 +152,17 @@ def moments_of_cases(
     is its root mean square.
     """
     watched = measured_layers(model, layers)
-    seen: dict[nn.Module, Tensor] = {}
+    seen: dict[int, Tensor] = {}
 
-    def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        values = inputs[0].detach().double()
-        values = values.movedim(-1, 1) if isinstance(layer, nn.Linear) else values
+    def keep(place: int, values: Tensor) -> None:
+        values = values.detach().double()
+        values = values.movedim(-1, 1) if isinstance(watched[place], nn.Linear) else values
         values = values.flatten(2) if values.ndim > 2 else values[..., None]
-        seen[layer] = torch.cat([values.mean(2), values.square().mean(2)], dim=1)
+        seen[place] = torch.cat([values.mean(2), values.square().mean(2)], dim=1)
 
-    hooks = [layer.register_forward_pre_hook(keep) for layer in watched]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        for batch in loader:
-            model((batch[0] if isinstance(batch, (tuple, list)) else batch).to(device, non_blocking=True))
-            found = torch.cat([seen[layer] for layer in watched], dim=1)
-            yield found / math.sqrt(found.shape[1])
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, training in modes.items():
-            module.training = training
+    for _ in passes(model, loader, device, watched, keep):
+        found = torch.cat([seen[place] for place in range(len(watched))], dim=1)
+        yield found / math.sqrt(found.shape[1])
 
 
 def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -49,7 +50,6 @@ class StatisticsMixture(Algorithm):
         **BY_ITSELF,
         "algorithm.self_weight": 0.5,
         "algorithm.weights": "similarity",
-        "algorithm.refresh": None,
         "algorithm.bn_share": "local",
         "training.optimizer": "sgd",
         "training.momentum": 0.0,
@@ -61,11 +61,6 @@ class StatisticsMixture(Algorithm):
     weights: Literal["similarity", "uniform"] = Field(
         "similarity", description="`uniform` is the control: the same λ, and equal weights for all other sites"
     )
-    refresh: int | None = Field(
-        None,
-        ge=1,
-        description="measure the sites again after so many weighted rounds, with each site's own model; `null`: never",
-    )
     bn_share: Literal["local", "weighted", "mean"] = Field(
         "local",
         description="batch norm stays at the site, is mixed by W like other weights, or is averaged over all sites",
@@ -74,10 +69,6 @@ class StatisticsMixture(Algorithm):
         "batch-norm",
         description="what is measured and what `bn_share` says of: batch norm, or norms of any kind. A plan with "
         "`privacy` has no batch norm",
-    )
-    absent: Literal["leave-out", "last"] = Field(
-        "leave-out",
-        description="if a site misses a round: leave it out of the others' average, or use its last contribution",
     )
 
     @property
@@ -107,11 +98,11 @@ class StatisticsMixture(Algorithm):
         return True
 
     # The groups
-    def mixture(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[Group, ...]:
         """Return what is mixed after a round of training."""
         kept = self.keeps.replace("-", " ")
         title = {"local": f"model without {kept}", "weighted": "model", "mean": "model"}[self.bn_share]
-        model = Group("model", self._mixed, self._mixer, personal=True, title=title, found=self._found)
+        model = Group("model", self._mixed, self.mixer, personal=True, title=title, found=self._found)
         norms = Group(self.keeps, self._norms, lambda server: UniformMean(), title=kept)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
@@ -137,8 +128,8 @@ class StatisticsMixture(Algorithm):
         everything = modules["model"].state_dict()
         return {name: everything[name] for name in self.kept(modules)}
 
-    def _mixer(self, server: ServerSide) -> Mixer:
-        return SimilarityMix(self.matrix(server), self.absent)
+    def mixer(self, server: ServerSide) -> SimilarityMix:
+        return SimilarityMix(self.matrix(server))
 
     def matrix(self, server: ServerSide) -> Tensor:
         """Return W as it follows from what was measured so far."""
@@ -160,7 +151,7 @@ class StatisticsMixture(Algorithm):
         return weights
 
     def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
-        assert isinstance(mixer, SimilarityMix) and isinstance(mixer.weights, Tensor)
+        assert isinstance(mixer, SimilarityMix)
         return {"similarity": {"sites": list(sites), "weights": mixer.weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:
@@ -172,12 +163,11 @@ class StatisticsMixture(Algorithm):
 
     def _said(self, tensors: Mapping[str, Tensor]) -> list[str]:
         numbers = sum(tensor.numel() for name, tensor in tensors.items() if name != "samples")
-        when = "once" if self.refresh is None else f"after every {self.refresh} weighted rounds"
         return [
             f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "
-            f"{numbers} numbers, {when}; the method adds no noise of its own",
+            f"{numbers} numbers, once; the method adds no noise of its own",
             "statistics: means over few cases come close to single cases' features; with one case they are its own",
-            "statistics: how similar two sites' data are shows in the mixing weights that the summary holds",
+            "statistics: how similar two sites' data are shows in the mixing weights, which the run records",
         ]
 
     def hold(self, bench: Workbench, statistics: Statistics) -> None:
@@ -197,7 +187,7 @@ class AdaFed(StatisticsMixture):
     """Sites run a pre-trained f over their training data and send the statistics of its batch norms' inputs; W follows.
 
     Phase "measure" is one round without training: f travels down, statistics travel up. In phase "train" site i gets
-    ψ_i ← Σ_j w_ij ψ_j. A refresh measures again, with each site's own model in f's place.
+    ψ_i ← Σ_j w_ij ψ_j.
     """
 
     title = "AdaFed"
@@ -220,6 +210,11 @@ class AdaFed(StatisticsMixture):
     def measures(self) -> bool:
         return self.weights == "similarity"
 
+    @property
+    def needs_f(self) -> bool:
+        """Return whether there is a network f."""
+        return self.measures or self.init_from_pretrained
+
     def networks(self, build: Blueprint) -> Modules:
         modules = super().networks(build)
         return {**modules, "pretrained": copy.deepcopy(modules["model"]).requires_grad_(False)}
@@ -235,7 +230,7 @@ class AdaFed(StatisticsMixture):
 
     def _private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""
-        if (self.measures or self.init_from_pretrained) and self.pretraining.source != "file":
+        if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: a share of the cases is declared public and read at the server, so the "
                 "promise would be false; use file, with a network that was trained on other data"
@@ -243,29 +238,22 @@ class AdaFed(StatisticsMixture):
         return Private(("model",), says="the statistics leave once, cut and with noise of their own account")
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        statistics = (self.statistics(),) if self.measures else ()
+        if not self.needs_f:
+            return super().phases(training)
         pretrained = Group("pretrained", network("pretrained"), travels="down")
-        needs_f = self.measures or self.init_from_pretrained
-        phases = [
-            Phase(
-                "measure",
-                1 if needs_f else 0,
-                (pretrained, *statistics),
-                self.measure_with_f,
-                before=self.make_f if needs_f else None,
-                trains=False,
-                releases=int(self.measures),
-                says=self._public_share() if needs_f else (),
-            )
-        ]
-        again = Phase("measure again", 1, statistics, self.measure_with_own, trains=False, releases=int(self.measures))
-        stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
-        for done in range(0, training.rounds, stretch):
-            first = done == 0
-            before = self.start_from_f if first and self.init_from_pretrained else None
-            phases += [] if first else [again]
-            phases.append(Phase("train", min(stretch, training.rounds - done), self.mixture(), before=before))
-        return phases
+        measure = Phase(
+            "measure",
+            1,
+            (pretrained, *((self.statistics(),) if self.measures else ())),
+            self.begin,
+            before=self.make_f,
+            trains=False,
+            releases=int(self.measures),
+            says=self._public_share(),
+        )
+        train, *more = super().phases(training)
+        before = self.start_from_f if self.init_from_pretrained else None
+        return [measure, replace(train, before=before), *more]
 
     # What the server does
     def make_f(self, server: ServerSide, modules: Modules) -> Facts:
@@ -285,26 +273,21 @@ class AdaFed(StatisticsMixture):
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
     # What a site does
-    def measure_with_f(self, bench: Workbench) -> float:
-        """Run f over the training data; no network learns."""
-        pretrained = bench.modules["pretrained"]
-        if self.measures:
-            self._measure(bench, pretrained)
+    def begin(self, bench: Workbench) -> float:
+        """Measure with f, and begin with it where the plan says so."""
         if self.init_from_pretrained:
-            bench.modules["model"].load_state_dict(pretrained.state_dict())
-        return math.nan
+            bench.modules["model"].load_state_dict(bench.modules["pretrained"].state_dict())
+        return self.measure(bench) if self.measures else math.nan
 
-    def measure_with_own(self, bench: Workbench) -> float:
-        """Run the site's own model over the training data; no network learns."""
-        self._measure(bench, bench.modules["model"])
-        return math.nan
-
-    def _measure(self, bench: Workbench, model: nn.Module) -> None:
+    def measure(self, bench: Workbench) -> float:
+        """Run f over the training data; no network learns."""
+        what = bench.modules["pretrained"], bench.data(), bench.compute.device, self.measured
         if bench.private:
-            moments = moments_of_cases(model, bench.data(), bench.compute.device, self.measured)
-            noisy = bench.private.noisy_mean(moments)
-            return self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))
-        self.hold(bench, batch_norm_input_statistics(model, bench.data(), bench.compute.device, self.measured))
+            noisy = bench.private.noisy_mean(moments_of_cases(*what))
+            self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))
+        else:
+            self.hold(bench, batch_norm_input_statistics(*what))
+        return math.nan
 
 
 class DAdaFed(AdaFed):

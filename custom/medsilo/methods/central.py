@@ -1,12 +1,10 @@
 """Central training: all hospitals' data in one place, the upper bound that federated methods are held against."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase
-from medsilo.learning.training import Training
 
 
 class Central(Algorithm):
@@ -22,6 +20,3 @@ class Central(Algorithm):
     @property
     def outcome(self) -> Outcome:
         return OwnModels()  # the pool is the only site
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds)]

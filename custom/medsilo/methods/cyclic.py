@@ -56,7 +56,7 @@ class Cyclic(Algorithm):
             "hold for it; choose fedavg, or set mixing.robust=null",
         )
         told = "in a round one hospital trains and sends its model, which the next is given as it is"
-        return [Phase("train", training.rounds, (model,), turn=self.turn, says=(told,))]
+        return [Phase("train", training.rounds, (model,), self.work, turn=self.turn, says=(told,))]
 
     def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
         """Return whose turn it is."""

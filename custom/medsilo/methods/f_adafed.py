@@ -17,8 +17,8 @@ from medsilo.methods.adafed import StatisticsMixture
 class FAdaFed(StatisticsMixture):
     """FedBN with equal weights in the first R // 2 rounds, then AdaFed with W from batch norm's running statistics.
 
-    The last of the first rounds is phase "measure": the running statistics travel beside the model. Where they are
-    sealed, weights of W are rounded to 2⁻²⁴.
+    The last of the first rounds is phase "measure": the running statistics travel beside the model. Where the study
+    is sealed, weights of W are rounded to 2⁻²⁴.
     """
 
     title = "f-AdaFed"
@@ -30,14 +30,11 @@ class FAdaFed(StatisticsMixture):
         first = training.rounds // 2
         if first < 1:
             raise PlanError("training.rounds: f-adafed averages in the first half of the rounds; give 2 or more")
-        measure = Phase("measure", 1, (*self.mixture(), self.statistics()), self.train_and_measure)
-        phases = [Phase("average", first - 1, self.mixture()), measure]
-        weighted = training.rounds - first
-        stretch = min(self.refresh or weighted, weighted)
-        while weighted > stretch:
-            phases += [Phase("train", stretch - 1, self.mixture()), measure]
-            weighted -= stretch
-        return [*phases, Phase("train", weighted, self.mixture())]
+        return [
+            Phase("average", first - 1, self.groups()),
+            Phase("measure", 1, (*self.groups(), self.statistics()), self.train_and_measure),
+            Phase("train", training.rounds - first, self.groups()),
+        ]
 
     def check(self, modules: Modules) -> None:
         model = modules["model"]

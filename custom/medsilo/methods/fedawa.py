@@ -1,16 +1,13 @@
 """FedAWA: Shi et al., FedAWA: Adaptive Optimization of Aggregation Weights in Federated Learning Using Client Vectors,
 CVPR 2025."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
-from medsilo.learning.training import Training
 from medsilo.methods.weighed import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 
@@ -30,9 +27,6 @@ class FedAWA(WeighingMethod):
     name: Literal["fedawa"] = "fedawa"
     server_lr: float = Field(0.001, gt=0, le=1, description="learning rate of the server's Adam on the sites' weights")
     server_steps: int = Field(1, ge=1, le=1000, description="steps of the server's Adam in a round")
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds, self.mixture())]
 
     def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
         """Optimise T of the sites that answered; that of the others waits."""

@@ -34,8 +34,8 @@ class FedBABU(FineTuning):
             weight.requires_grad_(self.tunes == "all" or (name in head) == (self.tunes == "head"))
         return modules
 
-    def shared(self) -> Group:
-        return Group("global", body_of("global"), self.mean, title="shared model without the last layer")
+    def groups(self) -> tuple[Group, ...]:
+        return (Group("global", body_of("global"), self.mean, title="shared model without the last layer"),)
 
     def check(self, modules: Modules) -> None:
         has_body_and_head(modules["global"], self.name)

@@ -1,6 +1,5 @@
 """FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -10,9 +9,7 @@ from medsilo.course.algorithm import require, without
 from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase
 from medsilo.learning.layers import batch_norm_names, norm_names
-from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
 
@@ -32,10 +29,9 @@ class FedBN(Averaging):
     def outcome(self) -> Outcome:
         return OwnModels()
 
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def groups(self) -> tuple[Group, ...]:
         title = "model without batch norm" if self.keeps == "batch-norm" else "model without norms"
-        rest = Group("model", self.travelling, self.mean, title=title)
-        return [Phase("train", training.rounds, (rest,))]
+        return (Group("model", self.travelling, self.mean, title=title),)
 
     def check(self, modules: Modules) -> None:
         remedy = "set network.norm=batch or choose fedavg"

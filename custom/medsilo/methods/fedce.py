@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import Group, Ranges
-from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.personal import copy_into
-from medsilo.learning.training import Training
 from medsilo.methods.weighed import WeighingMethod
 from medsilo.mixing.late import LateMean, SharedNumbers, Shares
 from medsilo.tasks.task import Task
@@ -59,7 +57,7 @@ class FedCE(WeighingMethod):
         model = build()
         return {"model": model, "sent": deepcopy(model).requires_grad_(False), "contribution": Contribution()}
 
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def groups(self) -> tuple[Group, ...]:
         contribution = Group(
             "contribution",
             contribution_of,
@@ -71,7 +69,7 @@ class FedCE(WeighingMethod):
                 "shared models without this site's part in them; each round adds one score to that mean"
             ],
         )
-        return [Phase("train", training.rounds, (*self.mixture(), contribution), self.work)]
+        return *super().groups(), contribution
 
     # What a site does
     def work(self, bench: Workbench) -> float:

@@ -1,6 +1,6 @@
 """FedDG-GA: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Literal, cast
 
 import torch
@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Average, Group
-from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.learning.training import Training
 from medsilo.methods.weighed import WeighingMethod
-from medsilo.mixing.late import LateMean, Renew, Sent, Shares, Weighing
+from medsilo.mixing.late import LateMean, Shares
+from medsilo.mixing.mixers import Identity
 
 WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
 
@@ -49,11 +48,11 @@ class FedDGGA(WeighingMethod):
     def networks(self, build: Blueprint) -> Modules:
         return {"model": build(), "gap": Gap()}
 
-    def phases(self, training: Training) -> Sequence[Phase]:
+    def groups(self) -> tuple[Group, ...]:
         gap = Group(
             "gap",
             lambda modules: {"gap": cast(Gap, modules["gap"]).value},
-            lambda server: Weighing(self.adjusted(training.rounds)),
+            lambda server: Identity(),
             "up",
             personal=True,
             title="generalisation gap",
@@ -64,7 +63,7 @@ class FedDGGA(WeighingMethod):
             ],
             average=Average("the difference of two mean losses over a site's training cases", lambda cases, _: cases),
         )
-        return [Phase("train", training.rounds, (gap, *self.mixture()), self.work)]
+        return gap, *super().groups()
 
     def work(self, bench: Workbench) -> float:
         """Measure the gap of the model that has arrived, train, and measure the loss for the next gap."""
@@ -79,22 +78,23 @@ class FedDGGA(WeighingMethod):
         gap.measured.fill_(own is not None)
         return loss
 
-    def adjusted(self, rounds: int) -> Renew:
-        """Return how the server moves the weights towards the sites whose gap is large."""
-
-        def adjust(a: dict[str, float], sent: Sent, number: int) -> dict[str, float]:
-            gaps = {site: float(tensors["gap"]) for site, tensors in sent.items()}
-            largest = max(map(abs, gaps.values()))
-            if not largest:
-                return a
-            # In the first round nobody has a gap yet.
-            d = self.step * (1 - (number - 1) / rounds) / len(a)
-            moved = {site: min(1.0, max(0.0, a[site] + d * gaps.get(site, 0.0) / largest)) for site in a}
-            total = sum(moved.values())
-            return {site: value / total for site, value in moved.items()}
-
-        return adjust
-
     def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
-        a = cast(Weighing, server.mixers["gap"]).weights
+        """Move the weights of all sites towards those whose gap is large; `memory` has the weights and the rounds."""
+        sites, before = server.sites, {"a": 1 / len(server.sites), "rounds": 0.0}
+        a = {site: mean.memory.get(site, before)["a"] for site in sites}
+        number = mean.memory.get(sites[0], before)["rounds"]
+        gaps = {site: float(server.mixers["gap"].current(site)["gap"]) for site in mean.samples}
+        # In the first round nobody has a gap yet.
+        a = moved(a, gaps, self.step * (1 - (number - 1) / server.training.rounds))
+        mean.memory = {site: {"a": a[site], "rounds": number + 1} for site in sites}
         return {site: a[site] for site in mean.samples}
+
+
+def moved(a: dict[str, float], gaps: Mapping[str, float], step: float) -> dict[str, float]:
+    """Return the weights, moved towards the sites whose gap is large, by `step` all together."""
+    largest = max(map(abs, gaps.values()))
+    if not largest:
+        return a
+    found = {site: min(1.0, max(0.0, own + step / len(a) * gaps.get(site, 0.0) / largest)) for site, own in a.items()}
+    total = sum(found.values())
+    return {site: value / total for site, value in found.items()}

@@ -1,6 +1,6 @@
 """FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 from torch import nn
@@ -10,10 +10,7 @@ from medsilo.course.algorithm import require, require_features, without
 from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase, learn
-from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import head_names
-from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
 
@@ -29,9 +26,8 @@ class FedPer(Averaging):
     def outcome(self) -> Outcome:
         return OwnModels()
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        body = Group("body", body_of("model"), self.mean, title="model without the last layer")
-        return [Phase("train", training.rounds, (body,), self.work)]
+    def groups(self) -> tuple[Group, ...]:
+        return (Group("body", body_of("model"), self.mean, title="model without the last layer"),)
 
     def private(self) -> Private:
         says = "the head learns by noisy steps, too, although it stays: the body's gradients depend on it"
@@ -39,10 +35,6 @@ class FedPer(Averaging):
 
     def check(self, modules: Modules) -> None:
         has_body_and_head(modules["model"], self.name)
-
-    def work(self, bench: Workbench) -> float:
-        """Train body and head together; other methods that share the body train in another way."""
-        return learn(bench)
 
 
 def has_body_and_head(model: nn.Module, method: str) -> None:

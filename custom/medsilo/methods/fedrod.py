@@ -14,7 +14,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.class_weights import balanced_softmax
 from medsilo.learning.layers import called_with, head_layers, head_names, keeping_statistics
-from medsilo.learning.loop import Lesson, objective_of
+from medsilo.learning.loop import Lesson, OutputLoss
 from medsilo.learning.personal import copy_into
 from medsilo.learning.training import Training
 from medsilo.methods.fedper import has_body_and_head
@@ -63,7 +63,7 @@ class FedRoD(SharedAndOwn):
             with keeping_statistics(shared):
                 return bench.loss(called_with(shared, weights, inputs), targets)
 
-        generic = objective_of(balanced_softmax(bench.loss, bench.labels()))
+        generic = OutputLoss(balanced_softmax(bench.loss, bench.labels()))
         yield bench.lesson("own-head", own), bench.lesson("global", generic)
 
     def check(self, modules: Modules) -> None:

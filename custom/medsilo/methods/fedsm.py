@@ -28,7 +28,7 @@ from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
 from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import Lesson, Objective, objective_of
+from medsilo.learning.loop import Lesson, Objective, OutputLoss
 from medsilo.learning.moments import GradientSum, Moments
 from medsilo.learning.steps import plain_step
 from medsilo.learning.training import Training
@@ -39,11 +39,8 @@ from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
 from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull, UniformMean
 from medsilo.mixing.server import FedAdam
-from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.mlp import Mlp
 from medsilo.models.network import Network
-from medsilo.models.small_cnn import SmallCnn
-from medsilo.models.vgg11 import Vgg11
+from medsilo.models.plain import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.tasks.task import Task
 
 STEEPEST = 1e6  # mean gradient of a weight
@@ -98,12 +95,6 @@ class ModelsAndSelector(Algorithm):
     )
     selector_step: Literal["batch", "full-batch"] = Field(
         "batch", description="a step per batch, or one per round with the sum of all batches' gradients"
-    )
-    selector_weighting: Literal["hospitals", "samples"] = Field(
-        "samples",
-        description="with `server-adam`, what counts alike in the selector's mean. `samples`: each case, as in the "
-        "paper; a hospital with ten times the cases also makes ten times the steps, and may be named for every image. "
-        "`hospitals`: each hospital, whose steps together go as far as one",
     )
     selector_learning_rate: float | None = Field(
         None,
@@ -197,8 +188,7 @@ class ModelsAndSelector(Algorithm):
     def selector_mean(self, server: ServerSide) -> Mixer:
         """Return line 15 for the selector, or the server's Adam."""
         if self.selector_sync == "server-adam":
-            alike = self.selector_weighting == "hospitals"
-            return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch", uniform=alike)
+            return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch")
         return sample_mean(server)
 
     # What is trained
@@ -206,33 +196,17 @@ class ModelsAndSelector(Algorithm):
     def learning_selector(self, bench: Workbench, objective: Objective) -> Iterator[Lesson]:
         """Give the selector's lesson, for a round's passes over the data."""
         optimizer = bench.optimizers["selector"]
-        alike = self.selector_sync == "server-adam" and self.selector_weighting == "hospitals"
-        steps = bench.training.steps_of_round(bench.steps) if alike and self.selector_step == "batch" else 1
         moments = cast(Moments | None, bench.modules.get("moments"))
         if moments:
             moments.lend(optimizer)
         if self.selector_step == "batch":
-            with shared_out(optimizer, steps):
-                yield bench.lesson("selector", objective, plain_step)
+            yield bench.lesson("selector", objective, plain_step)
         else:
             total = GradientSum(optimizer)
             yield bench.lesson("selector", objective, total.collect)
             total.step(optimizer)
         if moments:
             moments.take_back(optimizer)
-
-
-@contextmanager
-def shared_out(optimizer: Optimizer, steps: int) -> Iterator[None]:
-    """Inside, so many steps together go as far as one."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate / steps
-    try:
-        yield
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
 
 
 def own_expert(modules: Modules, place: int | None) -> None:
@@ -313,7 +287,7 @@ class FedSM(ModelsAndSelector):
 
     @model_validator(mode="after")
     def _numbers_that_do_nothing(self) -> Self:
-        steps = ("selector_step", "selector_weighting", "selector_learning_rate", "selector_server_lr")
+        steps = ("selector_step", "selector_learning_rate", "selector_server_lr")
         changed = [name for name in steps if getattr(self, name) != type(self).model_fields[name].default]
         if changed and self.selector_sync == "closed-form":
             raise PlanError(
@@ -398,7 +372,7 @@ class FedSM(ModelsAndSelector):
             """Eq. 2: every image of hospital k has the label k."""
             return functional.cross_entropy(scores, torch.full((len(scores),), label, device=scores.device))
 
-        chosen = objective_of(tell_apart)
+        chosen = OutputLoss(tell_apart)
         with self.learning_models(bench) as models, self.learning_selector(bench, chosen) as selector:
             return bench.train(*models, selector)
 

@@ -4,17 +4,14 @@ Images, AAAI 2022. Lines of Alg. 1 are the paper's.
 Both halves, inputs of one amplitude and perturbed steps, may be added to any other method, too: `course/additions.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from medsilo.course.additions import Amplitude, Perturbation
 from medsilo.course.declared import Private
-from medsilo.course.group import Group, network
-from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
-from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
@@ -57,10 +54,6 @@ class HarmoFL(Averaging):
         "uniform", description="weight of a site in the average: by its number of training cases, or equal"
     )
     server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        """One model, averaged every round (line 16); the plan's input layer adds its amplitude (`harmonised`)."""
-        return [Phase("train", training.rounds, (Group("model", network("model"), self.mean),))]
 
     def private(self) -> Private:
         return Private(("model",), says="both gradients of a perturbed step are noisy, and both count")

@@ -1,12 +1,10 @@
 """Local training, the papers' "Base": every hospital for itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase
-from medsilo.learning.training import Training
 
 
 class Local(Algorithm):
@@ -21,6 +19,3 @@ class Local(Algorithm):
     @property
     def outcome(self) -> Outcome:
         return OwnModels()
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds)]

@@ -1,16 +1,13 @@
 """The base of methods whose sites have models of their own and send those."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from copy import deepcopy
 
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Group, network
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.personal import copy_into
-from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
 
@@ -27,9 +24,8 @@ class MeanOfOwn(Averaging):
         model = build()
         return {"model": model, "global": deepcopy(model).requires_grad_(False)}
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        own = Group("global", network("global"), self.mean, title="own model", arrived=self.arrived)
-        return [Phase("train", training.rounds, (own,), self.work)]
+    def groups(self) -> tuple[Group, ...]:
+        return (Group("global", network("global"), self.mean, title="own model", arrived=self.arrived),)
 
     def arrived(self, modules: Modules, came: bool) -> None:
         """Note at a site that w̄ has arrived, where a method has to know."""

@@ -10,7 +10,7 @@ from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require_features
 from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.learning.contrast import contrast, frozen_features, with_features, with_projection
+from medsilo.learning.contrast import contrast, frozen_features, with_features
 from medsilo.learning.layers import head_names
 from medsilo.methods.fedavg import FedAvg
 
@@ -19,8 +19,8 @@ class Moon(FedAvg):
     """FedAvg with ℓ + μ ℓ_con: features come near those of the model as it arrived, and away from the site's last.
 
     ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})) (Eq. 3). z is what the last
-    layer is given: the paper has a projection of two layers to 256 numbers in front of it (`projection`), which is part
-    of the model. The previous model stays at the site; before the first round it is the initial one.
+    layer is given; the paper's networks have a projection of two layers to 256 numbers in front of it. The previous
+    model stays at the site; before the first round it is the initial one.
     """
 
     title = "MOON"
@@ -29,18 +29,9 @@ class Moon(FedAvg):
     name: Literal["moon"] = "moon"  # type: ignore[assignment]
     mu: float = Field(1.0, ge=0, le=1000, description="weight of the contrast")
     temperature: float = Field(0.5, gt=0, le=100, description="τ of the contrast")
-    projection: int | None = Field(
-        None,
-        ge=1,
-        le=4096,
-        description="numbers to which two more layers project the features before they are contrasted and classified; "
-        "the paper has 256. `null`: the network as it is, so that all methods of a comparison train the same one",
-    )
 
     def networks(self, build: Blueprint) -> Modules:
         model = super().networks(build)["model"]
-        if self.projection:
-            model = with_projection(model, self.projection)
         return {"model": model, "previous": copy.deepcopy(model).requires_grad_(False)}
 
     def check(self, modules: Modules) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
 from medsilo.course.server_side import ServerSide
-from medsilo.learning.loop import batches, lesson, objective_of, train_epoch
+from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 
 REMEDY = (
@@ -69,7 +69,7 @@ class Pretraining(Section):
         public = at.task.pieces(_together(parts), seed_for(at.seed, "pre-training pieces"))
         model.to(at.compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())
-        learn = lesson(model, objective_of(at.task.goal.loss), optimizer, at.compute)
+        learn = lesson(model, OutputLoss(at.task.goal.loss), optimizer, at.compute)
         loss = math.nan
         with at.compute.reproducible(seed_for(at.seed, "pre-training")):
             for epoch in range(self.epochs):

@@ -13,7 +13,6 @@ from medsilo.course.algorithm import BY_ITSELF
 from medsilo.course.group import Group, network
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.learning.layers import keeping_statistics
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
 from medsilo.methods.server_step import ServerStep, learning_weights, zeros_like
@@ -24,9 +23,8 @@ from medsilo.mixing.server import Scaffold as ServerControl
 class Scaffold(ServerStep):
     """y ← y - η (g(y) - c_i + c); x ← x + η_g mean(y_i - x); c ← c + |S| / N mean(c_i⁺ - c_i). Sites count alike.
 
-    c is the server's control variate, c_i the site's own, which stays there. c_i⁺ is, by option, the gradient over all
-    of the site's data at x (I), or the mean of the gradients that its steps met (II). With plain SGD the latter is the
-    paper's c_i - c + (x - y) / (K η); put so, it also holds with momentum.
+    c is the server's control variate, c_i the site's own, which stays there. c_i⁺ is the mean of the gradients that its
+    steps met: with plain SGD the paper's option II, c_i - c + (x - y) / (K η); put so, it also holds with momentum.
     """
 
     title = "SCAFFOLD"
@@ -36,11 +34,6 @@ class Scaffold(ServerStep):
     name: Literal["scaffold"] = "scaffold"
     weighting: Literal["uniform"] = "uniform"
     server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
-    option: Literal["I", "II"] = Field(
-        "II",
-        description="control variates are renewed by one more pass over all data (`I`), or from the gradients of "
-        "training (`II`)",
-    )
     optimizer: Literal["sgd", "any"] = Field(
         "sgd",
         description="SCAFFOLD is made for `sgd`. `any`: gradients are corrected before another optimizer uses them",
@@ -77,12 +70,11 @@ class Scaffold(ServerStep):
     def work(self, bench: Workbench) -> float:
         model = bench.modules["model"]
         control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
-        new = self._gradient(bench) if self.option == "I" else None
         shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]
         shift = Shift(learning_weights(model), shifts, bench.training.weight_decay)
         with correcting(bench.optimizers["model"], shift):
             loss = bench.train()
-        self._renew(bench.modules, new or shift.mean())
+        self._renew(bench.modules, shift.mean())
         return loss
 
     @torch.no_grad()
@@ -92,20 +84,3 @@ class Scaffold(ServerStep):
         for c, c_i, c_i_new in pairs:
             c.add_(c_i_new - c_i)
             c_i.copy_(c_i_new)
-
-    def _gradient(self, bench: Workbench) -> list[Tensor]:
-        """Over all of the site's data, at the model as it arrived."""
-        model, cases = bench.modules["model"].train(), 0
-        trained = learning_weights(model)
-        total = [torch.zeros_like(parameter) for parameter in trained]
-        with keeping_statistics(model):
-            for inputs, targets in bench.data():
-                if len(inputs) == 1 and cases:  # batch norm can't do with one
-                    continue
-                with bench.compute.cast():
-                    loss = bench.loss(model(inputs), targets)
-                gradients = torch.autograd.grad(loss * len(inputs), trained, materialize_grads=True)
-                torch._foreach_add_(total, gradients)
-                cases += len(inputs)
-        mean = torch._foreach_div(total, cases)
-        return list(torch._foreach_add(mean, [p.detach() for p in trained], alpha=bench.training.weight_decay))

@@ -1,7 +1,6 @@
 """The base of methods whose server makes a step of its own with the trained weights."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -9,10 +8,7 @@ from torch import nn
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import without
 from medsilo.course.group import Group
-from medsilo.course.phase import Phase, learn
 from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Workbench
-from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Mixer
 
@@ -20,11 +16,7 @@ from medsilo.mixing.mixers import Mixer
 class ServerStep(Averaging):
     """The server steps with the trained weights; all other tensors, such as running statistics, are averaged."""
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds, self.groups(), self.work)]
-
     def groups(self) -> tuple[Group, ...]:
-        """Return the groups of every round."""
         return Group("model", trained_weights, self.step), Group(
             "buffers", other_tensors, self.mean, title="running statistics"
         )
@@ -32,10 +24,6 @@ class ServerStep(Averaging):
     @abstractmethod
     def step(self, server: ServerSide) -> Mixer:
         """Return the server's step with the trained weights."""
-
-    def work(self, bench: Workbench) -> float:
-        """Train plainly."""
-        return learn(bench)
 
 
 def trained_weights(modules: Modules) -> Tensors:

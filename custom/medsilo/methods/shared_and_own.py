@@ -8,10 +8,8 @@ from copy import deepcopy
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Group, network
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.loop import Lesson
-from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
 
@@ -29,12 +27,8 @@ class SharedAndOwn(Averaging):
         model = build()
         return {"model": model, "global": deepcopy(model)}
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds, (self.shared(),), self.work)]
-
-    def shared(self) -> Group:
-        """Return what of w travels."""
-        return Group("global", network("global"), self.mean, title="shared model")
+    def groups(self) -> tuple[Group, ...]:
+        return (Group("global", network("global"), self.mean, title="shared model"),)
 
     @abstractmethod
     def learning(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:

@@ -1,6 +1,6 @@
 """SiloBN: Andreux et al., Siloed Federated Learning for Multi-centric Histopathology Datasets, 2020."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from torch import Tensor
@@ -9,10 +9,8 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, without
 from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.statistics import adapt_batch_norm
-from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
 
@@ -33,9 +31,8 @@ class SiloBN(Averaging):
     def outcome(self) -> Outcome:
         return OwnModels(for_others=True)
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        weights = Group("model", self.travelling, self.mean, title="model without batch norm's statistics")
-        return [Phase("train", training.rounds, (weights,))]
+    def groups(self) -> tuple[Group, ...]:
+        return (Group("model", self.travelling, self.mean, title="model without batch norm's statistics"),)
 
     def check(self, modules: Modules) -> None:
         found = batch_norm_buffer_names(modules["model"])

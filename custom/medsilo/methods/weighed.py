@@ -26,8 +26,8 @@ class WeighingMethod(Algorithm):
         "others. The paper has no bound, which is 1",
     )
 
-    def mixture(self) -> tuple[Group, Group]:
-        """Return the groups of the model: trained weights, and beside them what is averaged with the same weights."""
+    def groups(self) -> tuple[Group, ...]:
+        """Return trained weights, and beside them what is averaged with the same weights."""
         model = Group(
             "model",
             trained_weights,

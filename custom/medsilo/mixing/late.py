@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Unsealable
-from medsilo.mixing.layout import Tensors
 from medsilo.mixing.mixers import Identity, Mixer, WeightedMean
 from medsilo.mixing.rules import capped
 
@@ -70,7 +68,7 @@ class LateMean(WeightedMean):
             mean = self._given[name]
             self._given[name] = (mean.double() * scale).to(mean.dtype)
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         tensors, facts = super()._save()
         return tensors, {**facts, "memory": {site: dict(own) for site, own in self.memory.items()}}
 
@@ -91,43 +89,6 @@ class LateMean(WeightedMean):
                     for place, row in enumerate(columns):
                         sums[place, place:] += (row * columns[place:]).sum(1)
         return {key: sums + sums.triu(1).T for key, sums in found.items()}
-
-
-Sent = Mapping[str, Tensors]
-Renew = Callable[[dict[str, float], Sent, int], dict[str, float]]
-
-
-class Weighing(Identity):
-    """Weights of the sites that go on from round to round, and follow from what every site says of itself.
-
-    renew: returns the weights of all sites, from those before (equal at first), from what was sent in this round, and
-        from the number of rounds so far.
-    """
-
-    def __init__(self, renew: Renew) -> None:
-        super().__init__()
-        self._renew = renew
-        self._rounds = 0
-        self.weights: dict[str, float] = {}
-
-    @property
-    def sealed(self) -> Form:
-        return Unsealable("how much each hospital counts follows from what it says of itself")
-
-    def _merge(self) -> None:
-        sent = {site: self.sent(site) for site in sorted(self._sent)}
-        before = {site: self.weights.get(site, 1 / len(self._sites)) for site in self._sites}
-        super()._merge()
-        self.weights = self._renew(before, sent, self._rounds)
-        self._rounds += 1
-
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
-        tensors, facts = super()._save()
-        return tensors, {**facts, "weights": self.weights, "rounds": self._rounds}
-
-    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
-        super()._load(tensors, facts)
-        self.weights, self._rounds = dict(facts["weights"]), facts["rounds"]
 
 
 def at_most(weights: Shares, largest: float) -> dict[str, float]:

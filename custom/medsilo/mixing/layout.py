@@ -1,13 +1,17 @@
-"""The make-up of a group of tensors, and how mathematics runs over it: block by block."""
+"""The make-up of a group of tensors, and how mathematics runs over it, block by block and with numbers by name."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor
 
+from medsilo.core.errors import MedsiloError
+
 Tensors = Mapping[str, Tensor]
+# One number, or by a tensor's name a number or a tensor of its shape. Tensors that are not averaged need none.
+Numbers = float | Mapping[str, float | Tensor]
 
 # Numbers that are handled at once: few enough for a processor's cache in double precision, many enough that the
 # cost of calling torch does not show.
@@ -77,21 +81,21 @@ class TypeSection:
         self.blocks = self.cut(BLOCK)
         self.widest = max((block.size for block in self.blocks), default=0)
 
-    def cut(self, width: int, names: Iterable[str] | None = None) -> list[Block]:
-        """Return blocks of at most so many numbers, of all tensors or of some."""
-        return list(_blocks({name: self.shapes[name].numel() for name in names or self.names}, width))
+    def cut(self, width: int) -> list[Block]:
+        """Return blocks of at most so many numbers."""
+        return list(_blocks({name: self.shapes[name].numel() for name in self.names}, width))
 
     def side_by_side(
-        self, rows: Sequence[Tensors], width: int, names: Sequence[str] | None = None
+        self, rows: Sequence[Tensors], width: int
     ) -> Iterator[tuple[Block, Tensor, list[tuple[Tensor, ...]]]]:
         """Yield blocks of at most so many numbers; all rows' numbers [rows, size] in double precision, always in the
         same memory; and of each piece of a block, where it lies in each row."""
-        blocks = self.cut(width, names)
+        blocks = self.cut(width)
         most = len(rows) * max((block.size for block in blocks), default=0)
         came, wide = torch.empty(most, dtype=self.dtype), torch.empty(most, dtype=self.wide)
         stretches = chain.from_iterable(
             zip(*(row[name].view(-1).split(width) for row in rows), strict=True)
-            for name in names or self.names
+            for name in self.names
             if self.shapes[name].numel()
         )
         for block in blocks:
@@ -160,3 +164,34 @@ def _blocks(sizes: Mapping[str, int], width: int) -> Iterator[Block]:
             filled += stop - start
     if pieces:
         yield Block.of_pieces(pieces)
+
+
+def spread(numbers: Numbers, layout: Layout, title: str) -> dict[str, Tensor]:
+    """Return a number, or a tensor of its shape, for every tensor that is averaged.
+
+    They must be finite and not negative; a MedsiloError names the first that is wrong.
+    """
+    given = numbers if isinstance(numbers, Mapping) else dict.fromkeys(layout.averaged, numbers)
+    found: dict[str, Tensor] = {}
+    for name in layout.averaged:
+        if name not in given:
+            raise MedsiloError(f"{title}: no number for {name}; give one for every tensor that is averaged")
+        number, shape = given[name], layout.signature[name][0]
+        value = number.contiguous() if isinstance(number, Tensor) else torch.tensor(number, dtype=torch.float64)
+        if value.ndim and value.shape != shape:
+            raise MedsiloError(
+                f"{title}: {name} has shape {list(value.shape)}; give one number, or a tensor {list(shape)}"
+            )
+        if value.numel() and not (value.isfinite().all() and value.min() >= 0):
+            raise MedsiloError(f"{title}: {name} has a number that is negative, infinite or NaN")
+        found[name] = value
+    return found
+
+
+def numbers_of(block: Block, spread: Tensors) -> Tensor:
+    """Return the numbers of a block, in double precision."""
+    into = torch.empty(block.size, dtype=torch.float64)
+    for piece, part in zip(block.pieces, into.split(block.sizes), strict=True):
+        value = spread[piece.name]
+        part.copy_(piece.of(spread) if value.ndim else value)
+    return into

@@ -21,18 +21,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import accumulate, takewhile
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.core.spill import Kept
 from medsilo.mixing.contributions import Contributions, fold
 from medsilo.mixing.defence import Defence, Shield
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
-from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
-from medsilo.mixing.spread import Numbers, numbers_of, spread
+from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, TypeSection, numbers_of, spread
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
 COLUMNS = 4 << 10
@@ -107,14 +105,14 @@ class Mixer(ABC):
 
     # -- between rounds -----------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """Return what must outlive the process, between two rounds: tensors by key, and facts that JSON can hold."""
         if self._answered:
             raise MedsiloError("A round is open: finish() it before its state is saved")
         tensors, facts = self._save()
         return tensors, {"mixer": type(self).__name__, "sites": list(self._sites), **facts}
 
-    def load_state(self, tensors: Mapping[str, Kept], facts: dict[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         """Continues from what `state` gave; the tensors are shared, not copied."""
         own, saved = type(self).__name__, facts.get("mixer")
         if saved != own:
@@ -161,7 +159,7 @@ class Mixer(ABC):
         """Return what the site was given last."""
 
     @abstractmethod
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]: ...
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]: ...
 
     @abstractmethod
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None: ...
@@ -422,7 +420,7 @@ class WeightedMean(Mixer):
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         return dict(self._given or {}), {"given": self._given is not None}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
@@ -479,7 +477,7 @@ class PersonalMixer(Mixer):
             raise MedsiloError(f"{site}: it has answered in this round; its next model comes when the round closes")
         return self._rows.get(site)
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """Keys are "<site>/<name>"; a model that several sites share is saved with the first of them."""
         tensors: dict[str, Tensor] = {}
         owners: dict[int, str] = {}
@@ -502,8 +500,6 @@ class PersonalMixer(Mixer):
 
 # Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
 Rule = Callable[[Tensor, Tensor], object]
-# W [N, N] for the N sites in sorted order, or one W for every tensor that is mixed.
-Matrix = Tensor | Mapping[str, Tensor]
 
 
 class JointMixer(PersonalMixer):
@@ -513,8 +509,8 @@ class JointMixer(PersonalMixer):
     """
 
     @abstractmethod
-    def _rule(self, sites: list[str]) -> Rule | Mapping[str, Rule]:
-        """The equation for the sites that answered, or one for every tensor."""
+    def _rule(self, sites: list[str]) -> Rule:
+        """The equation for the sites that answered."""
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors | {name: tensors[name].clone() for name in layout.averaged}, weight, layout)
@@ -525,18 +521,14 @@ class JointMixer(PersonalMixer):
         if len(sites) > 1:
             rule, rows = self._rule(sites), [self._sent[site] for site in sites]
             for section in self._layout.sections:
-                if isinstance(rule, Mapping):
-                    for name in section.names:
-                        _apply(rule[name], section, rows, [name])
-                else:
-                    _apply(rule, section, rows, section.names)
+                _apply(rule, section, rows)
         super()._merge()
 
 
-def _apply(rule: Rule, section: TypeSection, rows: list[dict[str, Tensor]], names: list[str]) -> None:
+def _apply(rule: Rule, section: TypeSection, rows: list[dict[str, Tensor]]) -> None:
     """Mixes the sites' tensors in place, some columns at a time and always in the same memory."""
     room = torch.empty(len(rows) * COLUMNS, dtype=section.wide)
-    for block, theta, pieces in section.side_by_side(rows, COLUMNS, names):
+    for block, theta, pieces in section.side_by_side(rows, COLUMNS):
         mixed = room[: theta.numel()].view(theta.shape)
         rule(theta, mixed)
         for own, columns in zip(pieces, mixed.to(section.dtype).split(block.sizes, 1), strict=True):
@@ -574,106 +566,36 @@ class SoftPull(JointMixer):
 
 
 class SimilarityMix(JointMixer):
-    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that count.
+    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that answered.
 
-    Those that answered count; with absent="last" also those that answered earlier, with what they sent then. Where no
-    site that counts for site i is there, it keeps its own.
+    Where no site that counts for site i is there, it keeps its own.
 
-    weights: W [N, N] for the N sites in sorted order, not negative, rows sum to 1; or one such W for every tensor that
-        is mixed. A function is asked for either when a round closes: it may look at groups that were declared earlier,
-        which are closed by then, and at what sites have `sent` of this one. It adds no memory of its own.
-    absent: "last" keeps every site's last contribution, a second set of N models.
+    weights: W [N, N] for the N sites in sorted order, not negative, rows sum to 1.
     """
 
-    def __init__(
-        self, weights: Matrix | Callable[[], Matrix], absent: Literal["leave-out", "last"] = "leave-out"
-    ) -> None:
+    def __init__(self, weights: Tensor) -> None:
         super().__init__()
-        self._ask = weights if callable(weights) else None
-        self.weights: Matrix | None = None if callable(weights) else _checked(weights)  # those of the last round
-        self.absent = absent
-        self._last: dict[str, dict[str, Tensor]] = {}
+        self.weights = _mixing_matrix(weights)
 
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
-        if self.absent == "last":
-            return Unsealable("it keeps what absent sites sent last (absent: last)")
-        if not isinstance(self.weights, Tensor):
-            return Unsealable("its weights follow from the tensors themselves, or differ from one tensor to the next")
         return Rows(tuple(map(tuple, self.weights.tolist())))
 
     def rows(self) -> dict[str, list[float]]:
-        """Return each site's weights, where they are one matrix that is known before the round."""
-        assert isinstance(self.weights, Tensor)
+        """Return each site's weights."""
         return dict(zip(self._sites, self.weights.tolist(), strict=True))
 
     def _check_sites(self, sites: list[str]) -> None:
-        for matrix in _matrices(self.weights):
-            if len(sites) != len(matrix):
-                raise PlanError(f"The mixing weights are for {len(matrix)} sites, the study has {len(sites)}")
+        if len(sites) != len(self.weights):
+            raise PlanError(f"The mixing weights are for {len(self.weights)} sites, the study has {len(sites)}")
 
-    def _rule(self, sites: list[str]) -> Rule | Mapping[str, Rule]:
-        if self._ask:
-            self.weights = _checked(self._ask())
-            self._check_sites(self._sites)
+    def _rule(self, sites: list[str]) -> Rule:
         here = [place for place, site in enumerate(self._sites) if site in sites]
-        if isinstance(self.weights, Tensor):
-            return _product(self.weights, here)
-        assert self.weights is not None and self._layout is not None
-        mixed = set(self._layout.averaged)
-        if missing := sorted(mixed - self.weights.keys()):
-            raise PlanError(f"The mixing weights have no matrix for {missing[0]}; give one for every tensor")
-        return {name: _product(matrix, here) for name, matrix in self.weights.items() if name in mixed}
-
-    def _merge(self) -> None:
-        """With absent="last", absent sites' last contributions join the sum; what came of them is dropped again."""
-        if self.absent == "leave-out":
-            return super()._merge()
-        absent = {site: row for site, row in self._last.items() if site not in self._sent}
-        self._last = {**absent, **{site: _copy(row) for site, row in self._sent.items()}}
-        kept = {site: self._rows[site] for site in absent if site in self._rows}
-        self._sent |= {site: _copy(row) for site, row in absent.items()}
-        super()._merge()
-        self._rows |= kept
-
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
-        """The last contributions' keys begin with a slash, which no site's name does."""
-        tensors, facts = super()._save()
-        more = {f"/{site}/{name}": tensor for site, row in self._last.items() for name, tensor in row.items()}
-        return {**tensors, **more}, {**facts, "last": sorted(self._last)}
-
-    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
-        super()._load({key: tensor for key, tensor in tensors.items() if not key.startswith("/")}, facts)
-        self._last = {}
-        for site in facts["last"]:
-            prefix = f"/{site}/"
-            own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-            self._last[site] = own
-
-
-def _copy(row: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in row.items()}
-
-
-def _product(weights: Tensor, here: list[int]) -> Rule:
-    """θ ← W θ over the sites at these places, each row renormalised; a row that has nobody there keeps its own θ."""
-    weights = weights[here][:, here]
-    mass = weights.sum(1, keepdim=True)
-    weights = torch.where(mass > 0, weights / mass, torch.eye(len(here), dtype=weights.dtype))
-    return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
-
-
-def _checked(weights: Matrix) -> Matrix:
-    if isinstance(weights, Mapping):
-        return {name: _mixing_matrix(matrix) for name, matrix in weights.items()}
-    return _mixing_matrix(weights)
-
-
-def _matrices(weights: Matrix | None) -> Iterable[Tensor]:
-    if isinstance(weights, Mapping):
-        return weights.values()
-    return () if weights is None else (weights,)
+        weights = self.weights[here][:, here]
+        mass = weights.sum(1, keepdim=True)
+        weights = torch.where(mass > 0, weights / mass, torch.eye(len(here), dtype=weights.dtype))
+        return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
 
 
 class Gallery(Mixer):
@@ -708,7 +630,7 @@ class Gallery(Mixer):
     def _merge(self) -> None:
         """Nothing came."""
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         return {}, {}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
@@ -756,7 +678,7 @@ class Compared(Identity):
             return self._agreed
         return self._compare(self._sites, {site: self.current(site) for site in self._sites})
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         tensors, facts = super()._save()
         return tensors, facts if self._agreed is None else {**facts, "agreed": self._agreed.tolist()}
 
@@ -781,7 +703,7 @@ def _site_names(sites: Iterable[str]) -> list[str]:
         raise Refused("no sites: a study needs at least one")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise Refused(f"{twice}: this site stands twice in the list of sites")
+        raise Refused(f"{twice}: this site is twice in the list of sites")
     return sorted(names)
 
 

@@ -10,14 +10,13 @@ plainly: a variance that Adam has stepped may be negative.
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from medsilo.core.errors import PlanError, Refused
-from medsilo.core.spill import Kept, Spill, StoredVector
+from medsilo.core.spill import let_go, stored, stretches_of
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Summed
 from medsilo.mixing.layout import Layout, Tensors
@@ -112,7 +111,7 @@ class ServerOptimizer(WeightedMean):
         super().__init__()
         self.lr, self.uniform = float(lr), uniform
         self._steps = 0
-        self._memory: list[list[StoredVector]] = []  # the optimizer's vectors, block by block
+        self._memory: list[Tensor] = []  # the optimizer's vectors, block by block
 
     @property
     def sealed(self) -> Form:
@@ -132,34 +131,29 @@ class ServerOptimizer(WeightedMean):
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         self._steps += 1
-        memory: list[list[StoredVector]] = []
-        spill = Spill()
-        kinds = [section.kept for section in layout.sections for _ in section.blocks]
-        for place, (theta, d) in enumerate(blocks):
-            if self._memory:
-                wide = [vector.read().to(d.dtype) for vector in self._memory[place]]
-            else:
-                wide = [torch.full_like(d, value) for value in self.first]
-            torch.add(theta, self.update(d, *wide), alpha=self.lr, out=d)
-            memory.append([StoredVector.put(vector.to(kinds[place]), spill) for vector in wide])
-        self._memory = memory
+        self._memory = stored(self._stepped(blocks, layout))
 
-    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+    def _stepped(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> Iterator[Tensor]:
+        """Make the step; yields what the vectors hold after it, block by block."""
+        kinds, count = [section.kept for section in layout.sections for _ in section.blocks], len(self.first)
+        for place, (theta, d) in enumerate(blocks):
+            before = self._memory[place * count : (place + 1) * count]
+            wide = [vector.to(d.dtype, copy=True) for vector in before]
+            let_go(stretches_of(before))
+            wide = wide or [torch.full_like(d, value) for value in self.first]
+            torch.add(theta, self.update(d, *wide), alpha=self.lr, out=d)
+            yield from (vector.to(kinds[place]) for vector in wide)
+
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """The vectors' keys begin with a slash, which no tensor's name does."""
         tensors, facts = super()._save()
-        vectors = {f"/{place}": vector for place, vector in enumerate(chain(*self._memory))}
+        vectors = {f"/{place}": vector for place, vector in enumerate(self._memory)}
         return {**tensors, **vectors}, {**facts, "steps": self._steps}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
         super()._load({name: tensor for name, tensor in tensors.items() if not name.startswith("/")}, facts)
-        spill, kinds = Spill(), len(self.first)
-
-        def stored(place: int) -> StoredVector:
-            vector = tensors[f"/{place}"]
-            return vector if isinstance(vector, StoredVector) else StoredVector.put(vector, spill)
-
-        places = range(0, len(tensors) - len(self._given or {}), kinds)
-        self._memory = [[stored(place + kind) for kind in range(kinds)] for place in places]
+        count = len(tensors) - len(self._given or {})
+        self._memory = stored(tensors[f"/{place}"] for place in range(count))
         self._steps = facts["steps"]
 
 

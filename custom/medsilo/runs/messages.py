@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
@@ -34,10 +34,6 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MOST_HEADS = 8  # of a hospital's ledgers that a server keeps
 FILES = "files"  # the group in which a file travels that a network begins with
-MOST_MARKS = 2000  # tensors that a message may name in their place; the others travel
-MARK = 16 + 64  # letters: a tensor's first bytes, and the SHA-256 of its form and its bytes
-Mark = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{MARK}}}$")]
-Marks = Annotated[dict[Name, Annotated[dict[Name, Mark], Field(max_length=MOST_MARKS)]], Field(max_length=100)]
 
 
 class Message(BaseModel):
@@ -148,12 +144,12 @@ class Request(Message):
 
 # ---------------------------------------------------------------------------------------------------- a site answers
 class Counted(Message):
-    """The cases of a site's parts; None where the plan seals how many it trains on.
+    """The cases of a site's parts.
 
     Only a site that does not train may have none in a part other than the test's.
     """
 
-    train: Annotated[int, Field(ge=0, le=MOST_CASES)] | None
+    train: Annotated[int, Field(ge=0, le=MOST_CASES)]
     validation: Annotated[int, Field(ge=0, le=MOST_CASES)]
     test: Cases
 
@@ -222,8 +218,6 @@ class Joined(SiteAnswer):
     def _add_up(self) -> Self:
         if set(self.classes) != set(PARTS):
             raise ValueError(f"its counts of classes are not of the parts {', '.join(PARTS)}")
-        if self.cases.train is None and self.classes["train"] is not None:
-            raise ValueError("it tells its training cases by class, and the plan seals how many there are")
         for part, counts in self.classes.items():
             if counts is not None and sum(counts) != getattr(self.cases, part):
                 raise ValueError(
@@ -246,14 +240,14 @@ class Trained(SiteAnswer):
     metrics = frozenset({"train_loss", "validation", "validation_loss"})
 
     task: Literal["round"]
-    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on; 1 if sealed
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
-        if self.samples > (self.cases.train or 1):
+        if self.samples > max(self.cases.train, 1):
             raise ValueError(f"sample count {self.samples} is more than its {self.cases.train} training cases")
         return self
 
@@ -299,18 +293,6 @@ class Tested(SiteAnswer):
         return self
 
 
-HELD: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(Marks, config=ConfigDict(strict=True))
-
-
-def held(told: Any) -> dict[str, dict[str, str]] | None:
-    """Return what a site holds, as it says beside a refusal; None where that is not said in the right form."""
-    try:
-        check_values(told, 2 * MOST_MARKS)
-        return HELD.validate_python(told)
-    except (Refused, ValidationError):
-        return None
-
-
 LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask", "compare")
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
@@ -320,6 +302,9 @@ ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "test": Tested,
     **dict.fromkeys(LETTERED, Lettered),
 }
+
+
+HARMLESS = (float, str, type(None))
 
 
 def check_values(values: Any, most: int) -> None:
@@ -338,11 +323,12 @@ def check_values(values: Any, most: int) -> None:
             if depth == DEEPEST:
                 raise Refused(f"its answer is nested more than {DEEPEST} deep")
             if isinstance(value, list):
-                left += ((inner, where, depth + 1) for inner in value)
+                left += ((inner, where, depth + 1) for inner in value if type(inner) not in HARMLESS)
                 continue
             if not all(isinstance(key, str) for key in value):
                 raise Refused(f"its {where} has a key that is no text")
-            left += ((inner, plain(key, 80), depth + 1) for key, inner in value.items())
+            rest = ((key, inner) for key, inner in value.items() if type(inner) not in HARMLESS)
+            left += ((inner, plain(key, 80), depth + 1) for key, inner in rest)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise Refused(f"its {where}: a number of {value.bit_length()} bits is out of range")
         elif value is not None and not isinstance(value, str | int | float):

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from medsilo.core.files import (
     write_text,
 )
 from medsilo.core.package import package_facts
-from medsilo.core.spill import Kept
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds, read_summary
@@ -39,6 +39,7 @@ from medsilo.runs.schema import Package, Provenance, Round, Summary, Turns
 
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
+version_of = cache(importlib.metadata.version)  # which reads a file of headers
 
 
 def now() -> str:
@@ -92,7 +93,7 @@ class Record:
             started=now(),
             python=platform.python_version(),
             platform=platform.platform(),
-            versions={name: importlib.metadata.version(name) for name in PACKAGES},
+            versions={name: version_of(name) for name in PACKAGES},
         )
         write_json(self.folder / paths.PROVENANCE, provenance.as_json())
 
@@ -163,23 +164,6 @@ class Record:
         else:
             write_passing(self.folder / paths.NOW, turns.as_json())
 
-    def last_rounds(self, size: int) -> list[Round]:
-        """Return as many of the last rounds as lie in the last `size` bytes, and the very last whatever its size."""
-        path = self.folder / paths.ROUNDS
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            while True:
-                start = max(0, end - size)
-                file.seek(start)
-                text = file.read(end - start)
-                text = text[: text.rfind(b"\n") + 1]  # a line that is being written does not count
-                lines = (text if start == 0 else text.partition(b"\n")[2]).splitlines()
-                if lines or start == 0:
-                    return [Round.model_validate_json(line) for line in lines]
-                size *= 2
-
     def add_round(self, line: Round) -> None:
         """Append one line to rounds.jsonl."""
         text = _line(line)
@@ -205,7 +189,7 @@ class Record:
         return self.checkpoints / paths.ROUND_FILES.replace("*", str(round_number))
 
     def save_checkpoint(
-        self, round_number: int, tensors: dict[str, Kept], facts: dict[str, Any], before: int | None = None
+        self, round_number: int, tensors: dict[str, Tensor], facts: dict[str, Any], before: int | None = None
     ) -> None:
         """The server's state after a round; others go only when this one is whole, but for that after `before`."""
         save_tensors(self._checkpoint(round_number), tensors, {**facts, "round": round_number})

@@ -44,11 +44,6 @@ def derive(secret: bytes, *purpose: str | int | bytes) -> bytes:
     return HKDF(SHA256(), KEY, None, statement(LABEL, *purpose)).derive(secret)
 
 
-def add_stream(words: Words, key: bytes, factor: int = 1) -> None:
-    """Add `factor` times the stream of a key to the words, in place, modulo 2^32 or 2^64."""
-    add_streams(words, [(key, factor)])
-
-
 def add_streams(words: Words, streams: Iterable[Stream]) -> None:
     """Add many streams to the words, in place, modulo 2^32 or 2^64.
 

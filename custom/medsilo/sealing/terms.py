@@ -67,14 +67,6 @@ class Terms:
         """
         return self.threshold - 1, 2 * self.threshold - len(self.sites) - 1 if self.confirm else None
 
-    @property
-    def safe_with_rows(self) -> int:
-        """Return how many hospitals may put their rows together where each gets its own mixture.
-
-        With half of them, they have as many equations as there are other models.
-        """
-        return min(self.safe_against[0], (len(self.sites) - 1) // 2)
-
     def place(self, site: str) -> int:
         """Return a site's place; raises Refused."""
         if site not in self.sites:
@@ -106,11 +98,6 @@ class SealedBlock:
         numbers = (fixed.bits, repr(float(fixed.bound)), fixed.weights, fixed.one)
         weights = ("private",) if self.weights is None else tuple(map(int, self.weights))
         return digest("block", self.name, self.reader, *numbers, len(layout), *layout, *weights)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that one site sends."""
-        return self.flat.words * self.fixed.bits // 8
 
     def read(
         self, words: Words, row: Sequence[int] | None, places: Collection[int], divisor: int | None = None

@@ -33,6 +33,7 @@ class Entry:
     part: str = ""  # empty: the plan's split decides
     site: str = ""  # whose it is in a simulation
     outcome: str = ""  # what is learned, where that is no class
+    group: str = ""  # that it belongs to, as the site's table says it
 
 
 @dataclass
@@ -167,7 +168,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
 
 
 def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[str, Path]:
-    """The files that fit a pattern, by what its stars stand for: so an image and its label find each other.
+    """The files that fit a pattern, by the text that its stars match: so an image and its label find each other.
 
     One that ends with a slash fits folders, each with one DICOM series.
     """
@@ -243,10 +244,10 @@ def _by_table(
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
     needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
-    sheet = read_sheet(path, {}, [*needed, *within, columns.part, columns.site])
+    sheet = read_sheet(path, {}, [*needed, *within, columns.part, columns.site, columns.group])
     if missing := [column for column in needed if column not in sheet.columns]:
-        known = "name yours under data.columns in the site's medsilo.yaml, or add it"
-        raise DataError(f"the table has no column {', '.join(missing)}; {known}", private=str(path))
+        hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
+        raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
     counted: Counter[str] = Counter()
     empty: defaultdict[str, list[str]] = defaultdict(list)
     absent = []
@@ -266,14 +267,13 @@ def _by_table(
         label = files[-1] if masks else given.get(columns.label, "")
         part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
-        listing.entries.append(
-            Entry(name, known, label or "", given.get(columns.patient, ""), OTHER_NAMES.get(part, part), site)
-        )
+        own = Entry(name, known, label or "", given.get(columns.patient, ""), OTHER_NAMES.get(part, part), site)
+        listing.entries.append(replace(own, group=given.get(columns.group, "")))
     for column, places in empty.items():
         listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
     doubled = [name for name, count in counted.items() if count > 1]
-    listing.add("stops", "files stand in several lines of the table; give each one line", doubled)
+    listing.add("stops", "files are in several lines of the table; give each one line", doubled)
     tell_sheet(listing, sheet)
     check_parts(listing)
     return listing

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import ParticipationError, Refused
-from medsilo.core.tensors import Groups, Tensors
+from medsilo.core.tensors import Groups, Tensors, hash_of
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_forms, check_numbers
@@ -27,7 +27,6 @@ from medsilo.federation.sealed.what import (
     SealedGroup,
     bound_groups,
     given_of,
-    mark_of_group,
     terms_of,
     words_for,
 )
@@ -88,8 +87,7 @@ class SealedServer(RoundAggregation):
         """Let the sites agree on fresh keys; without those that drop out meanwhile, as far as the plan allows it."""
         super().agree(joined)
         left, ahead = [site for site in self.state.sites if site in joined], dict[str, int]()
-        transport = self.plan.transport
-        heaviest = transport.sealing_counts or max(joined[site].cases.train or 1 for site in left)
+        transport, heaviest = self.plan.transport, max(joined[site].cases.train or 1 for site in left)
         while True:
             self.store.agreement = max(self.store.agreement, *ahead.values(), 0) + 1
             terms = terms_of(self.plan, self.asker.study, left)
@@ -265,9 +263,7 @@ class SealedServer(RoundAggregation):
         """Return what stands for what all sites are given, as each of them works it out."""
         there, first = views(phase.given, self.layout), self.plan.participation.sites[0]
         marks = {
-            name: mark_of_group(self.mixers[name].current(first))
-            for name in bound_groups(self.plan, phase)
-            if name in there
+            name: hash_of(self.mixers[name].current(first)) for name in bound_groups(self.plan, phase) if name in there
         }
         return given_of(self.plan, phase, marks)
 
@@ -410,8 +406,8 @@ class SealedServer(RoundAggregation):
         for own in self.groups.values():
             for key, block in own.blocks.items():
                 if isinstance(own.form, Summed):
-                    read = sums.read(block, opened, self._divisor(own, survivors.sites))
-                    self._hand_over(own, own.divided(read), survivors.sites)
+                    mean = sums.read(block, opened, sum(self._weights(own, survivors.sites).values()))
+                    self._hand_over(own, mean, survivors.sites)
                 else:
                     divisor, agreement = len(survivors.sites), self.store.agreement
                     held = Held(agreement=agreement, round=number, divisor=divisor, claim=claim.facts())
@@ -420,25 +416,12 @@ class SealedServer(RoundAggregation):
                         if key in (WORDS, words_for(site)):
                             self.store.keep(own.name, site, kept)
 
-    def _divisor(self, own: SealedGroup, sites: Sequence[str]) -> int:
-        """Return what a sum is divided by; 1 where what its weights add up to is sealed in it."""
-        return 1 if own.counts else sum(self._weights(own, sites).values())
-
     def _weights(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, int]:
         return {site: own.weight(self._samples[site]) for site in sites}
 
-    def _carried(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, Tensor]:
-        """Return the whole numbers of the first site, as a mean in clear takes them; those of the beginning where sites
-        keep theirs."""
-        first = min(sites)
-        if own.hides_counts:
-            given = self.mixers[own.name].current(first)
-            return {name: tensor for name, tensor in given.items() if not tensor.is_floating_point()}
-        return self._open[own.name][first]
-
     def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
-        """Give the mean that the server may read to the group's mixer."""
-        tensors = {**mean, **self._carried(own, sites)}
+        """Give the mean that the server may read to the group's mixer, with the first site's whole numbers."""
+        tensors = {**mean, **self._open[own.name][min(sites)]}
         tensors = {name: tensors[name] for name in own.like}
         assert isinstance(own.form, Summed)
         if own.form.enter is None:

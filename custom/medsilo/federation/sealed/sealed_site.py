@@ -11,15 +11,14 @@ import torch
 
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_bytes
-from medsilo.core.tensors import Groups, Modules, Tensors
+from medsilo.core.tensors import Groups, Modules, Tensors, hash_of
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
-from medsilo.course.sealable import forms_of
+from medsilo.course.secure_aggregation import forms_of
 from medsilo.federation.accepting import check_numbers, same_layout
 from medsilo.federation.envelope import Envelope
 from medsilo.federation.sealed.what import (
     ALIKE,
-    COUNT,
     WORDS,
     Among,
     Blocks,
@@ -32,7 +31,6 @@ from medsilo.federation.sealed.what import (
     SealedGroup,
     bound_groups,
     given_of,
-    mark_of_group,
     terms_of,
 )
 from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
@@ -219,7 +217,7 @@ class SealedSite(Envelope):
     def _first(self) -> str:
         """A mark of the weights that the study begins with, and of what else is drawn."""
         networks = self.plan.build_networks().items()
-        return digest("first", self.plan.seed, *(mark_of_group(own.state_dict()) for _, own in sorted(networks))).hex()
+        return digest("first", self.plan.seed, *(hash_of(own.state_dict()) for _, own in sorted(networks))).hex()
 
     def _compare(self, asked: Request, groups: Groups) -> Letters:
         """Open what the hospitals told each other, and make of it what all of them do."""
@@ -324,7 +322,7 @@ class SealedSite(Envelope):
         floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         if isinstance(own.form, Summed) and own.form.enter:
             floats = dict(own.form.enter(floats, self._arrived[own.name]))
-        return floats | ({COUNT: torch.ones((), dtype=torch.float64)} if own.counts else {})
+        return floats
 
     # ------------------------------------------------------------------ what is given
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
@@ -337,19 +335,10 @@ class SealedSite(Envelope):
         if held:
             self._note_opened(asked, held)
         opened = {
-            name: self._opened(name, held[name], own, modules) if name in held else self._counted(name, own, modules)
-            for name, own in groups.items()
+            name: self._opened(name, held[name], own, modules) if name in held else own for name, own in groups.items()
         }
         self._arrived = opened
         return opened
-
-    def _counted(self, name: str, given: Tensors, modules: Modules) -> Tensors:
-        """Return what came in clear, with this site's own counters where they would tell of its cases."""
-        group = next((group for phase in self.plan.course.phases for group in phase.sent if group.name == name), None)
-        if group is None or not self.plan.transport.sealing_counts:
-            return given
-        mine = group.of(modules)
-        return {key: given[key] if given[key].is_floating_point() else mine.get(key, given[key]) for key in given}
 
     def _note_given(self, number: int, groups: Groups) -> None:
         """Remember what came in clear, which this site's masks depend on; raises Refused where it must be the plan's
@@ -358,13 +347,11 @@ class SealedSite(Envelope):
         begins = [name for name in groups if self._begins(name, number)]
         own = views(phase.given, self.plan.build_networks()) if begins else {}
         for name in begins:
-            if mark_of_group(groups[name]) != mark_of_group(own[name]):
+            if hash_of(groups[name]) != hash_of(own[name]):
                 raise Refused(
                     f"the server: in round {number} it sends other weights of {name} than the plan begins with"
                 )
-        self.memory.given |= {
-            name: mark_of_group(groups[name]) for name in bound_groups(self.plan, phase) if name in groups
-        }
+        self.memory.given |= {name: hash_of(groups[name]) for name in bound_groups(self.plan, phase) if name in groups}
         self.memory.write()
 
     def _begins(self, name: str, number: int) -> bool:
@@ -402,7 +389,6 @@ class SealedSite(Envelope):
         mine = views([own.group], modules)[name]
         words = {block.name: given[WORDS]} if WORDS in given else {}
         values, count = self._open_sum(seat, held, block, words)
-        values = own.divided(values)
         if isinstance(own.form, Pulled):
             values = self._pulled(own.form, mine, values, count)
         return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}

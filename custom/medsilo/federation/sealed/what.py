@@ -11,10 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.tensors import Modules, Tensors
+from medsilo.core.tensors import Modules
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
-from medsilo.federation.known import mark_of
 from medsilo.mixing.forms import Exchanged, Form, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
@@ -24,7 +23,6 @@ from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
 from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
-COUNT = "@cases"  # the number 1 among a group's, whose sum is what the weights add up to
 WORDS = "@sealed"  # under which a group's sealed numbers travel, beside its whole numbers
 ALIKE = 1e-9  # weights that two machines compute differ by less
 ROW_TOTAL = 1 << 24  # what the integer weights of a row add up to
@@ -107,7 +105,6 @@ class SealedGroup:
     form: Form
     like: dict[str, Tensor]  # the group's tensors, for their shapes and types
     blocks: dict[str, SealedBlock]
-    hides_counts: bool = False  # whether the numbers of cases are sealed, too
     readers: int = 0  # hospitals that read what each of them tells
 
     @property
@@ -118,22 +115,9 @@ class SealedGroup:
     @property
     def beside(self) -> dict[str, Tensor]:
         """The whole numbers that travel open, which tell of cases; a site keeps its own of a personal group."""
-        if not isinstance(self.form, Summed) or self.hides_counts:
+        if not isinstance(self.form, Summed):
             return {}
         return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
-
-    @property
-    def counts(self) -> bool:
-        """Return whether the sum of its weights is sealed, too."""
-        return self.hides_counts and isinstance(self.form, Summed) and self.form.weighted
-
-    def divided(self, opened: Tensors) -> Tensors:
-        """Return the mean from a sum that has the sum of its weights beside it."""
-        if not self.counts:
-            return opened
-        total = float(opened[COUNT])
-        means = {name: tensor.double() / total for name, tensor in opened.items() if name != COUNT}
-        return {name: mean.to(opened[name].dtype) for name, mean in means.items()}
 
     def weight(self, samples: int) -> int:
         """Return what a site multiplies its numbers by, where weights are not public."""
@@ -183,11 +167,7 @@ class Blocks:
     ) -> SealedGroup:
         if isinstance(form, Exchanged):
             return SealedGroup(group, form, dict(tensors), {}, readers=len(self.terms.sites))
-        hides = bool(self.plan.transport.sealing_counts)
-        floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        if hides and isinstance(form, Summed) and form.weighted:
-            floats[COUNT] = torch.ones((), dtype=torch.float64)
-        flat = Flat.of(floats)
+        flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
         fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), *self._weights(form))
         blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}
         if isinstance(form, Rows):
@@ -197,7 +177,7 @@ class Blocks:
                 )
                 for site in self.terms.sites
             }
-        return SealedGroup(group, form, dict(tensors), blocks, hides)
+        return SealedGroup(group, form, dict(tensors), blocks)
 
     def _row(self, row: Sequence[float], total: int) -> tuple[int, ...]:
         """Return the whole weights of those that have agreed on keys."""
@@ -215,7 +195,7 @@ class Blocks:
         """Return the plan's bound, or the range of a wide group where that is more."""
         ranges = group.ranges(layout, self.plan.task) if group.wide else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
-        return max(self.plan.transport.bound, widest, 1.0 if self.plan.transport.sealing_counts else 0.0)
+        return max(self.plan.transport.bound, widest)
 
 
 def words_for(site: str) -> str:
@@ -230,12 +210,6 @@ def bound_groups(plan: Plan, phase: Phase) -> list[str]:
     """
     sealed = plan.sealed_forms(phase)
     return [group.name for group in phase.given if not group.at_home and (not group.personal or group.name in sealed)]
-
-
-def mark_of_group(tensors: Tensors) -> str:
-    """Return what stands for the tensors of a group, byte for byte."""
-    marks = (part for name in sorted(tensors) for part in (name, mark_of(tensors[name].cpu().contiguous())))
-    return digest("group", *marks).hex()
 
 
 def given_of(plan: Plan, phase: Phase, marks: Mapping[str, str]) -> bytes:
@@ -258,5 +232,5 @@ def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[s
     """Return what travels in place of the groups that sites seal in a phase."""
     if not plan.transport.sealed:
         return {}
-    blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), plan.transport.sealing_counts or 1)
+    blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), 1)
     return {name: own.expected() for name, own in blocks.of(phase, layout, {}).items()}

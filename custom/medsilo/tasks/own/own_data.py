@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.text import plain
+from medsilo.learning.undrawn import marks_of_classes
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.partition import Partition
 from medsilo.tasks.segmentation import Segmentation
@@ -19,6 +20,8 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Shares, part_alone, parts_by_rank
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey
 from medsilo.tasks.task import SiteData, Task, folded
+
+FEWEST = 2  # classes between which something can be learned
 
 
 class OwnData(Task):
@@ -78,15 +81,40 @@ class OwnData(Task):
         return SiteData(*(parts[part] for part in PARTS), survey=survey)
 
     def absent(self, source: DataSource) -> tuple[str, ...]:
-        """Return which of the plan's structures, modalities and columns a site says that it has not."""
-        if unknown := [name for name in source.absent if name not in self.may_be_absent]:
+        """Return which of the plan's structures, classes, modalities and columns a site says that it has not.
+
+        Of classes that one of its labels stands for it has the first.
+        """
+        if source.alike and not self.goal.classifies:
+            raise DataError("data.label_map: one label can stand for several classes of cases, and for nothing else")
+        names = {*source.absent, *(name for own in source.alike for name in own[1:])}
+        if unknown := sorted({*names, *(own[0] for own in source.alike)} - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
             raise DataError(f"data.absent: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.absent))
-        return tuple(name for name in self.may_be_absent if name in source.absent)
+        return tuple(name for name in self.may_be_absent if name in names)
+
+    def marks(self, source: DataSource) -> list[int]:
+        """Return what is added to each class of a classification at a site, 0 where it tells all apart."""
+        names = self.goal.label_names
+        if not self.goal.classifies:
+            return []
+        said = [str(name) for own in source.label_map.values() for name in (own if isinstance(own, tuple) else (own,))]
+        if twice := [name for own in source.alike for name in own if said.count(name) > 1]:
+            raise DataError(f"data.label_map: {twice[0]!r} is one of several and stands elsewhere, too; name it once")
+        alike = [[names.index(name) for name in own] for own in source.alike]
+        absent = [names.index(name) for name in self.not_here(source)]
+        if len(names) - len(absent) - sum(len(own) - 1 for own in alike) < FEWEST:
+            raise DataError("of the plan's classes this site tells no two apart, so that nothing is learned here")
+        return marks_of_classes(len(names), absent, alike)
+
+    def not_here(self, source: DataSource) -> list[str]:
+        """Return the classes of which a site has no case, also under no other's label."""
+        within = {name for own in source.alike for name in own}
+        return [name for name in self.goal.label_names if name in source.absent and name not in within]
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        """The plan's names of what a hospital need not have: structures, modalities, columns."""
+        """The plan's names of what a hospital need not have: structures, classes, modalities, columns."""
         return ()
 
     @abstractmethod

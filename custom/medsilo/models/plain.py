@@ -1,0 +1,110 @@
+"""Plain networks: layers in a row, for tables, patches of images, signals, and FedSM's selector."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import nn
+
+from medsilo.models.blocks import MEANS, Norm, block, norm_layer
+from medsilo.models.network import NORM, Dimensions, Network
+
+Features = Annotated[int, Field(ge=1, le=4096)]
+# Configuration A of Simonyan and Zisserman 2015: stages that end in pooling, and the features of their convolutions.
+STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+WIDTH = 4096
+
+
+class Linear(Network):
+    """A weighted sum of a case's inputs for every output: [B, channels] to [B, classes].
+
+    Logistic, linear or Cox regression, by the task's loss.
+    """
+
+    name: Literal["linear"] = "linear"
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(channels, classes))
+
+
+class Mlp(Network):
+    """Fully connected layers, each with norm and ReLU, and the head: [B, channels] to [B, classes]."""
+
+    name: Literal["mlp"] = "mlp"
+    hidden: tuple[Features, ...] = Field(
+        default=(64, 64), min_length=1, max_length=8, description="features of each layer before the head"
+    )
+    norm: Norm = Field("batch", description=NORM)
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for before, after in zip((channels, *self.hidden), self.hidden, strict=False):
+            layers += [nn.Linear(before, after), *norm_layer(1, after, self.norm), nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers, nn.Linear(self.hidden[-1], classes))
+
+
+class SmallCnn(Network):
+    """Three convolutions with pooling, the mean over the image, one linear layer (the head).
+
+    [B, channels, (D,) H, W] to [B, classes]; D, H and W are at least 8 and otherwise free.
+    """
+
+    name: Literal["small-cnn"] = "small-cnn"
+    width: int = Field(default=16, ge=1, le=512, description="features of the first convolution; doubled by each next")
+    dimensions: Dimensions = 2
+    norm: Norm = Field("batch", description=NORM)
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        return nn.Sequential(
+            block(self.dimensions, channels, self.width, 3, self.norm),
+            block(self.dimensions, self.width, 2 * self.width, 3, self.norm),
+            block(self.dimensions, 2 * self.width, 4 * self.width, 3, self.norm),
+            MEANS[self.dimensions](1),
+            nn.Flatten(),
+            nn.Linear(4 * self.width, classes),
+        )
+
+
+class ActivityCnn(Network):
+    """Two temporal convolutions (kernel 9) with norm and pooling, a layer of 64, the head: [B, C, T] to [B, classes].
+
+    It is the AdaFed paper's for activities from wearable sensors (PAMAP2). The paper flattens all time steps before the
+    layer of 64, which fixes T. Here the mean over time comes before it and the convolutions are padded, so that every T
+    from 4 on works. (A mean, because gradients of adaptive pooling to several steps are not deterministic on a GPU.)
+    """
+
+    name: Literal["activity-cnn"] = "activity-cnn"
+    hidden: int = Field(default=64, ge=1, le=4096, description="features of the fully connected layer before the head")
+    norm: Norm = Field("batch", description=NORM)
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        return nn.Sequential(
+            block(1, channels, 16, 9, self.norm),
+            block(1, 16, 32, 9, self.norm),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
+            nn.Linear(32, self.hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(self.hidden, classes),
+        )
+
+
+class Vgg11(Network):
+    """No norm, two layers of 4096 with dropout: [B, channels, H, W] to [B, classes], H, W >= 32; 129 M weights.
+
+    It is the selector of the FedSM paper. Its pooling to 7 x 7 changes nothing at 224 pixels; at other sizes its
+    gradient is not deterministic on a GPU.
+    """
+
+    name: Literal["vgg11"] = "vgg11"
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for stage in STAGES:
+            for features in stage:
+                layers += [nn.Conv2d(channels, features, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = features
+            layers.append(nn.MaxPool2d(2))
+        layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
+        for before in (channels * 7 * 7, WIDTH):
+            layers += [nn.Linear(before, WIDTH), nn.ReLU(inplace=True), nn.Dropout()]
+        return nn.Sequential(*layers, nn.Linear(WIDTH, classes))
