@@ -30,7 +30,7 @@ class Problem:
 
     @property
     def counted(self) -> str:
-        """What is wrong, and at how many."""
+        """The problem, and at how many it is."""
         what, semicolon, remedy = self.what.partition("; ")
         return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
 
