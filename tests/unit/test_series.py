@@ -311,7 +311,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings.sheet, "MOST_CELLS", 3)
     assert "more than 3 numbers (4); divide it" in words()
     monkeypatch.setattr(recordings, "MOST_NAMES", 0)
-    assert "more than 0 different ones; correct it" in words()
+    assert "more than 0 different ones (4); correct it" in words()
 
 
 @pytest.mark.parametrize(
