@@ -146,8 +146,7 @@ def dxo(module: Any) -> None:
     "FLContext.get_prop FLContext.set_prop FLContext.get_identity_name FLContext.get_job_id",
     "FLContext.get_engine.get_clients.name FLContext.get_engine.get_cell FLContext.get_engine.get_workspace",
     "FLContext.get_engine.register_app_command FLContext.get_engine.server.command_agent.cell",
-    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs",
-    "FLContext.get_prop.task_result_filters",
+    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs FLContext.get_prop.set_info",
 )
 def context(module: Any) -> None:
     """A context has properties, and knows the party's name, the job and the engine. The server's engine tells its
@@ -239,7 +238,7 @@ def running_jobs(module: Any) -> None:
 @relies(
     "apis.fl_constant",
     "CellMessageAuthHeaderKey.CLIENT_NAME FLContextKey.CURRENT_RUN",
-    "FLContextKey.JOB_BLOCK_REASON FLContextKey.RUNNER FilterKey.OUT RunProcessKey.PARTICIPANTS",
+    "FLContextKey.JOB_BLOCK_REASON RunProcessKey.PARTICIPANTS",
     "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
     "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
     "ServerCommandNames.SUBMIT_UPDATE",
