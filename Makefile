@@ -2,8 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests run in three processes, one thread each: half of a federation's time is waiting.
-PARALLEL := -n 3 --dist loadgroup
+# Tests run in three processes, one thread each: half of a federation's time is waiting. tests/conftest.py orders them.
+PARALLEL := -n 3 --dist loadgroup --no-loadscope-reorder
 quick test test-of test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 quick test test-of test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =

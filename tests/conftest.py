@@ -80,17 +80,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share what their file makes once in one process: else each process makes it for itself."""
+    """Keep the tests that share what their file makes once in one process: else each process makes it for itself.
+
+    With several processes, those marked `first` and then the largest groups begin, so that none runs alone at the end.
+    """
     for item in items:
         made = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
         shared = any(one[-1].scope == "module" and one[-1].baseid == item.nodeid.partition("::")[0] for one in made)
         if shared and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if items and items[0].config.getoption("loadgroup", False):
+        _longest_first(items)
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("xdist_group")
+        groups.setdefault(mark.args[0] if mark else item.nodeid, []).append(item)
+
+    def late(group: list[pytest.Item]) -> tuple[bool, int]:
+        return not any(item.get_closest_marker("first") for item in group), -len(group)
+
+    items[:] = [item for group in sorted(groups.values(), key=late) for item in group]
 
 
 def pytest_collection_finish() -> None:
     """Keep a million objects of what was imported out of every search for garbage that a test makes: 0.6 s each."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import nibabel
 import numpy as np
 
-from medsilo_nnunet.fingerprint import PERCENTILES, CaseFacts
-from medsilo_nnunet.float_bins import LARGEST_STEP
+from medsilo_nnunet.fingerprint import DIGITS, PERCENTILES, CaseFacts
 from medsilo_nnunet.question import SegmentationQuestion
 
 KINDS = ("ct", "mr", "two modalities", "anisotropic", "any spacing", "tiny", "flat")
@@ -113,7 +112,7 @@ def intensities_are_near(
             place = (len(ordered) - 1) * percent / 100
             sizes[name] = np.abs(ordered[[int(place), int(np.ceil(place))]]).max()
         for name, size in sizes.items():
-            assert abs(own[key][number][name] - wanted[name]) <= (LARGEST_STEP + rounding) * size, name
+            assert abs(own[key][number][name] - wanted[name]) <= (2.0**-DIGITS + rounding) * size, name
 
 
 def write_volumes(

@@ -146,13 +146,13 @@ def dxo(module: Any) -> None:
     "FLContext.get_prop FLContext.set_prop FLContext.get_identity_name FLContext.get_job_id",
     "FLContext.get_engine.get_clients.name FLContext.get_engine.get_cell FLContext.get_engine.get_workspace",
     "FLContext.get_engine.register_app_command FLContext.get_engine.server.command_agent.cell",
-    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs FLContext.get_prop.set_info",
+    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs",
 )
 def context(module: Any) -> None:
     """A context has properties, and knows the party's name, the job and the engine. The server's engine tells its
     clients, registers commands of an app and has the job's cell at server.command_agent.cell, in a simulation, too; the
-    hospital's engine and that of the server's own process have get_cell. The collector of statistics takes
-    set_info(group, values). The parent's engine has the job runner, which ends in its books the jobs that it is not
+    hospital's engine and that of the server's own process have get_cell.
+    The parent's engine has the job runner, which ends in its books the jobs that it is not
     told of as running."""
     found = module.FLContext()
     found.set_prop("own", 1, private=True, sticky=False)
@@ -173,8 +173,6 @@ def context(module: Any) -> None:
     source_holds(import_module(f"{server}.fed_server").FederatedServer, "self.command_agent = ServerCommandAgent(")
     source_holds(engine, "self.job_runner", "self.server = server")
     takes(import_module(f"{server}.job_runner").JobRunner.update_abnormal_finished_jobs, "self", [], found)
-    collector = import_module(f"{MODULES}.widgets.info_collector").GroupInfoCollector()
-    collector.set_info("medsilo", {"rounds": 1})
 
 
 @relies(
@@ -417,7 +415,7 @@ def tasks(module: Any) -> None:
 
 @relies(
     "apis.impl.controller",
-    "Controller.__init__ Controller.control_flow Controller.handle_event Controller.start_controller",
+    "Controller.__init__ Controller.control_flow Controller.start_controller",
     "Controller.stop_controller Controller.process_result_of_unknown_task Controller.log_error",
     "Controller.log_exception Controller.log_info Controller.log_warning Controller.system_panic Controller.send",
     "Controller.cancel_task Controller.get_client_disconnect_time",
@@ -483,12 +481,6 @@ def events(module: Any) -> None:
     source_holds(asked, "fire_event(EventType.BEFORE_CHECK_RESOURCE_MANAGER")
     server = import_module(f"{MODULES}.private.fed.server.fed_server").FederatedServer
     source_holds(server.client_heartbeat, "fire_event(EventType.CLIENT_HEARTBEAT_PROCESSED")
-
-
-@relies("widgets.info_collector", "InfoCollector.CTX_KEY_STATS_COLLECTOR InfoCollector.EVENT_TYPE_GET_STATS")
-def statistics(module: Any) -> None:
-    """A request for a job's statistics fires an event, with the collector in its context."""
-    takes(module.InfoCollector.handle_event, "self", module.InfoCollector.EVENT_TYPE_GET_STATS, "context")
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
@@ -780,7 +772,7 @@ def streams(module: Any) -> None:
     "fuel.flare_api.api_spec",
     "AuthenticationError AuthorizationError InternalError InvalidTarget JobNotFound JobNotRunning NoConnection",
     "NoReply SessionClosed SystemInfo.client_info.last_connect_time SystemInfo.client_info.name",
-    "SystemInfo.job_info.job_id SystemInfo.server_info.start_time TargetType.SERVER",
+    "SystemInfo.job_info.job_id SystemInfo.server_info.start_time",
 )
 def session_words(module: Any) -> None:
     """Each kind of failure is an exception of its own; a system's facts say since when it is up, which jobs run
@@ -808,7 +800,7 @@ def replies_of_clients(module: Any) -> None:
     "Session.abort_job Session.clone_job Session.close Session.do_app_command Session.download_job_result",
     "Session.get_job_meta Session.get_job_status Session.get_system_info.client_info.name",
     "Session.api.cell.core_cell.communicator.stop Session.get_system_info.server_info.start_time Session.list_jobs",
-    "Session.show_stats Session.submit_job Session.try_connect Session.get_client_job_status.get",
+    "Session.submit_job Session.try_connect Session.get_client_job_status.get",
 )
 def session(module: Any) -> None:
     """The lead's commands over mutual TLS. tests/secure/test_lead.py runs each against a real server."""
@@ -821,7 +813,6 @@ def session(module: Any) -> None:
         takes(asks, "self", "job")
     takes(own.download_job_result, "self", "job", "folder")
     takes(own.do_app_command, "self", "job", "topic", {"after": 1})
-    takes(own.show_stats, "self", "job", "server")
     takes(own.list_jobs, "self", detailed=True, reverse=True, limit=20)
     takes(own.get_system_info, "self")
     takes(own.get_client_job_status, "self", ["hospital-a"])

@@ -16,7 +16,7 @@ from pathlib import Path
 PLATFORM = "nvflare"
 HANDED_ON = {"sorted", "list", "set", "tuple", "reversed"}  # what they return holds what they were given
 # These give plain data, whose own methods are Python's.
-PLAIN = {"data", "meta", "headers", "get_headers", "get_identity_name", "show_stats", "get_job_meta"}
+PLAIN = {"data", "meta", "headers", "get_headers", "get_identity_name", "get_job_meta"}
 PLAIN |= {"HEADER_STRUCT", "__name__"}
 Known = dict[str, str]  # the chain that a variable stands for
 

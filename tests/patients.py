@@ -1,11 +1,7 @@
 """Files in the form of FLamby's two tables of patients, and of its brains."""
 
 import csv
-from collections.abc import Mapping
 from pathlib import Path
-
-import nibabel
-import numpy as np
 
 from benchmarks.flamby import HOSPITALS
 from medsilo.plan import load_plan
@@ -41,29 +37,3 @@ def write_survival(folder: Path) -> None:
             table.writerow(
                 [pid, *((n + place) % 5 for place in range(len(task.columns))), n % 2, 100 + 7 * (n * 5 % 24)]
             )
-
-
-def write_ixi(folder: Path, subjects: Mapping[str, int], shape: tuple[int, int, int]) -> None:
-    """Write heads with a brain in them, so many of each hospital, every fifth for the test, as IXI Tiny has them.
-
-    Axes run to the back, down and to the right, as in the published files.
-    """
-    drawn, lines, number = np.random.default_rng(0), [], 0
-    places = np.stack(np.meshgrid(*(np.linspace(-1, 1, length) for length in shape), indexing="ij"))
-    towards = np.array([[0, 0, 3.0, 0], [-2.0, 0, 0, 0], [0, -4.0, 0, 0], [0, 0, 0, 1]])
-    for gain, (site, count) in zip((1.0, 1.6, 0.7), subjects.items(), strict=False):
-        for n in range(count):
-            number += 1
-            name = f"IXI{number:03d}-{site}-{1000 + number}"
-            size = drawn.uniform(0.5, 0.7, 3)[:, None, None, None]
-            brain = (np.square(places / size).sum(0) < 1).astype(np.float32)
-            head = np.square(places / (size + 0.25)).sum(0) < 1
-            image = gain * 400 * (head + brain) + drawn.normal(0, 20, shape)
-            for what, values in (("T1", image), ("label", brain)):
-                place = folder / "IXI_sample" / name / what
-                place.mkdir(parents=True)
-                told = "image" if what == "T1" else what
-                nibabel.save(nibabel.Nifti1Image(values.astype(np.float32), towards), place / f"{name}_{told}.nii.gz")
-            lines.append([number, list(subjects).index(site), "test" if n % 5 == 4 else "train"])
-    with (folder / "metadata_tiny.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["Patient ID", "Manufacturer", "Split"], *lines])

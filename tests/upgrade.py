@@ -34,7 +34,7 @@ PAGE, RECORDED = ROOT / "docs/compatibility.md", ROOT / "docs/compatibility.json
 MARKED = re.compile(r"(<!-- upgrades -->\n).*?(<!-- end -->)", re.DOTALL)
 MOST_TOLD = 15  # failures of one step that the page names
 LONGEST = 4 * 3600  # seconds that one command may take
-PARALLEL = ("-n", "3", "--dist", "loadgroup")  # as in the Makefile
+PARALLEL = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")  # as in the Makefile
 QUICK_JOBS = ("fedavg", "harmofl", "fedsm")
 SHORT = ("--set", "training.rounds=2")
 # Pages with commands that need neither a kit nor a hospital's data; those of docs/reproduce.md are in `make test-long`.

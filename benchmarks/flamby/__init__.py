@@ -1,4 +1,4 @@
-"""FLamby's published tables of three sets of patients' data, run again: du Terrail et al. 2022.
+"""FLamby's published tables of two sets of patients' data, run again: du Terrail et al. 2022.
 
 The protocol (docs/reproduce.md) was read in FLamby's code; the scores of its seeds are facts, in published.csv.
 Deviations: a site's passes begin anew in each round; SCAFFOLD weighs hospitals alike; Breslow's rule for equal times.
@@ -6,7 +6,6 @@ Deviations: a site's passes begin anew in each round; SCAFFOLD weighs hospitals 
 
 import csv
 import math
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.flamby.volumes import GRID, METADATA, SUBJECTS, read_ixi, score_of_volumes, write_volumes
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
@@ -49,12 +47,6 @@ class Benchmark:
     rates: Mapping[str, float]  # of each method's hospitals
     numbers: Mapping[str, Mapping[str, Any]]  # of each method
     personal: Mapping[str, float]  # rates of the methods whose model is tested at each hospital
-    network: str = "linear"
-
-    @property
-    def of_volumes(self) -> bool:
-        """Return whether its cases are volumes; else they are a table's lines."""
-        return self.task["name"] != "table"
 
     def lacking(self, data: Path) -> list[str]:
         """Return the files and folders that are not there."""
@@ -68,12 +60,7 @@ class Benchmark:
     def ready(self, data: Path, place: Path) -> "Work":
         """Return the set's studies, whose data are written into a folder first."""
         lines = self.read(data / self.folder)
-        columns: tuple[str, ...] = ()
-        if self.of_volumes:
-            write_volumes(lines, place, POOLED)
-        else:
-            columns = write_tables(lines, place)
-        return Work(self, columns, tuple(lines), place)
+        return Work(self, write_tables(lines, place), tuple(lines), place)
 
 
 @dataclass(frozen=True)
@@ -255,43 +242,7 @@ BRCA = Benchmark(
     },
     {},
 )
-IXI = Benchmark(
-    "Fed-IXI",
-    "ixi",
-    (SUBJECTS, METADATA),
-    f"{SUBJECTS} of the archive IXI Tiny to which FLamby's script for fed_ixi points, {METADATA} of owkin/FLamby",
-    read_ixi,
-    {
-        "name": "nifti-folder",
-        "labels": ["brain"],
-        "size": list(GRID),
-        "intensity": {"kind": "z-score"},
-        "criterion": "dice-background",
-    },
-    {"local_steps": 100, "batch_size": 2},
-    7,
-    {"local_epochs": 10, "batch_size": 2, "optimizer": "adam", "learning_rate": 0.001},
-    {
-        "fedavg": 0.001,
-        "fedprox": 0.001,
-        "scaffold": 0.001,
-        "fedadam": 0.0001,
-        "fedyogi": 0.0001,
-        "fedadagrad": 0.0001,
-        "cyclic": 0.00001,
-    },
-    {
-        "fedprox": {"mu": 0.1},
-        "fedadam": {"server_lr": 0.1, **YOGI},
-        "fedyogi": {"server_lr": 0.1, **YOGI},
-        "fedadagrad": {"server_lr": 0.1, "server_beta": 0.9, "tau": 1e-8},
-        "cyclic": DRAWN,
-    },
-    {},
-    "pooled-unet",
-)
 TABLES = (HEART, BRCA)
-BENCHMARKS = (*TABLES, IXI)
 
 
 def published() -> dict[tuple[str, str], list[float]]:
@@ -307,7 +258,7 @@ def compare(
     data: Path, seeds: Sequence[int], say: Say, benchmarks: Sequence[Benchmark] | None = None
 ) -> Iterator[PublishedCell]:
     """Yield every cell of the sets whose files are there; raise a MedsiloError where none are."""
-    every = BENCHMARKS if benchmarks is None else benchmarks
+    every = TABLES if benchmarks is None else benchmarks
     there = [one for one in every if not one.lacking(data)]
     for one in every:
         if wish := one.wish(data):
@@ -342,14 +293,9 @@ class Work:
 
     @property
     def settings(self) -> SiteSettings:
-        """Return the settings of every site: the sets are public. Volumes take the whole machine."""
-        own = {"device": str(self.device), "threads": (os.cpu_count() or 1) if self.benchmark.of_volumes else 1}
+        """Return the settings of every site: the sets are public."""
+        own = {"device": "cpu", "threads": 1}
         return make_settings({"data": str(self.folder), "public_data": True, **own}, "the benchmark")
-
-    @property
-    def device(self) -> torch.device:
-        """Return where networks learn and are scored: a table's on the processor."""
-        return torch.device("cuda" if self.benchmark.of_volumes and torch.cuda.is_available() else "cpu")
 
     def plan(self, method: str, sites: Sequence[str], rounds: int, training: Mapping[str, Any], seed: int) -> Plan:
         """Return the plan of one study."""
@@ -357,8 +303,8 @@ class Work:
         return parse_plan(
             {
                 "algorithm": {"name": method, **own.numbers.get(method, {})},
-                "task": {**own.task, **({"columns": list(self.columns)} if self.columns else {})},
-                "network": {"name": own.network},
+                "task": {**own.task, "columns": list(self.columns)},
+                "network": {"name": "linear"},
                 "training": {"rounds": rounds, **training},
                 "participation": {"sites": list(sites)},
                 "tracking": {"select": "last", "validate_every": rounds},
@@ -393,7 +339,5 @@ class Work:
     def score(self, plan: Plan, model: nn.Module, site: str) -> float:
         """Return a model's score on a site's test cases."""
         cases: Any = plan.task.site_data(site, [site], plan.seed, self.settings.data).test
-        if self.benchmark.of_volumes:
-            return score_of_volumes(model, cases, self.device)
         found: Tensor = plan.task.goal.case_scores(model.eval()(cases.inputs), cases.targets)
         return float(found.double().mean())

@@ -19,6 +19,7 @@ import torch
 from benchmarks.results.making import ROOT, Places, comparisons, make
 from benchmarks.results.page import END, document
 from benchmarks.results.pages import PAGES
+from benchmarks.results.shifts import picture
 from medsilo.core.errors import MedsiloError
 
 FOLDER = ROOT / "docs" / "results"
@@ -69,6 +70,8 @@ def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | 
         file = FOLDER / f"{name}.md"
         _, _, kept = (file.read_text("utf-8") if file.exists() else "").partition(END)
         file.write_text(text + kept.removeprefix("\n"), "utf-8")
+        if PAGES[name].parts[0].made_up:
+            picture(parts, FOLDER.parent / "pictures" / f"{name}.png")
     return all(cell.summary() for part in parts for cell in part.cells)
 
 

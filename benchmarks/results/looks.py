@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medsilo.tasks.synthetic import histology
 from medsilo_papers.public_files import PictureTask
 
-PLAIN = PictureTask.inputs_of
+PLAIN, DEVELOPED = PictureTask.inputs_of, histology.develop
 GLASS = 240  # the light that comes through an empty slide, of 255, as Macenko et al. have it
 
 
@@ -61,5 +62,6 @@ def looking(title: str) -> Iterator[None]:
     if look is None:
         yield
         return
-    with patch.object(PictureTask, "inputs_of", lambda task, values: look(PLAIN(task, values))):
+    generated = patch.object(histology, "develop", lambda *drawn: look(torch.from_numpy(DEVELOPED(*drawn))).numpy())
+    with generated, patch.object(PictureTask, "inputs_of", lambda task, values: look(PLAIN(task, values))):
         yield

@@ -11,6 +11,7 @@ from benchmarks.results.har import write_windows
 from benchmarks.results.looks import looking
 from benchmarks.results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
 from benchmarks.results.patients import write_patients
+from benchmarks.results.sites import differing
 from medsilo.runs.schema import About, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
@@ -49,8 +50,6 @@ class Comparison:
                 methods=(),
                 row=part.rows,
                 seeds=range(part.seeds),
-                sweep=(),
-                equal_work=False,
                 protocol=None,
                 changes=part.changes,
                 out=folder,
@@ -122,7 +121,7 @@ def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds
             break
         if id(part) not in settings:
             settings[id(part)] = part.settings(places)
-        with looking(cell.row.title):
+        with looking(cell.row.title), differing(part.part.made_up):
             failure = run_cell(cell, "inprocess", settings[id(part)])
         summary = cell.summary()
         told = f"{summary.mean_test:.4f}, {summary.seconds:.0f} s" if summary else f"FAILED: {failure}"

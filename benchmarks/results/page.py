@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from scipy import stats
 
+from benchmarks.results.figures import results_of
 from benchmarks.results.making import Comparison
 from benchmarks.results.pages import HAR, Page, Part
-from benchmarks.results.tables import MOST_SITES, NAMES, sure, table
+from benchmarks.results.shifts import sections
+from benchmarks.results.tables import MOST_SITES, NAMES, pays, sure, table
 from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
-from medsilo.study.cells import results_of
 from medsilo.study.evidence import LEVEL, holm
 
 END = "<!-- end of what the command wrote -->"  # what stands below is kept
@@ -41,6 +42,8 @@ def document(name: str, page: Page, parts: Sequence[Comparison], failures: Seque
         *(_done(part) for part in parts),
         *(f"* FAILED: {failure}" for failure in failures),
     ]
+    if page.parts[0].made_up:
+        return "\n".join([*lines, *sections(parts), "", END, ""])
     for part in parts:
         lines += ["", *_section(part)]
     return "\n".join([*lines, "", END, ""])
@@ -54,7 +57,9 @@ def _done(comparison: Comparison) -> str:
     hours = sum(summary.seconds or 0 for summary in finished) / 3600
     packages = Counter(f"medsilo {one.package.version} ({(one.package.hash or '')[:12]})" for one in finished)
     made = "".join(f", {count} with {package}" for package, count in packages.items())
-    named = f"**{comparison.part.title}**: " if comparison.part.title else ""
+    shift = comparison.part.made_up
+    power = f", {shift.axis} {shift.power:g}" if shift else ""
+    named = f"**{comparison.part.title}{power}**: " if comparison.part.title else ""
     compared = {cell.row for cell in comparison.compared()}
     missing = [row.title for row in dict.fromkeys(cell.row for cell in cells) if row not in compared]
     seeds = (
@@ -79,7 +84,7 @@ def _section(comparison: Comparison) -> list[str]:
     if part.people:
         lines += [f"{mark} For other people", "", *_other_people(verdict), ""]
     lines += [f"#{line}" if part.title and line.startswith("## ") else line for line in sure(verdict)]
-    if len(verdict.sites) > MOST_SITES and any(verdict.joining.values()):
+    if len(verdict.sites) > MOST_SITES and any(any(row.joining.values()) for row in verdict.rows):
         lines += [_joining(verdict), ""]
     for other in part.beside:
         held = comparison.verdict(other)
@@ -94,7 +99,7 @@ def _says_more(title: str, changes: Sequence[str]) -> bool:
 
 def _joining(verdict: Verdict) -> str:
     """Return in one line whether joining pays, where there are too many sites for a table."""
-    counts = Counter(verdict.joining.values())
+    counts = Counter(pays(verdict, site) for site in verdict.sites)
     told = "; ".join(f"{answer} at {count}" for answer, count in counts.most_common())
     return (
         f"Does joining pay? Over {len(verdict.sites)} sites, each with its own model of the same norm, corrected for "

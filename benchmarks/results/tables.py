@@ -3,8 +3,9 @@
 import statistics
 from collections.abc import Iterable, Sequence
 
+from benchmarks.results.figures import CellResult
 from medsilo.plan import Plan
-from medsilo.runs.schema import CellResult, PairedDifference, Verdict
+from medsilo.runs.schema import PairedDifference, Verdict
 from medsilo.study.cells import Row
 
 MOST_SITES = 8  # with a column each
@@ -65,8 +66,8 @@ def sure(verdict: Verdict) -> list[str]:
         ]
         for row in held:
             of = {"mean": row.difference.mean, "pooled": row.difference.pooled, "worst-site": row.difference.worst}
-            cells = [text for name in order for text in (_difference(of[name]), _p(of[name]))]
-            cells += [_difference(row.difference.sites[site]) for site in sites]
+            cells = [text for name in order for text in (difference(of[name]), _p(of[name]))]
+            cells += [difference(row.difference.sites[site]) for site in sites]
             lines.append(f"| {' | '.join([row.title, *cells])} |")
         lines += ["", *(f"* **{row.title}**, against {row.against}: {row.unlike}." for row in held if row.unlike)]
         lines += [verdict.could_have_seen.words, ""] if verdict.could_have_seen else [""]
@@ -79,8 +80,8 @@ def sure(verdict: Verdict) -> list[str]:
             "Holm's correction for all methods and all sites together.",
             "",
             *_lines(["row", *sites]),
-            *(f"| {' | '.join([row.title, *(_difference(row.joining[site]) for site in sites)])} |" for row in joined),
-            f"| **does it?** | {' | '.join(verdict.joining[site] for site in sites)} |",
+            *(f"| {' | '.join([row.title, *(difference(row.joining[site]) for site in sites)])} |" for row in joined),
+            f"| **does it?** | {' | '.join(pays(verdict, site) for site in sites)} |",
             "",
         ]
     kept = sorted({site for row in verdict.rows for site in row.means_only})
@@ -92,11 +93,23 @@ def sure(verdict: Verdict) -> list[str]:
     return lines
 
 
+def pays(verdict: Verdict, site: str) -> str:
+    """Return whether joining pays for a site, by the declared federation, or by any where none is declared."""
+    rows = [row for row in verdict.rows if verdict.declared in (None, row.title)]
+    found = [one for row in rows if (one := row.joining.get(site))]
+    if not found:
+        return "unknown"
+    if any(one.sure and one.mean > 0 for one in found):
+        return "yes"
+    return "no" if all(one.sure and one.mean < 0 for one in found) else "open"
+
+
 def _lines(heads: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
 
 
-def _difference(found: PairedDifference | None) -> str:
+def difference(found: PairedDifference | None) -> str:
+    """Return a difference in points with its interval, bold where it is sure."""
     if found is None:
         return "–"
     text = f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})".replace("-", "−")

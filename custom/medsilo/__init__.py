@@ -27,7 +27,7 @@ __all__ = [
 if TYPE_CHECKING:
     from medsilo.api import Comparison, Lead, Run, compare, predict, run
     from medsilo.core.errors import MedsiloError
-    from medsilo.deploy import SuperModel
+    from medsilo.deploy.supermodel import SuperModel
     from medsilo.learning.amplitude import AmplitudeNorm
     from medsilo.learning.perturbation import PerturbedOptimizer
     from medsilo.plan import Plan, load_plan
@@ -40,7 +40,7 @@ else:
         "PerturbedOptimizer": "medsilo.learning.perturbation",
         "Plan": "medsilo.plan",
         "Run": "medsilo.api",
-        "SuperModel": "medsilo.deploy",
+        "SuperModel": "medsilo.deploy.supermodel",
         "compare": "medsilo.api",
         "load_plan": "medsilo.plan",
         "predict": "medsilo.api",

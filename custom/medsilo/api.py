@@ -380,7 +380,7 @@ def compare(
     plan: what the rows change; by default FedAvg on synthetic histology with three hospitals.
     seeds: every row runs once with each; one seed alone names no winner.
     folder: where the runs are written; called again with the same folder, only what is missing runs.
-    against: the row that all others are held against; by default "fedavg".
+    against: the row that all others are compared with; by default "fedavg".
     say: called with a line for every finished run. The other parameters are those of `run`.
 
     >>> task = {"name": "synthetic-activity", "persons": 4, "windows": 5}
@@ -471,14 +471,14 @@ class Lead:
 
     @_as_python
     def status(self, job: str | None = None) -> dict[str, Any]:
-        """Return who is connected and what runs, or how one job stands."""
+        """Return who is connected and what runs, or the state of one job."""
         return lead.status(self.kit, job).as_json()
 
     @_as_python
-    def submit(self, job: Place, changes: Changes = (), *, plan: Place | None = None, share: bool = False) -> str:
+    def submit(self, job: Place, changes: Changes = (), *, plan: Place | None = None) -> str:
         """Submit a job, wait until the hospitals have joined, and return its id. plan: in place of the job's own."""
         other = Path(plan) if plan else None
-        return lead.submit(find_job(job), self.kit, self.say, _changes(changes), False, other, share)
+        return lead.submit(find_job(job), self.kit, self.say, _changes(changes), False, other)
 
     @_as_python
     def watch(self, job: str, on_round: Callable[[Round, Progress], None] = lambda line, study: None) -> str:
@@ -501,6 +501,8 @@ def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:
         return plan.with_changes(changes) if changes else plan
     if isinstance(plan, Mapping):
         return parse_plan(dict(plan), changes)
+    if isinstance(plan, str) and re.fullmatch(r"[\w-]+", plan) and not Path(plan).exists():
+        raise MedsiloError(f"{plan!r} is no method, no job's folder and no plan.yaml; {METHODS.remedy(plan)}")
     return plan_of(find_job(plan), changes) if Path(plan).is_dir() else load_plan(plan, changes)
 
 

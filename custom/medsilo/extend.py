@@ -63,12 +63,12 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.tensors import Tensors
     from medsilo.core.text import size_text
     from medsilo.deploy import model_card, predicted_rows, watch
-    from medsilo.deploy.own_model import Reading, folder_exporter
+    from medsilo.deploy.own_model import folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.deploy.together import answering_together
     from medsilo.federation.accepting import check_package
-    from medsilo.federation.bounds import BESIDE, SLACK, Bounds
+    from medsilo.federation.bounds import Bounds
     from medsilo.federation.private_numbers import WHAT, how_told
     from medsilo.federation.protection import SHARES, read_for
     from medsilo.federation.sealed.identity import KitFiles, key_of
@@ -103,7 +103,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft
     from medsilo.start.looks import patient_in
-    from medsilo.study import cross
+    from medsilo.study import judging
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
@@ -111,7 +111,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
     from medsilo.tasks.headers import check_size, open_reader
     from medsilo.tasks.listing import (
-        BETWEEN,
         LINKS,
         RECORDINGS,
         TABLE,
@@ -122,7 +121,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
         files_below,
         find,
         find_recordings,
-        plain,
         refuse_links,
         tell_patients,
     )
@@ -131,13 +129,14 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.own.by_kind import ByKind
     from medsilo.tasks.own.file_reader import CaseReader
     from medsilo.tasks.own.own_folder import Found, OwnFolder
+    from medsilo.tasks.own.sheet import plain
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.partition import dirichlet, iid
-    from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, ReadyCases, Sliced, held_case, mark_in
+    from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, Sliced, held_case, mark_in
     from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import likeliest
-    from medsilo.tasks.survey import PartFacts, Problem, Survey, digest, range_of
+    from medsilo.tasks.survey import Problem, Survey, digest, range_of
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
 
 

@@ -183,7 +183,7 @@ class Plan(Section):
         return Blueprint(make, task.shape, task.channels, self.participation.sites)
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
-        """Return what whoever starts the study should know of its numbers, one line each."""
+        """Return what the person who starts the study should know of its numbers, one line each."""
         own = (caution for feature in self.features for caution in feature.cautions(self))
         return [*self.algorithm.cautions(sites), *own]
 
@@ -288,6 +288,7 @@ def _begun_with(folder: Path, name: str) -> dict[str, Any]:
     path = folder / Path(name).expanduser()  # a path as it is typed, or one that begins at the plan
     if not is_safe_name(path.name):
         raise PlanError(f"network.from: {path.name!r} has odd characters; give the file another name")
+    path = next(filter(Path.is_file, (path / name for name in shelf.IN_BUNDLES)), path)
     shelf.look_in(path.parent)
     try:
         return {"file": path.name, "sha256": shelf.hash_of_file(path), "bytes": path.stat().st_size}

@@ -17,7 +17,7 @@ def pretrain(
     plan: options.PlanFile = None,
     changes: options.Changes,
     rounds: Annotated[int, typer.Option(metavar="N", parser=options.positive, help="without labels")] = 20,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="the new job")] = Path("pretraining"),
+    out: options.OutFolder = Path("pretraining"),
 ) -> int:
     """Write the job that makes a backbone for a job's network: its hospitals train on their images, without labels.
 

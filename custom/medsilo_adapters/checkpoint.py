@@ -13,10 +13,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from medsilo.extend import MedsiloError
+from medsilo.extend import MedsiloError, shelf
 
 INSIDE = ("state_dict", "network_weights", "model_state_dict", "model", "net", "ema")  # keys that tensors lie under
-IN_BUNDLES = ("models/model.safetensors", "models/model.pt")
 MOST_PREFIXES = 32
 MOST_UNPACKED = 20  # times a file's bytes that its parts may have: weights hardly pack
 UNREADABLE: tuple[type[Exception], ...] = (  # the last where torch finds more than tensors and numbers
@@ -48,7 +47,7 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
                 every = archive.namelist()
-                inside = [name for ending in IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")]
+                inside = [name for ending in shelf.IN_BUNDLES for name in every if f"/{name}".endswith(f"/{ending}")]
                 if sum(part.file_size for part in archive.infolist()) > MOST_UNPACKED * path.stat().st_size:
                     raise ValueError("weights that a few bytes unpack into")
                 if inside:

@@ -28,11 +28,9 @@ from medsilo.extend import (
     tell_patients,
 )
 from medsilo_dicom.contours import mask_of_contours
-from medsilo_dicom.dicom_scans import mask_as_scanned, scan_of_series
-from medsilo_dicom.header import STRUCTURES, Header, library, read_headers, words_of
+from medsilo_dicom.header import STRUCTURES, Header, Tree, library, read_headers, read_tree, words_of
 from medsilo_dicom.segments import mask_of_segmentation
-from medsilo_dicom.series import ImageSeries, make_series, read_again
-from medsilo_dicom.tree import Tree, read_tree
+from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
 
 # Elements of the scanner and of how it scanned, which a question may count; none tells who a patient is.
 SCANNER = (
@@ -174,7 +172,7 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
     if not task.segments:
         return {}
     own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
-    return own | {plain(str(name)).lower(): task._number(label) for name, label in source.label_map.items()}
+    return own | {plain(str(name)).lower(): task._number(label) for name, label in source.first_map.items()}
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,18 @@
-"""Read the headers of DICOM files, as far as a volume needs them. No pixel is read here."""
+"""Read the headers of DICOM files and folders, as far as a volume needs them. No pixel is read here."""
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
 from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medsilo.extend import DEFLATED, MedsiloError, plain, tags_in
+from medsilo.extend import DEFLATED, MedsiloError, is_dicom, plain, tags_in
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
@@ -99,13 +101,34 @@ class Header:
     refers: frozenset[str] = frozenset()  # series that a segmentation or contours belong to
 
 
+@contextmanager
+def needing_dicom() -> Iterator[None]:
+    """Say in one line that DICOM's packages are not installed, where they are imported inside."""
+    try:
+        yield
+    except ImportError as error:
+        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
+
+
+def highdicom() -> Any:
+    """Return highdicom, which is an extra."""
+    with needing_dicom():
+        import highdicom
+    return highdicom
+
+
+def network() -> Any:
+    """Return pynetdicom, which is an extra."""
+    with needing_dicom():
+        import pynetdicom
+    return pynetdicom
+
+
 @cache
 def library() -> Any:
     """Return pydicom, which is an extra. It says nothing of what it reads: its words would hold values of headers."""
-    try:
+    with needing_dicom():
         import pydicom
-    except ImportError as error:
-        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
     logging.getLogger("pydicom").disabled = True
     warnings.filterwarnings("ignore", module="pydicom")
@@ -267,3 +290,59 @@ def _without_units(kind: str, place: Any) -> str:
 
 def _floats(values: Sequence[Any]) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
+
+
+@dataclass
+class Tree:
+    """The series of a folder by their UIDs, and the files that can't be told to any."""
+
+    images: dict[str, list[Header]] = field(default_factory=dict)
+    annotations: dict[str, list[Header]] = field(default_factory=dict)  # of each series
+    unreferenced: list[Path] = field(default_factory=list)  # annotations that name no series
+    unreadable: list[Path] = field(default_factory=list)  # files that say they are DICOM, and nothing else
+
+
+def read_tree(files: Iterable[Path]) -> Tree:
+    """Read the headers of all DICOM files among these; others are passed over."""
+    tree = Tree()
+    images: defaultdict[str, list[Header]] = defaultdict(list)
+    annotations: defaultdict[str, list[Header]] = defaultdict(list)
+    for path in files:
+        for header in _headers(path, tree):
+            if header.kind in (*SEGMENTATIONS, STRUCTURES):
+                for series in header.refers:
+                    annotations[series].append(header)
+                if not header.refers:
+                    tree.unreferenced.append(path)
+            else:
+                images[header.series].append(header)
+    # A study has other objects beside its images: reports, settings of viewers, dose maps.
+    tree.images = {
+        series: headers
+        for series, headers in sorted(images.items())
+        if series in annotations or any(one.kind in SLICES or _looks_like_images(one) for one in headers)
+    }
+    tree.annotations = dict(sorted(annotations.items()))
+    return tree
+
+
+def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
+    try:
+        if not is_dicom(path):
+            return ()
+        headers = read_headers(path)
+    except OSError:
+        headers = ()
+    if not headers and not path.name.upper().startswith("DICOMDIR"):
+        tree.unreadable.append(path)
+    return headers
+
+
+def _looks_like_images(header: Header) -> bool:
+    """Return whether a file is an image of another class, which is told of and not passed over."""
+    return header.kind.startswith("1.2.840.10008.5.1.4.1.1.") and not header.kind.startswith(OTHER_OBJECTS)
+
+
+OTHER_OBJECTS = (  # presentation states, waveforms, registrations, reports, encapsulated documents, radiotherapy
+    *(f"1.2.840.10008.5.1.4.1.1.{group}" for group in ("11.", "9.", "66.", "88.", "104.", "481.", "67", "68.")),
+)

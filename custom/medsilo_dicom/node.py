@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from medsilo.extend import DataError, Full, MedsiloError
-from medsilo_dicom.header import PACKED, PLAIN
+from medsilo_dicom.header import PACKED, PLAIN, network
 from medsilo_dicom.inbox import KINDS, Inbox, is_uid
-from medsilo_dicom.sending import OWN, SECONDS, network
-from medsilo_dicom.tls import secured
+from medsilo_dicom.sending import OWN, SECONDS, secured
 
 TAKEN, DISCARDED, FULL, WRONG = 0x0000, 0xB006, 0xA700, 0xC000  # answers of the standard
 SLACK = 1 << 20  # bytes of messages around an object

@@ -20,13 +20,10 @@ from medsilo.extend import (
     predict_all,
     write_bytes,
 )
-from medsilo_dicom.codes import StructureCode, code_of, parsed
-from medsilo_dicom.dicom_scans import scan_of_series
-from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, words_of
-from medsilo_dicom.objects import MadeBy, class_report, report, segmentation, sources_of
-from medsilo_dicom.sending import address_of, network, send
-from medsilo_dicom.series import make_series
-from medsilo_dicom.tree import read_tree
+from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
+from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, parsed, report, segmentation, sources_of
+from medsilo_dicom.sending import address_of, send
+from medsilo_dicom.series import make_series, scan_of_series
 
 VOLUME = "volume_ml_"  # before a structure's name
 PROMISED = ("promised_set", "promised_found")  # what layers say of a class

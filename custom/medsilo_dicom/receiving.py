@@ -24,9 +24,8 @@ def receive(
     ] = "127.0.0.1",
     quota: Annotated[int, typer.Option(metavar="GIB", min=1, help="GiB that the folder takes")] = 100,
     largest: Annotated[int, typer.Option(metavar="MIB", min=1, help="MiB of one object")] = 256,
-    from_url: Annotated[
-        str | None,
-        typer.Option("--from", metavar="URL|NODE", help="fetch from this DICOMweb server or TITLE@HOST:PORT"),
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="NODE", help="fetch from this node, TITLE@HOST:PORT")
     ] = None,
     study: Annotated[
         list[str],
@@ -43,20 +42,15 @@ def receive(
     """
     from medsilo_dicom.inbox import Inbox
     from medsilo_dicom.node import Node
-    from medsilo_dicom.pulling import asked_for, pull
+    from medsilo_dicom.retrieving import asked_for, retrieve
 
     asked = asked_for(study, studies)
     inbox = Inbox(folder, quota << 30, largest << 20, frozenset(asked))
-    if from_url:
+    if source:
         if allow or not asked:
             raise MedsiloError("--from fetches the studies of --study, and no node may send then; leave --allow out")
         with screen.busy("fetching"):
-            if "://" in from_url:
-                pull(from_url, asked, inbox, screen.say)
-            else:
-                from medsilo_dicom.retrieving import retrieve
-
-                retrieve(from_url, asked, Node(inbox, [], address, port, title, screen.say))
+            retrieve(source, asked, Node(inbox, [], address, port, title, screen.say))
         screen.answer(folder=folder, kept=inbox.kept, refused=inbox.refused)
         return 1 if inbox.refused or not inbox.kept else 0
     if asked:

@@ -2,23 +2,37 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from medsilo.extend import MedsiloError
-from medsilo_dicom.header import PACKED, PLAIN, library
+from medsilo_dicom.header import PACKED, PLAIN, library, network
 from medsilo_dicom.inbox import KINDS, is_uid
 from medsilo_dicom.node import Node
-from medsilo_dicom.pulling import MODALITIES
-from medsilo_dicom.sending import address_of, associated, network
+from medsilo_dicom.sending import address_of, associated
 
 FIND, MOVE, GET = (f"1.2.840.10008.5.1.4.1.2.2.{number}" for number in (1, 2, 3))  # of the study's root
 MOST = 10_000  # answers to one question
 GOING_ON = (0xFF00, 0xFF01)
+MODALITIES = ("CT", "MR", "PT", "SEG", "RTSTRUCT")
+
+
+def asked_for(studies: Sequence[str], listed: Path | None) -> list[str]:
+    """Return the studies of the options and of a list, a line each."""
+    try:
+        lines = listed.read_text("utf-8-sig").split() if listed else []
+    except (OSError, ValueError) as error:
+        raise MedsiloError("--studies is no list of studies; write a StudyInstanceUID in each line") from error
+    found = list(dict.fromkeys([*studies, *lines]))
+    if wrong := [uid for uid in found if not is_uid(uid)]:
+        raise MedsiloError("a study is no StudyInstanceUID; write numbers and dots", private=wrong[0])
+    return found
 
 
 def retrieve(source: str, studies: Sequence[str], node: Node) -> None:
     """Fetch all series of some studies that training could use. node: ours, which keeps what comes."""
-    net, asker = network(), network().AE(ae_title=node.title)
+    net = network()
+    asker = net.AE(ae_title=node.title)
     roles = [net.build_role(kind, scp_role=True) for kind in KINDS]
     for kind in (FIND, MOVE, GET):
         asker.add_requested_context(kind)

@@ -1,13 +1,37 @@
-"""Send DICOM objects to another node (C-STORE)."""
+"""Send DICOM objects to another node (C-STORE), over connections on which both sides show a certificate."""
 
+import os
 import re
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from medsilo.extend import MedsiloError
-from medsilo_dicom.header import library
-from medsilo_dicom.tls import secured
+from medsilo_dicom.header import library, network
+
+FOLDER = "MEDSILO_DICOM_TLS"  # the environment variable with the folder of the three files
+CERTIFICATE, KEY, AUTHORITY = "own.crt", "own.key", "ca.crt"
+
+
+def secured(server: bool = False) -> ssl.SSLContext | None:
+    """Return what encrypts a connection, or None where no folder is named."""
+    named = os.environ.get(FOLDER)
+    if not named:
+        return None
+    folder = Path(named)
+    try:
+        purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
+        context = ssl.create_default_context(purpose, cafile=str(folder / AUTHORITY))
+        context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    except (OSError, ssl.SSLError) as error:
+        told = f"{FOLDER} names no folder with {CERTIFICATE}, {KEY} and {AUTHORITY} that belong together; correct it"
+        raise MedsiloError(told, private=str(error)) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False  # nodes are known by titles: whom the authority has signed is let in
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
 
 OWN = "MEDSILO"  # how this node calls itself
 TITLE = r"[A-Za-z0-9_][A-Za-z0-9_ .-]{0,15}"
@@ -21,15 +45,6 @@ def address_of(text: str) -> tuple[str, str, int]:
     if match is None or not 0 < int(match[3]) < 65536:
         raise MedsiloError(f"{text!r} is no DICOM node; write it as TITLE@HOST:PORT, for example PACS@10.0.0.5:104")
     return match[1], match[2].strip("[]"), int(match[3])
-
-
-def network() -> Any:
-    """Return pynetdicom, which is an extra."""
-    try:
-        import pynetdicom
-    except ImportError as error:
-        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
-    return pynetdicom
 
 
 def associated(own: Any, node: str, option: str, **more: Any) -> Any:

@@ -1,16 +1,26 @@
-"""A hospital's messages before there are plans: first the number of its cases, then their fingerprint."""
+"""A hospital's message before there are plans: the number of its cases, and their fingerprint."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Self
 
 import numpy as np
+import torch
 from pydantic import Field, model_validator
 
-from medsilo.extend import Message, Refused
-from medsilo_nnunet.fingerprint import AXES, SAMPLES, Fingerprint
-from medsilo_nnunet.float_bins import DIGITS, FloatHistogram, rounded
+from medsilo.extend import DataError, Message, Refused, SiteSettings
+from medsilo_nnunet.fingerprint import (
+    AXES,
+    DIGITS,
+    SAMPLES,
+    CaseFacts,
+    Fingerprint,
+    FloatHistogram,
+    rounded,
+    samples_of,
+)
+from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_plans_file import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
@@ -26,16 +36,11 @@ Spacing = Annotated[float, Field(ge=1e-4, le=1e6)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Means(Message):
-    """The means by which a hospital reads and trains."""
+class HeldCases(Message):
+    """The data that a hospital has for a study, in numbers that are no patient's, and by what it reads and trains."""
 
     reader: Reader  # the class with which nnU-Net reads its files
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
-
-
-class HeldCases(Means):
-    """The data that a hospital has for a study, in numbers that are no patient's."""
-
     cases: Number
 
 
@@ -105,13 +110,10 @@ class ToldFingerprint(Message):
             channels=[ToldChannel(values=one.values.tolist(), counts=one.counts.tolist()) for one in own.channels],
         )
 
-    def fingerprint(self, cases: int, samples: int, channels: int) -> Fingerprint:
-        """Return what was told; raises Refused unless it is of the cases, samples and channels that were agreed on."""
-        if (self.samples, len(self.channels)) != (samples, channels):
-            raise Refused(
-                f"it drew {self.samples} intensities in each of {len(self.channels)} channels, and the study agreed on "
-                f"{samples} in {channels}"
-            )
+    def fingerprint(self, cases: int, channels: int) -> Fingerprint:
+        """Return what was told; raises Refused unless it is of the cases and channels that were agreed on."""
+        if len(self.channels) != channels:
+            raise Refused(f"it tells of {len(self.channels)} channels, and the study has {channels}")
         own = Fingerprint(
             self.samples,
             tuple(Counter({(one.spacing, one.size): one.cases for one in axis}) for axis in self.extents),
@@ -134,10 +136,57 @@ class MeasuredSite(Message):
         """Return the fingerprint; raises Refused where it is of another question."""
         if self.question != question.hash:
             raise Refused("it answers another question; measure again with the study's")
-        return self.told.fingerprint(self.holding.cases, self.told.samples, len(question.channels))
+        return self.told.fingerprint(self.holding.cases, len(question.channels))
 
 
 def check_order(what: str, values: Sequence[Any]) -> None:
     """Raise ValueError unless values are in ascending order, each once."""
     if any(low >= high for low, high in pairwise(values)):
         raise ValueError(f"its {what} are not in ascending order, each told once")
+
+
+def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
+    """Yield what nnU-Net finds in each case, with so many intensities per channel as it draws them."""
+    from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
+    from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
+
+    reader = recursive_find_reader_writer_by_name(data.reader)
+    for case in data.cases:
+        files = list(map(str, case.images))
+        try:
+            size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(
+                files, str(case.label), reader, samples
+            )
+        except Exception as error:  # of any of the libraries that read images
+            raise DataError(
+                "nnU-Net can't read a case; check its images and labels", f"{case.name}: {error}"
+            ) from error
+        if not all(np.isfinite(channel).all() for channel in intensities):
+            raise DataError("an image has intensities that are not finite; correct it", case.name)
+        yield CaseFacts(spacing, size, float(share), intensities)
+
+
+def measured(
+    data: RawData, question: SegmentationQuestion, cases: int, least: int, memory: float | None
+) -> MeasuredSite:
+    """Measure a hospital's data, and return what it tells.
+
+    cases: of all hospitals together; by them nnU-Net draws intensities. least: the patients that each number must
+    cover. memory: GB of the hospital's GPU.
+    """
+    if least > 1:  # cases, which are of so many patients
+        least *= data.most_of_a_patient
+    told, samples = len(data.cases) // least * least, samples_of(cases)
+    if not told:
+        raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
+    own = Fingerprint.of(facts_of(data, samples), samples, least)
+    holding = HeldCases(cases=told, reader=data.reader, memory=memory)
+    return MeasuredSite(question=question.hash, holding=holding, told=ToldFingerprint.of(own))
+
+
+def memory_of(settings: SiteSettings) -> float | None:
+    """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
+    device = settings.compute().device
+    if device.type != "cuda":
+        return None
+    return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))  # 7.8 of what is sold as 8

@@ -171,10 +171,18 @@ class NnUNetFolder(OwnFolder):
         return absent_from(self.question, source)
 
     def _undrawn(self, source: DataSource) -> list[int]:
-        return [value for name in self.absent(source) for value in self.question.regions[name]]
+        """Return what nobody drew at a site: values of labels; numbers of regions, which are 1, 2, ... in turn."""
+        regions, absent = self.question.regions, self.absent(source)
+        if self.question.has_regions:
+            return [number for number, name in enumerate(regions, 1) if name in absent]
+        return [value for name in absent for value in regions[name]]
 
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
-        gone = set(self._undrawn(source))
+        absent = self.absent(source)
+        not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
+        here = [set(own) for name, own in self.question.regions.items() if name not in absent]
+        # A region around a drawn one is shown by what it has beside that.
+        gone = {value for one in not_drawn for value in one.difference(*(own for own in here if own <= one))}
         drawn = [one.entry.name for one in every if gone & set(one.facts.values)]
         listing.add("stops", "masks show a structure that data.absent names; correct data.absent or the masks", drawn)
         empty = [one.entry.name for one in every if not any(one.facts.values)]
@@ -193,6 +201,8 @@ class NnUNetGoal(Segmentation):
         self.task, self.overlaps = task, question.has_regions
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
+        if self.overlaps and any(undrawn.marks_in(target)):
+            return self._of_drawn_regions(output, target)
         if isinstance(output, Tensor) or not any(undrawn.marks_in(target)):
             return super().loss(output, target)  # type: ignore[arg-type]
         # Of each resolution, what hospitals tell apart; nnU-Net makes the coarser labels of those that are told apart.
@@ -202,6 +212,22 @@ class NnUNetGoal(Segmentation):
             labels = alike[0][1]
             each.append(len(labels) * self.task.parts.loss([mine for mine, _, _ in alike], labels))
         return torch.stack(each).sum() / len(target)
+
+    def _of_drawn_regions(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
+        """Return the mean over cases of the loss of the regions that their hospital drew: each is found by itself."""
+        marks, labels, each = undrawn.marks_in(target), undrawn.labels_in(target), []
+        for mark in sorted(set(marks)):
+            here = [case for case, own in enumerate(marks) if own == mark]
+            drawn = [place for place in range(self.outputs) if place + 1 not in undrawn.absent_in(mark)]
+            scales = [one[here][:, drawn] for one in ([output] if isinstance(output, Tensor) else output)]
+            mine = scales[0] if isinstance(output, Tensor) else scales
+            each.append(len(here) * self.task.parts.loss(mine, labels[here], drawn))
+        return torch.stack(each).sum() / len(target)
+
+    def judged(self, target: Tensor) -> Tensor | None:
+        if self.overlaps and any(undrawn.marks_in(target)):
+            return undrawn.known_in(target, self.outputs + 1)[:, 1:]
+        return super().judged(target)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self.task.parts.loss(output, target)

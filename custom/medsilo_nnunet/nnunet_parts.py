@@ -154,12 +154,16 @@ class NnUNetParts:
         return batch["data"][0], batch["target"][0, 0].long()
 
     # ------------------------------------------------------------------ loss and inference
-    def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
-        """Return nnU-Net's loss: of all resolutions in training, of the finest alone in evaluation."""
+    def loss(self, output: Tensor | list[Tensor], target: Tensor, drawn: Sequence[int] | None = None) -> Tensor:
+        """Return nnU-Net's loss: of all resolutions in training, of the finest alone in evaluation.
+
+        drawn: the places of the regions that these outputs are of; by default all.
+        """
         labels = target[:, None].clamp(min=0)
         if self.regions:
             ignored = self.trainer.label_manager.ignore_label
-            every = [*self.regions, *([ignored] if ignored is not None else [])]
+            regions = self.regions if drawn is None else [self.regions[place] for place in drawn]
+            every = [*regions, *([ignored] if ignored is not None else [])]
             values = [labels.new_tensor(region if isinstance(region, tuple) else (region,)) for region in every]
             labels = torch.cat([torch.isin(labels, one) for one in values], 1)
         if isinstance(output, Tensor):

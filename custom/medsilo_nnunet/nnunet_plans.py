@@ -1,4 +1,4 @@
-"""Make nnU-Net's plans for data that lie in several hospitals: each measures, the lead collects and plans."""
+"""Make nnU-Net's plans for data that lie in several hospitals: each measures, and the lead plans."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from medsilo_nnunet import PLANNERS
 
 if TYPE_CHECKING:
     from medsilo_nnunet.fingerprint import Fingerprint
-    from medsilo_nnunet.fingerprint_message import Means
+    from medsilo_nnunet.fingerprint_message import HeldCases
     from medsilo_nnunet.question import SegmentationQuestion
 
 QuestionFile = Annotated[
@@ -32,9 +32,7 @@ def measure(
     local: Annotated[
         Path | None, typer.Option("--settings", metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the lead")
-    ],
+    out: options.OutFile,
 ) -> int:
     """At a hospital: measure its data for nnU-Net's plans, and write what leaves into one file.
 
@@ -42,7 +40,7 @@ def measure(
     """
     screen.note("reading nnU-Net")
     from medsilo.extend import DataSource, SiteSettings, read_settings, write_json
-    from medsilo_nnunet.measuring_cases import measured, memory_of
+    from medsilo_nnunet.fingerprint_message import measured, memory_of
     from medsilo_nnunet.nnunet_files import RawData
     from medsilo_nnunet.question import read_question
 
@@ -59,31 +57,9 @@ def measure(
     bins = sum(len(channel.values) for channel in own.told.channels)
     screen.say(f"cases: {own.holding.cases}, each number of {least} or more; bins of intensities: {bins}")
     for problem in found.listing.problems:
-        screen.note(f"{problem.what} ({problem.count})")
+        screen.note(problem.counted)
     screen.say(f"for the lead: {out}")
     screen.answer(file=out, cases=own.holding.cases, least=least, bins=bins)
-    return 0
-
-
-def collect(
-    screen: Screen,
-    question: QuestionFile,
-    *,
-    kit: options.Kit,
-    out: Annotated[Path, typer.Option(*options.OUT, metavar="FOLDER", help="folder for the hospitals' files")],
-) -> int:
-    """Have all connected hospitals measure for nnU-Net's plans by one job, and fetch the file of each.
-
-    The files are those of `nnunet measure`, by each hospital's own settings.
-    """
-    screen.note("reading nnU-Net")
-    from medsilo.extend import lead
-    from medsilo_nnunet.question import read_question
-
-    files = lead.inquire("nnunet-collect", read_question(question).in_yaml(), kit, out, screen.say)
-    for path in files:
-        screen.say(f"measured: {path}")
-    screen.answer(files=[str(path) for path in files])
     return 0
 
 
@@ -103,9 +79,7 @@ def plan(
             help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
         ),
     ] = None,
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the plans")
-    ],
+    out: options.OutFile,
 ) -> int:
     """Make the plans that nnU-Net would make of all hospitals' data in one place, of the files that they sent.
 
@@ -118,7 +92,7 @@ def plan(
     from medsilo_nnunet.question import read_question
 
     asked = read_question(question)
-    holdings: dict[str, Means] = {}
+    holdings: dict[str, HeldCases] = {}
     told: list[Fingerprint] = []
     for path in files:
         if path.stem in holdings:
@@ -141,7 +115,7 @@ def plan(
     return 1 if made.too_small else 0
 
 
-def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[Means, Fingerprint]":
+def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Fingerprint]":
     """Read a hospital's file; an error names the file."""
     import json
 
@@ -160,6 +134,5 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[Means, Fingerprin
 
 
 PEOPLE, OF = "For a consortium's lead", "nnunet"
-COLLECT = Command(collect, "question.yaml --kit KIT -o measured", PEOPLE, OF)
 MEASURE = Command(measure, "question.yaml --data DATA --cases 110 -o st-anna.json", PEOPLE, OF)
 PLAN = Command(plan, "question.yaml st-anna.json north.json -o plans.json", PEOPLE, OF)

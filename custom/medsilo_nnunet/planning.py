@@ -17,7 +17,7 @@ import torch
 from medsilo.extend import MedsiloError
 from medsilo_nnunet import PLANNERS
 from medsilo_nnunet.fingerprint import Fingerprint
-from medsilo_nnunet.fingerprint_message import Means
+from medsilo_nnunet.fingerprint_message import HeldCases
 from medsilo_nnunet.nnunet_files import SETTINGS
 from medsilo_nnunet.nnunet_network import needing_nnunet
 from medsilo_nnunet.question import SegmentationQuestion
@@ -38,7 +38,7 @@ class MadePlans:
 def make_plans(
     question: SegmentationQuestion,
     fingerprint: Fingerprint,
-    holdings: Mapping[str, Means],
+    holdings: Mapping[str, HeldCases],
     planner: str = PLANNERS[0],
     memory: float | None = None,
 ) -> MadePlans:

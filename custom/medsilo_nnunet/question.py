@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from medsilo.extend import (
-    MOST_SITES,
     DataError,
     MedsiloError,
-    Name,
     Section,
     YamlError,
     checked,
@@ -49,18 +46,6 @@ class SegmentationQuestion(Section):
     regions_class_order: tuple[Label, ...] | None = Field(
         None, max_length=256, description="with regions: the value that each is written with, in order"
     )
-    sites: tuple[Name, ...] = Field(
-        (),
-        max_length=MOST_SITES,
-        description="names of the hospitals that measure; empty: all that are connected",
-    )
-
-    @field_validator("sites")
-    @classmethod
-    def _in_order(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(sites)) < len(sites):
-            raise ValueError("names a hospital twice; name each once")
-        return tuple(sorted(sites))
 
     @model_validator(mode="after")
     def _is_one_of_nnunets(self) -> Self:
@@ -118,10 +103,6 @@ class SegmentationQuestion(Section):
             if self.regions_class_order is None
             else words | {"regions_class_order": list(self.regions_class_order)}
         )
-
-    def in_yaml(self) -> str:
-        """Return the file on which hospitals agree."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     @property
     def hash(self) -> str:

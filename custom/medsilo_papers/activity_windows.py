@@ -1,6 +1,5 @@
 """Activity recognition from a person's recorded sensor windows, one .npz file per site."""
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -11,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.extend import Cases, Classification, DataError, Network, SiteData, Task, generator_for, network
+from medsilo_papers.public_files import arrays_of
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -50,9 +50,12 @@ class ActivityWindows(Task):
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         if folder is None:
             raise DataError("task activity-windows reads a folder: set 'data' in this site's medsilo.yaml (or --data)")
-        arrays = _read(folder / f"{site}.npz")
-        inputs, targets = self._checked("train", arrays["x_train"], arrays["y_train"])
-        test_inputs, test_targets = self._checked("test", arrays["x_test"], arrays["y_test"])
+        path = folder / f"{site}.npz"
+        if not path.is_file():
+            raise DataError("the data folder has no <site>.npz with this site's name; put it there", private=str(path))
+        x_train, y_train, x_test, y_test = arrays_of(path, ARRAYS)
+        inputs, targets = self._checked("train", x_train, y_train)
+        test_inputs, test_targets = self._checked("test", x_test, y_test)
         if test_inputs.shape[1:] != inputs.shape[1:]:
             raise DataError("x_test has windows of another length than x_train; cut them alike")
         kept = max(1, round(self.validation * len(inputs)))
@@ -78,17 +81,3 @@ class ActivityWindows(Task):
         if not windows.isfinite().all():
             raise DataError(f"x_{part} holds NaN or infinity; remove those windows")
         return windows, torch.from_numpy(targets.astype(np.int64))
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise DataError("the data folder has no <site>.npz with this site's name; put it there", private=str(path))
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in ARRAYS if name not in file.files]
-            if missing:
-                raise DataError(f"this site's .npz file has no {', '.join(missing)}; add it", private=str(path))
-            return {name: file[name] for name in ARRAYS}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        message = f"this site's .npz file cannot be read ({type(error).__name__}); write it with numpy.savez"
-        raise DataError(message, private=str(path)) from error

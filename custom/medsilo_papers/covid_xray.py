@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from medsilo.extend import Case, Classification, DataError, LazyCases, Network, SiteData
-from medsilo_papers.alexnet import AlexNet
+from medsilo_papers.networks import AlexNet
 from medsilo_papers.pooled import PooledTask
 from medsilo_papers.public_files import PictureTask, bare_name, divided, files_in, read_picture, site_folder
 

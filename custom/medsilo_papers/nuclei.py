@@ -1,10 +1,10 @@
 """Nuclei in H&E images: MoNuSAC 2020, MoNuSeg 2018 and TNBC, as they are published or cut into tiles beforehand."""
 
-import csv
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ from medsilo.extend import (
     seed_for,
     splits,
 )
-from medsilo_papers.outlines import draw_outlines
-from medsilo_papers.public_files import PictureTask, files_in, read_labels, read_picture, site_folder
+from medsilo_papers.public_files import PictureTask, files_in, read_labels, read_picture, rows_of, site_folder
 
 INDEX = "index.csv"
+IGNORED = "Ambiguous"  # a class of MoNuSAC's test set
 BARCODE = 12  # letters of a TCGA name that are the patient's: TCGA-G9-6356
 # Shares of train, validation and test. The number was chosen because all three sets then come near to these shares.
 SHARES, SPLIT = (0.55, 0.2, 0.25), 9
@@ -146,14 +146,7 @@ class Nuclei(PictureTask):
 
 def tiles_of(site: str, folder: Path) -> tuple[str, np.ndarray]:
     """The site's set and the names of its tiles, sorted."""
-    try:
-        with (folder / INDEX).open(newline="", encoding="utf-8") as file:
-            rows = [(row["set"], row["name"]) for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise DataError(
-            f"the site's data folder has no readable {INDEX} with the columns set and name ({type(error).__name__})",
-            private=str(folder),
-        ) from error
+    rows = [(row["set"], row["name"]) for row in rows_of(folder / INDEX, ("set", "name"))]
     if wrong := [text for row in rows for text in row if Path(text).name != text]:
         raise DataError(f"{INDEX} names a set or tile that is no plain name; write names without folders", wrong[0])
     sets = sorted({chosen for chosen, _ in rows})
@@ -224,6 +217,43 @@ def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
         return mask
     beside = image.with_suffix(".xml")
     return draw_outlines(beside if beside.is_file() else image.parents[1] / "Annotations" / beside.name, shape)
+
+
+class _WithoutDoctype(ElementTree.TreeBuilder):
+    """Refuses document types, so that no entity can be declared, let alone expanded."""
+
+    def doctype(self, *_: object) -> None:
+        raise ValueError("a document type, which annotations have no use for")
+
+
+def read_outlines(path: Path) -> list[list[tuple[float, float]]]:
+    """Return the outlines (x, y) of all nuclei of a file as Aperio's ImageScope writes it (XML)."""
+    try:
+        root = ElementTree.fromstring(path.read_bytes(), ElementTree.XMLParser(target=_WithoutDoctype()))
+        annotations = list(root.iter("Annotation"))
+        if not annotations or any(one.find("Vertex") is not None for one in annotations):
+            raise ValueError("no Annotation, or a Vertex of no Region")
+        return [
+            [(float(vertex.attrib["X"]), float(vertex.attrib["Y"])) for vertex in region.iter("Vertex")]
+            for annotation in annotations
+            if all(own.get("Name") != IGNORED for own in annotation.iter("Attribute"))
+            for region in annotation.iter("Region")
+        ]
+    except (OSError, ElementTree.ParseError, ValueError, KeyError) as error:
+        message = "an annotation is no XML with Annotation, Region and Vertex (X, Y); see this site's log for its name"
+        raise DataError(message, f"{path}: {error}") from error
+
+
+def draw_outlines(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """The mask of a file's nuclei: 1 inside an outline and on it, [H, W]."""
+    from PIL import Image, ImageDraw
+
+    mask = Image.new("L", (shape[1], shape[0]))
+    pen = ImageDraw.Draw(mask)
+    for outline in read_outlines(path):
+        if len(outline) > 2:
+            pen.polygon(outline, fill=1, outline=1)
+    return np.array(mask)
 
 
 def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:

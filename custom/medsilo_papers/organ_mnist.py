@@ -1,6 +1,5 @@
 """Abdominal organs in slices of CT: OrganA-, OrganC- and OrganSMNIST of MedMNIST, dealt to simulated sites."""
 
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,9 +9,9 @@ import torch
 from pydantic import Field
 
 from medsilo.extend import Cases, Classification, DataError, Network, SiteData
-from medsilo_papers.lenet5 import LeNet5
+from medsilo_papers.networks import LeNet5
 from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import PictureTask, site_folder
+from medsilo_papers.public_files import PictureTask, arrays_of, site_folder
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
@@ -71,14 +70,7 @@ class OrganMnist(PooledTask, PictureTask):
     def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """All images [n, size, size], their labels [n] and the published part of each [n]."""
         arrays = [f"{part}_{kind}" for kind in ("images", "labels") for part in FILE_PARTS]
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                missing = [name for name in arrays if name not in file.files]
-                values = [] if missing else [file[name] for name in arrays]
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path.name} can't be read ({type(error).__name__}); load it down again") from error
-        if missing:
-            raise DataError(f"{path.name} has no {', '.join(missing)}; expected a file of MedMNIST")
+        values = arrays_of(path, arrays)
         images, labels = values[:3], [part.reshape(-1).astype(np.int64) for part in values[3:]]
         for pictures, organs in zip(images, labels, strict=True):
             if pictures.dtype != np.uint8 or pictures.shape != (len(organs), self.size, self.size):

@@ -21,7 +21,7 @@ class PooledTask(Task):
     alpha: float = Field(default=0.1, gt=0, description="of the Dirichlet: the smaller, the more the sites differ")
     minimum: int = Field(default=40, ge=4, description="cases that every site gets at least")
     split: splits.Split = Field(
-        default="patient", description="paper: half of a site's cases train, the other half tests, whoever they are of"
+        default="patient", description="paper: half of a site's cases train, the other half tests, of whichever patient"
     )
     shares: splits.Shares = Field(
         default=(0.5, 0.2, 0.3), description="train, validation and test; without effect on 'paper'"

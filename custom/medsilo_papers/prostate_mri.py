@@ -24,7 +24,7 @@ from medsilo.extend import (
     splits,
     volumes,
 )
-from medsilo_papers.basic_unet import BasicUNet
+from medsilo_papers.networks import BasicUNet
 from medsilo_papers.public_files import files_in, site_folder
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")
@@ -100,7 +100,7 @@ class Prostate(Task):
             without = ", ".join(image.name for image, mask in found.items() if not mask)
             message = f"{len(found) - len(pairs)} of {len(found)} volumes have no mask; expected {LAYOUT}"
             raise DataError(message, private=without)
-        images, masks, cases, patients, spacings = [], [], [], [], []
+        images, masks, cases, patients = [], [], [], []
         for image_path, mask_path in pairs:
             image, mask = volumes.read_pair(image_path, mask_path)
             organ = (mask.values > 0).astype(np.float32)
@@ -111,7 +111,6 @@ class Prostate(Task):
             own = shown[(shown >= reach) & (shown < len(organ) - reach)]
             cases += [(len(images) - 1, int(middle)) for middle in own]
             patients += [image_path.name] * len(own)
-            spacings.append(image.spacing)
         if not cases:
             raise DataError("no mask of the site's volumes holds anything; expected the prostate with values above 0")
         groups = patients if self.split == "patient" else [f"{case:06}" for case in range(len(cases))]
@@ -119,7 +118,6 @@ class Prostate(Task):
         chosen = [np.flatnonzero(parts == part) for part in range(3)]
         return SiteData(
             *(Slices(images, masks, [cases[i] for i in part], [patients[i] for i in part], reach) for part in chosen),
-            spacings=[spacings[volume] for volume in sorted({cases[i][0] for i in chosen[0]})],
         )
 
     def inputs_of(self, values: np.ndarray) -> Tensor:

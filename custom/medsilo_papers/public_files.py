@@ -1,6 +1,7 @@
 """Find the site's folder of a public data set; read pictures and tables."""
 
 import csv
+import zipfile
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,6 +100,20 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     if not rows or any(row[column] is None for row in rows for column in columns):
         raise DataError(f"{path.name} has no rows, or rows that are too short", private=str(path))
     return rows
+
+
+def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+    """The arrays of these names in a file of numpy; nothing in it is run."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file.files]
+            found = [] if missing else [file[name] for name in names]
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        told = f"{path.name} can't be read ({type(error).__name__}); get it again, or write it with numpy.savez"
+        raise DataError(told, private=f"{path}: {error}") from error
+    if missing:
+        raise DataError(f"{path.name} has no {', '.join(missing)}; add it", private=str(path))
+    return found
 
 
 # ---------------------------------------------------------------------- pictures

@@ -1,4 +1,4 @@
-"""The page's panel: what was promised and found at each hospital, calibration, and decision curves."""
+"""The page's panel: what was promised and found at each hospital, and calibration."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,6 @@ from medsilo.extend import Refused
 from medsilo_promise.told import RULES, Kept, Shown
 
 FILE = Path(__file__).parent / "panel.html"
-CHANCES = tuple(tenth / 10 for tenth in range(1, 10))
 
 
 def panel_of(runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:
@@ -25,10 +24,9 @@ def panel_of(runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:
                 "told": told,
                 "rows": list(_rows(told)),
                 "errors": [(site, told.temperatures.get(site), *error) for site, error in told.errors.items()],
-                "benefits": list(_benefits(run)),
             }
         )
-    return (FILE, {"parts": parts, "chances": CHANCES, "rules": RULES}) if parts else None
+    return (FILE, {"parts": parts, "rules": RULES}) if parts else None
 
 
 def _rows(told: Shown) -> Any:
@@ -46,21 +44,3 @@ def _cell(kept: Kept | None, patients: int, told: Shown) -> dict[str, str]:
     chance = 2 * (kept.lost * (1 - kept.lost) / max(patients, 1)) ** 0.5
     verdict = "kept" if not broken else "above, by chance" if kept.lost - chance <= 1 - told.level else "broken"
     return {"text": f"{kept.lost:.3f} lost: {verdict}", "size": f"{kept.size:.2f}"}
-
-
-def _benefits(run: Any) -> Any:
-    """Yield each hospital's net benefit by threshold: true positives less weighed false ones, per case; and that of
-    calling every case found (Vickers and Elkin 2006)."""
-    for site in run.sites:
-        decisions = run.site(site).decisions
-        if decisions is None or decisions.reliability is None or len(decisions.confusion) != 2:
-            continue
-        places = decisions.reliability[0]
-        everyone, having = sum(place[0] for place in places), sum(place[1] for place in places)
-        lines = []
-        for first, chance in enumerate(CHANCES, 1):
-            called, right = (sum(place[kind] for place in places[first:]) for kind in (0, 1))
-            odds = chance / (1 - chance)
-            model = (right - (called - right) * odds) / max(everyone, 1)
-            lines.append((model, (having - (everyone - having) * odds) / max(everyone, 1)))
-        yield site, lines

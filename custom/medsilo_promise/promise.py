@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, write_json
+from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, undrawn, write_json
 from medsilo_promise.panel import panel_of
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
@@ -49,8 +49,11 @@ class PromiseLayer(Layer):
         "shrunk", description="whose cases choose the cut that predictions use; with `local` no risk curve leaves"
     )
     group: str | None = Field(
-        None, description="column of a table with levels: each level has a promise of its own, for example `sex`"
+        None,
+        description="a column with levels, each with a promise of its own, for example `sex`: of a table, or of the "
+        "table beside images or recordings (there `data.columns.group`)",
     )
+    levels: tuple[str, ...] = Field((), description="of a group beside images or recordings: all that there are")
 
     @property
     def risk(self) -> float:
@@ -68,10 +71,15 @@ class PromiseLayer(Layer):
             yield "layers: promise: a curve has no price in ε yet; leave privacy or the promise out"
         if plan.algorithm.pooled:
             yield f"layers: promise: {plan.algorithm.name} has no hospitals of their own; leave it out"
+        if self.shares and plan.transport.sealed:
+            yield "layers: promise: a sum of risk curves does not say how far hospitals differ; set rule: local"
         if sum(layer.name == self.name for layer in plan.layers) > 1:
-            yield "layers: promise: it stands twice; keep one"
-        if self.group is not None and not 2 <= len(self.groups(plan)) <= MOST_GROUPS:
-            yield f"layers: promise: {self.group!r} is no column of the task with 2 to {MOST_GROUPS} levels; name one"
+            yield "layers: promise: it is given twice; keep one"
+        if (self.group or self.levels) and not 2 <= len({*self.groups(plan)}) <= MOST_GROUPS:
+            yield (
+                f"layers: promise: {self.group!r} is no column of the task with 2 to {MOST_GROUPS} levels; name one, "
+                "or give the levels of one beside images"
+            )
 
     def cautions(self, plan: Plan) -> Iterable[str]:
         few = needed(self.risk, self.confidence)
@@ -96,8 +104,6 @@ class PromiseLayer(Layer):
             f"With the test: what test cases lose at the cuts of three rules, and how large answers are: "
             f"{asked['test']} answers over test cases. The hospital's own cut stays."
         )
-        if self.shares and plan.transport.sealed:
-            yield "Risk curves are not sealed: they leave in clear, in steps; with rule: local none leaves."
 
     def asks(self, plan: Plan) -> Mapping[str, int]:
         groups, calibrates = len(self.groups(plan)), self._calibrates(plan)
@@ -113,9 +119,12 @@ class PromiseLayer(Layer):
 
     def groups(self, plan: Plan) -> list[str]:
         """Return the names of the groups that have a promise each."""
+        return self._names(plan.task)
+
+    def _names(self, task: Any) -> list[str]:
         if self.group is None:
             return [EVERYONE]
-        return [name.removeprefix(f"{self.group} = ") for name in self._inputs(plan.task)]
+        return [name.removeprefix(f"{self.group} = ") for name in self._inputs(task)] or list(self.levels)
 
     def _inputs(self, task: Any) -> list[str]:
         return [name for name in getattr(task, "input_names", ()) if name.startswith(f"{self.group} = ")]
@@ -131,10 +140,8 @@ class PromiseLayer(Layer):
     def look(self, finished: Any, chosen: Any) -> Any:
         risk = risk_of(finished.task.goal, self.of)
         assert risk
-        measures = finished.look(lambda output, target: _measured(risk, output, target))
-        cases = [finished.cases[case][0] for case in range(len(finished.cases))] if self.group and measures else []
-        group = self._group_of(finished.task, torch.stack(cases)) if cases else None
-        tables = self._tables(finished, measures, group)
+        measures = finished.look(lambda output, target: _measured(risk, output, undrawn.labels_in(target)))
+        tables = self._tables(finished, measures) if measures else {}
         if finished.part == "validation":
             own: dict[str, Any] = {name: {"numbers": n, "lost": lost.tolist()} for name, (n, lost, _) in tables.items()}
             nll = measures.get("nll")
@@ -143,20 +150,25 @@ class PromiseLayer(Layer):
             return {"tables": tables, "temperature": coolest, "whole": finished.task.mixes_patients}
         return self._kept(finished, measures, tables, chosen)
 
-    def _tables(self, finished: Any, measures: Measures, group: Tensor | None) -> dict[str, tuple[int, Tensor, Tensor]]:
+    def _group_of_each(self, finished: Any) -> Tensor:
+        """Return the number of each case's group; -1 where its level is not known."""
+        cases = finished.cases
+        if self.group and not self._inputs(finished.task):
+            own = getattr(cases, "groups", [""] * len(cases))
+            return torch.tensor([self.levels.index(level) if level in self.levels else -1 for level in own])
+        inputs = torch.stack([cases[case][0] for case in range(len(cases))]) if self.group else torch.empty(len(cases))
+        return self._group_of(finished.task, inputs)
+
+    def _tables(self, finished: Any, measures: Measures) -> dict[str, tuple[int, Tensor, Tensor]]:
         """Return, by group, the patients, what they lose together, and their mean size: every patient counts alike."""
-        if not measures:
-            return {}
         patients: Sequence[Any] = finished.patients
         if finished.task.mixes_patients:  # the site is a person, and promises something of this person's cases
             patients = range(len(finished.patients))
         numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
         place = torch.tensor([numbers[patient] for patient in patients])
-        found = {}
-        task: Any = finished.task
-        names = [EVERYONE] if group is None else [n.removeprefix(f"{self.group} = ") for n in self._inputs(task)]
-        for number, name in enumerate(names):
-            chosen = torch.ones(len(place), dtype=torch.bool) if group is None else group == number
+        found, group = {}, self._group_of_each(finished)
+        for number, name in enumerate(self._names(finished.task)):
+            chosen = group == number
             of, cases = (
                 torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, place[chosen], values[chosen])
                 for values in (measures[OF], torch.ones(len(place), dtype=torch.float64))
@@ -311,7 +323,7 @@ class PromiseLayer(Layer):
         assert risk
         if None in cuts:
             return None
-        found = risk.measure(output, target)
+        found = risk.measure(output, undrawn.labels_in(target))
         places = torch.tensor(cuts, device=found[LOST].device)[:, None]
         lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
         return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)
@@ -319,18 +331,26 @@ class PromiseLayer(Layer):
     def _cuts_of(self, plan: Plan, inputs: Tensor, folders: Sequence[Path]) -> list[int | None]:
         """Return each case's cut; None where nothing is promised."""
         kept, names = self._kept_in(folders), self.groups(plan)
+        if not self._inputs(plan.task):  # an image does not tell its group
+            return [self._widest(plan, kept)] * len(inputs)
         return [kept.get(names[group]) if group >= 0 else None for group in self._group_of(plan.task, inputs).tolist()]
 
     def marks(self, plan: Plan, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
-        risk, cut = risk_of(plan.task.goal, self.of), self._kept_in(folders).get(EVERYONE)
+        risk, cut = risk_of(plan.task.goal, self.of), self._widest(plan, self._kept_in(folders))
         return risk.marked(output, cut) if isinstance(risk, Structure) and cut is not None else None
+
+    def _widest(self, plan: Plan, kept: dict[str, int | None]) -> int | None:
+        """Return the cut that holds for every group; None where one has none."""
+        names = self.groups(plan)
+        cuts = [cut for name in names if (cut := kept.get(name)) is not None]
+        return max(cuts) if len(cuts) == len(names) else None
 
     def _kept_in(self, folders: Sequence[Path]) -> dict[str, int | None]:
         """Return the cut of every group: the hospital's own, or else that for a new one."""
         for folder in folders:
             if found := _read(folder / FILE):
                 kept = KeptCuts.read(found)
-                if kept.promise == self.model_dump(mode="json"):
+                if PromiseLayer().model_dump(mode="json") | kept.promise == self.model_dump(mode="json"):
                     return {group: rules.get(self.rule) for group, rules in kept.cuts.items()}
         return {}
 

@@ -207,7 +207,7 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 def _recipients(plan: Plan) -> Iterator[str]:
-    others = ", ".join(plan.participation.everyone) or "whoever is connected"
+    others = ", ".join(plan.participation.everyone) or "all that are connected"
     yield f"Hospitals of the study: {others}."
     told: dict[str, None] = {}
     for leak in leaks(plan):
@@ -308,7 +308,7 @@ def _risks(case: Case) -> Iterator[str]:
     if not case.plan.privacy:
         yield "Whoever reads a model may find out whether a patient was in the data, or see parts of images in updates."
     if "sealing" in case.lacks:
-        yield "The server, and whoever administers it, reads each hospital's update by itself."
+        yield "The server and its administrators can read each hospital's update."
     if "robust" in case.lacks:
         yield "A hospital that sends wrong updates of usual size may spoil the model: the plan has no robust rule."
     if case.plan.algorithm.pooled:

@@ -28,9 +28,7 @@ def record(
     local: options.SiteConfig = None,
     kit: options.SiteKit = None,
     site: Annotated[str, typer.Option(metavar="SITE", help="with --settings: this hospital's name in the plan")] = "",
-    out: Annotated[
-        Path | None, typer.Option(*options.OUT, metavar="FOLDER", help="where the record is written")
-    ] = None,
+    out: options.OutFolderOrNone = None,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="a finished run of the plan: hashes of its rounds")
     ] = None,
@@ -46,7 +44,7 @@ def record(
 
     record.html and record.docx (GDPR Art. 30 and 35), record.jsonld (Data Privacy Vocabulary), model.cdx.json
     (CycloneDX), dataset.ttl (HealthDCAT-AP), outcomes.csv (DSPT, AI Act, PCCP, ISO 27001). The same plan, settings and
-    data give the same bytes. Nothing is sent anywhere. docs/review.md says what stands where.
+    data give the same bytes. Nothing is sent anywhere. docs/review.md says what each file contains.
     """
     if verify:
         return _verify(screen, verify, kit, key)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen
+from medsilo.extend import Command, MedsiloError, Screen, options
 
 FOLDER = Path("rehearsal")
 
@@ -14,12 +14,9 @@ def rehearse(
     screen: Screen,
     consortium: Annotated[Path, typer.Argument(help="the consortium's file")] = Path("provisioning/consortium.yaml"),
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="where everything is written")] = FOLDER,
+    out: options.OutFolder = FOLDER,
     job: Annotated[Path, typer.Option(metavar="JOB", help="the job that is submitted")] = Path("jobs/fedavg"),
-    changes: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", default_factory=list, show_default=False, help="change its plan"),
-    ],
+    changes: options.Changes,
     keep: Annotated[bool, typer.Option("--keep", help="at the end wait for Ctrl-C before all are stopped")] = False,
 ) -> int:
     """Walk through a whole consortium on this machine, over mutual TLS, and show what each person types.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from medsilo.extend import Departure, MedsiloError, Section, cross, load_plan, paths, signed, signing
+from medsilo.extend import Departure, MedsiloError, Section, judging, load_plan, paths, signed, signing
 from medsilo_release.release_folder import Hash, Word
 
 CERTIFICATE = "leaving.json"
@@ -29,7 +29,7 @@ class LeavingCertificate(Section):
 
 def certify(gone: Departure, out: Path, key: signing.PrivateKey) -> LeavingCertificate:
     """Write and return what was made instead of what; raises MedsiloError where a run is not of this study."""
-    cross.finished_run(out)
+    judging.finished_run(out)
     if load_plan(out / paths.PLAN).hash != gone.plan.hash:
         raise MedsiloError("the run is not of this study without who left; run 'medsilo leave' into a new folder")
     if _hash(out / paths.ROUNDS) == _hash(gone.study / paths.ROUNDS):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from medsilo.extend import MedsiloError, Section, cross, package_facts, signed, signing
+from medsilo.extend import MedsiloError, Section, judging, package_facts, signed, signing
 from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
 
 MOST_RECEIPTS = 4096
@@ -50,7 +50,7 @@ class Merged:
 
 def write_receipt(
     release: Release,
-    found: cross.Judged,
+    found: judging.Judged,
     hospital: str,
     folder: Path,
     key: signing.PrivateKey,

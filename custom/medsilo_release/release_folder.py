@@ -210,8 +210,6 @@ def _expects(source: Source) -> Iterator[str]:
     yield f"{task.title}: task {task.name}, {task.channels} channels or columns"
     if goal.label_names:
         yield f"labels, in order: {', '.join(goal.label_names)}"
-    if source.spacing:
-        yield "spacing of training images in mm: " + ", ".join(f"{low:g} to {high:g}" for low, high in source.spacing)
 
 
 # ---------------------------------------------------------------------------------------------------- versions

@@ -12,9 +12,9 @@ from medsilo.extend import (
     between,
     cell,
     compare,
-    cross,
     fill,
     interval_over,
+    judging,
     model_card,
     picture_of,
     save,
@@ -38,7 +38,7 @@ def scores_of(measures: Any, metric: str, patients: Sequence[str]) -> Scores:
 
 
 def write_validation(
-    releases: Sequence[Release], found: Sequence[cross.Judged], site: str, folder: Path, kept: Sequence[float | None]
+    releases: Sequence[Release], found: Sequence[judging.Judged], site: str, folder: Path, kept: Sequence[float | None]
 ) -> Path:
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
     metric, rows, own = releases[0].manifest.metric, [], []

@@ -22,7 +22,7 @@ def release(
     screen: Screen,
     runs: Annotated[list[Path], typer.Argument(help="a run's folder; of several the models answer together")],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="the release")] = Path("release"),
+    out: options.OutFolder = Path("release"),
     site: Annotated[str, typer.Option(metavar="HOSPITAL", help="whose own model, where each has one")] = "",
     after: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="the release whose place it takes; says what changed")
@@ -58,9 +58,7 @@ def validate(
     data: options.Data = None,
     site_config: options.SiteConfig = None,
     hospital: Annotated[str, typer.Option("--as", metavar="NAME", help="this hospital's name")],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FOLDER", help="where page and receipts are written")
-    ] = Path("validation"),
+    out: options.OutFolder = Path("validation"),
     lead: Lead = "",
     watch: Annotated[
         bool, typer.Option("--watch", help="keep sums of later predictions, to notice changes against these cases")
@@ -74,7 +72,7 @@ def validate(
     steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.extend import cross, settings_of, signed, signing
+    from medsilo.extend import judging, settings_of, signed, signing
     from medsilo_release.patient_sums import Validated, WatchFolder
     from medsilo_release.receipts import NAME, write_receipt
     from medsilo_release.release_folder import Release
@@ -95,7 +93,7 @@ def validate(
         looks = [Validated() for _ in opened]
         sources = [release.source(settings.packages) for release in opened]
         needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
-        found = cross.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
+        found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
     kept = [look.kept for look in looks]
     page = write_validation(opened, found, hospital, out, kept)
     own = signing.own_key(key.expanduser(), OWN)
@@ -125,7 +123,7 @@ def monitor(
         ),
     ] = None,
     site_config: options.SiteConfig = None,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="the page")] = Path("monitor.html"),
+    out: options.OutFile = Path("monitor.html"),
     key: Key = KEY,
 ) -> int:
     """Show whether the cases of a released model have changed since its validation, and write receipts of past months.
@@ -160,7 +158,7 @@ def merge(
     receipts: Annotated[list[Path], typer.Argument(help="the hospitals' receipts")],
     *,
     of: Annotated[Path, typer.Option("--release", metavar="FOLDER", help="the release that they are of")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="the page")] = Path("receipts.html"),
+    out: options.OutFile = Path("receipts.html"),
     keys: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="lines 'hospital fingerprint'; receipts of other keys don't count"),
@@ -207,7 +205,7 @@ def leave(
     It goes on from the last round before the hospital came, if that is kept; else it is the whole study again. Writes
     a signed certificate with the hashes of plan, rounds and models, and lists the copies of the old models.
     """
-    from medsilo.extend import ALL_MINE, Departure, cross, settings_of, signing
+    from medsilo.extend import ALL_MINE, Departure, judging, settings_of, signing
     from medsilo_release.leaving_certificate import CERTIFICATE, certify
 
     gone = Departure.of(study, hospital, patients)
@@ -218,7 +216,7 @@ def leave(
         if kit:
             return _submit(screen, gone, kit, out.name)
         with screen.busy("running the study again"):
-            gone.run(out, settings_of(device, data, site_config, cross.run_settings(study), **ALL_MINE))
+            gone.run(out, settings_of(device, data, site_config, judging.run_settings(study), **ALL_MINE))
     told = certify(gone, out, signing.own_key(key.expanduser(), OWN))
     screen.say(f"certificate: {out / CERTIFICATE}\ncopies of the old models, which are for you to remove:")
     for copy in told.copies:

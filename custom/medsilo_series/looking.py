@@ -307,7 +307,7 @@ def _window(looks: SeriesLooks) -> Choice:
 
 
 WHY: Mapping[str, str] = {
-    "recordings": "what the stars stand for is a recording's name",
+    "recordings": "the text that * matches is a recording's name",
     "inside": "what these are called in the recordings, by their names: correct what is guessed wrong",
     "time_unit": "of the time's column",
     "decimal": "numbers are written with a comma",

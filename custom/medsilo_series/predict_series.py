@@ -12,14 +12,13 @@ from medsilo.extend import (
     MedsiloError,
     PredictionRequest,
     Predictor,
-    Reading,
     Source,
     files_below,
     folder_exporter,
     predicted_rows,
     standardising,
 )
-from medsilo_series.recordings import KINDS
+from medsilo_series.recordings import KINDS, Reader
 from medsilo_series.series_folder import SeriesFolder
 
 RECORDINGS = "recordings.csv"
@@ -60,7 +59,7 @@ def _predicted(
     """Yield a row for each window of a recording, in time; a recording that can't be read has its reason."""
     none: predicted_rows.Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
-        found = list(task.windows(path, task.reader(data, outcome=False)))
+        found = list(task.windows(path, Reader(task.signals, data, label=False)))
         if not any(len(windows.inputs) for _, _, windows in found):
             raise DataError(f"a recording has no window of {task.window} steps in a row that are whole")
     except DataError as error:
@@ -84,14 +83,4 @@ def _means(rows: Sequence[predicted_rows.Row], task: SeriesFolder) -> Iterator[p
         yield {"recording": recording, "patient": patient, **task.together(list(own))}
 
 
-def reading(task: SeriesFolder) -> Reading:
-    """Return what a task's models read."""
-    reads = (
-        f"windows of {task.window} steps, {task.rate:g} in a second, of {task.channels} signals in the order of "
-        "`configs/inputs.json`, [signals, steps],"
-    )
-    facts = {"steps": task.window, "steps_a_second": task.rate}
-    return Reading("time series", "signals", reads, "recordings", "recordings", facts=facts)
-
-
-EXPORTER = folder_exporter(reading)
+EXPORTER = folder_exporter(lambda task: {"steps": task.window, "steps_a_second": task.rate})

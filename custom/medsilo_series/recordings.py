@@ -1,6 +1,5 @@
 """Read a hospital's recordings (CSV, Parquet, arrays of numpy) as rows of numbers: bounded, and believing nothing."""
 
-import functools
 import math
 import zipfile
 from array import array
@@ -14,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from medsilo.extend import BETWEEN, TABLE, DataError, DataSource, columns, sheet
+from medsilo.extend import TABLE, DataError, DataSource, columns, sheet
 from medsilo_series import waves
 
 ARRAYS, ARRAY = ".npz", ".npy"
@@ -56,16 +55,13 @@ class Recording:
 class Reader:
     """One site's way to read its recordings. It keeps the file that was read last."""
 
-    def __init__(
-        self, signals: Sequence[columns.Column], source: DataSource, outcome: bool = True, known: Sequence[str] = ()
-    ) -> None:
-        """outcome: whether labels are read, too; known: names that the plan has beside the signals."""
+    def __init__(self, signals: Sequence[columns.Column], source: DataSource, label: bool = True) -> None:
+        """label: whether it is read, too."""
         self.signals, self.source, inside = tuple(signals), source, source.inside
-        labels = inside.outcome or tuple(filter(None, [inside.label]))
-        self.labels = labels if outcome else ()  # the columns that are a row's label together
-        self.patients = inside.patient
-        others = [name for name in (*labels, inside.patient, inside.time) if name]
-        self.names = columns.own_names([one.name for one in self.signals], source.names, others, source.names, known)
+        self.label, self.patients = inside.label if label else None, inside.patient
+        self.texts = tuple(filter(None, (self.label, self.patients)))
+        others = [name for name in (inside.label, inside.patient, inside.time) if name]
+        self.names = columns.own_names([one.name for one in self.signals], source.names, others, source.names)
         self.last: tuple[Path, Recording] | None = None
 
     def read(self, path: Path) -> Recording:
@@ -106,11 +102,10 @@ class Reader:
     # ------------------------------------------------------------------------------------------ rows
     def _from_rows(self, path: Path, signals: bool) -> Recording:
         read = {self.names[one.name]: one.name for one in self.signals} if signals else {}
-        texts = list(filter(None, (*self.labels, self.patients)))
         time = self.source.inside.time if signals else None
-        needed = read | {name: name for name in (*texts, *([time] if time else []))}
+        needed = read | {name: name for name in (*self.texts, *([time] if time else []))}
         rows = sheet.read_into(
-            _Rows({}, source=self.source, numbers=tuple(read), texts=tuple(texts), time=time), path, needed
+            _Rows({}, source=self.source, numbers=tuple(read), texts=self.texts, time=time), path, needed
         )
         if rows.uneven:
             raise DataError("recordings have rows with more or fewer cells than the first; export them again")
@@ -129,7 +124,7 @@ class Reader:
         patients = coded.get(self.patients or "")
         if patients:
             begins[1:] |= patients.rows[1:] != patients.rows[:-1]
-        found = Recording(self._bounded(values), begins, None, self._label(coded), patients)
+        found = Recording(self._bounded(values), begins, None, coded.get(self.label or ""), patients)
         return _timed(found, np.array(rows.times, np.float64)) if time else found
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
@@ -140,7 +135,7 @@ class Reader:
             return np.where((values >= low) & (values <= high), values, np.float32("nan"))
 
     def _from_wave(self, path: Path, signals: bool) -> Recording:
-        if self.labels or self.patients or self.source.inside.time:
+        if self.texts or self.source.inside.time:
             raise DataError(f"WFDB and EDF hold no labels and patients that are read; write them to {TABLE}")
         wave, values = waves.rows_of(path, [self.names[one.name] for one in self.signals] if signals else [])
         return Recording(self._bounded(values), np.arange(wave.rows) == 0, rate=wave.rate)
@@ -148,15 +143,10 @@ class Reader:
     # ------------------------------------------------------------------------------------------ arrays
     def _wanted(self, signals: bool) -> list[str]:
         names = [self.source.inside.windows] if signals else []
-        return [*names, *filter(None, (*self.labels, self.patients))]
-
-    def _label(self, coded: Mapping[str, Coded]) -> Coded | None:
-        """Return the label of each row."""
-        several = [coded[name] for name in self.labels]
-        return functools.reduce(_together, several) if several else None
+        return [*names, *self.texts]
 
     def _from_arrays(self, arrays: Mapping[str, np.ndarray], signals: bool) -> Recording:
-        texts = {name: arrays[name] for name in filter(None, (*self.labels, self.patients))}
+        texts = {name: arrays[name] for name in self.texts}
         turned, values = False, np.zeros((0, 0), np.float32)
         if signals:
             raw = arrays[self.source.inside.windows]
@@ -169,7 +159,7 @@ class Reader:
             raise DataError("arrays of labels and patients need one entry for each window, [windows]; correct them")
         coded = {name: _coded(own, steps) for name, own in texts.items()}
         begins = np.arange(count * steps) % steps == 0
-        labels, patients = self._label(coded), coded.get(self.patients or "")
+        labels, patients = (coded.get(name or "") for name in (self.label, self.patients))
         return Recording(values, begins, None, labels, patients, turned=turned)
 
     def _in_order(self, raw: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -257,7 +247,7 @@ def _timed(found: Recording, times: np.ndarray) -> Recording:
     between = np.diff(times)
     inside = ~found.begins[1:]
     if (between[inside] <= 0).any():
-        raise DataError("recordings have times that stand still or go back; sort them by time, each row once")
+        raise DataError("recordings have times that repeat or go back; sort them by time, each row once")
     if not inside.any():
         return replace(found, seconds=times - times[0])
     usual = float(np.median(between[inside]))
@@ -265,14 +255,6 @@ def _timed(found: Recording, times: np.ndarray) -> Recording:
     gaps = np.concatenate([[False], inside & ~regular])
     rate = float(regular.sum() / between[regular].sum())
     return replace(found, begins=found.begins | gaps, seconds=times - times[0], rate=rate, gaps=gaps)
-
-
-def _together(one: Coded, other: Coded) -> Coded:
-    """Return two texts of each row as one."""
-    pairs, rows = np.unique(one.rows.astype(np.int64) * len(other.names) + other.rows, return_inverse=True)
-    places = [divmod(pair, len(other.names)) for pair in pairs.tolist()]
-    names = tuple(f"{one.names[first]}{BETWEEN}{other.names[second]}" for first, second in places)
-    return Coded(names, rows.reshape(-1).astype(np.int32))
 
 
 def _coded(texts: np.ndarray, steps: int) -> Coded:

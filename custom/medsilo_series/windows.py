@@ -10,8 +10,8 @@ import numpy as np
 from medsilo.extend import DataError
 from medsilo_series.recordings import Coded, Recording
 
-Missing = Literal["leave-out", "split", "fill"]
-MISSING = "recordings have missing or impossible values; correct them, or agree on task.missing=split or fill"
+Missing = Literal["leave-out", "split"]
+MISSING = "recordings have missing or impossible values; correct them, or agree on task.missing=split"
 GAPS = "recordings have gaps in time; correct them, or agree on task.missing=split"
 
 
@@ -22,7 +22,6 @@ class Cutting:
     window: int  # steps
     step: int  # from the beginning of a window to that of the next
     missing: Missing = "leave-out"
-    longest_fill: int = 0
     up: int = 1
     down: int = 1
 
@@ -43,8 +42,6 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
     The last part of a stretch that is shorter than a window is not used.
     """
     values, labels = recording.values, recording.labels if usable is not None else None
-    if cutting.missing == "fill":
-        values = filled(values, recording.begins, cutting.longest_fill)
     known = ~np.isnan(values).any(1)
     gaps = 0 if recording.gaps is None else int(recording.gaps[own].sum())
     if cutting.missing == "leave-out":
@@ -92,19 +89,6 @@ def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]
     for first, last in pairwise(edges):
         if last > first and used[first]:
             yield first, last
-
-
-def filled(values: np.ndarray, begins: np.ndarray, longest: int) -> np.ndarray:
-    """Return values of which those that are not known are the last known ones before, `longest` rows back at most."""
-    places = np.arange(len(values))
-    first = np.maximum.accumulate(np.where(begins, places, 0))
-    found = values.copy()
-    for signal in range(values.shape[1]):
-        own = values[:, signal]
-        last = np.maximum.accumulate(np.where(np.isnan(own), -1, places))
-        takes = np.isnan(own) & (last >= first) & (places - last <= longest)
-        found[takes, signal] = own[last[takes]]
-    return found
 
 
 def resampled(values: np.ndarray, cutting: Cutting) -> np.ndarray:

@@ -134,7 +134,7 @@ class RegressionAsked(Section):
         if None in needed or surplus:
             raise ValueError("cox has time and event, the others have an outcome")
         if len({*self.covariates, *self.outcomes}) < len(self.covariates) + len(self.outcomes):
-            raise ValueError("a variable stands there twice; name each once")
+            raise ValueError("a variable is listed twice; name each once")
         return self
 
     @property

@@ -111,7 +111,7 @@ class StatisticsSite:
         check_package(package_facts(), asked.package)
         if asked.question != self.question.hash:
             raise Refused("the job's question at this site differs from the server's; submit the job again")
-        self.own.check_approved(self.question.hash, METHOD, self.question.sites, self.question.told())
+        self.own.check_approved(self.question.hash, self.question.sites, self.question.told())
         stop()
         if asked.task == "begin":
             return Parcel(facts=self._begin(asked).model_dump(mode="json"))

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from medsilo_statistics.asked_question import Question
     from medsilo_statistics.found import StatisticsFound
 
+NARROW = 0.05  # half width of the interval of a share, for which a plan's cases are counted
+SIZE = {"range": [0, 4096], "step": 1, "unit": "voxels"}
+
 
 def statistics(
     screen: Screen,
@@ -34,16 +37,13 @@ def statistics(
     kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
     local: options.SiteConfig = None,
     engine: options.Engine = "inprocess",
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="folder for the answer")
-    ],
+    out: options.OutFolder,
 ) -> int:
     """Ask hospitals for counts, Table 1, survival curves and regressions: of sums alone, sealed for three or more.
 
     With --kit all hospitals that the question names are asked by a job, else those whose folders are given. Written
     are report.html, answers.json, and each table as CSV and LaTeX.
     """
-    from medsilo_statistics.planned import question_at
     from medsilo_statistics.showing import TABLE_ONE, needed, tables, write_all
 
     asked = question_at(question)
@@ -61,8 +61,8 @@ def statistics(
         screen.warn(remark)
     for first in (own for own in tables(found) if own.name == TABLE_ONE):
         widths = [max(map(len, column)) for column in zip(first.heads, *first.rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (first.heads, *first.rows))
-        screen.table(first.heads, first.rows, list(lines))
+        for row in (first.heads, *first.rows):
+            screen.say("  ".join(map(str.ljust, row, widths)).rstrip())
     for line in needed(found):
         screen.say(line)
     screen.say(
@@ -70,6 +70,31 @@ def statistics(
     )
     screen.answer(files=[str(path) for path in written], sites=found.sites, remarks=found.remarks)
     return 0
+
+
+def question_at(path: Path) -> "Question":
+    """Return the question of a file; or of a job's folder, who has how many cases of what its plan learns."""
+    from medsilo.extend import find_job, plan_of, survival
+    from medsilo_statistics.asked_question import make_question, read_question
+
+    if path.is_file():
+        return read_question(path)
+    plan = plan_of(find_job(path))
+    task = plan.task
+    if task.deals:
+        raise MedsiloError("the plan deals one table to hospitals, which is for trying out; ask each hospital's own")
+    labels = survival.EVENTS if getattr(task, "kind", "") == "survival" else task.goal.label_names
+    counted = "label" if task.goal.classifies or labels is survival.EVENTS else "size_x"
+    values = {
+        "title": f"Cases for {plan.algorithm.title}, task {task.name}",
+        "sites": list(plan.participation.sites),
+        "task": task.model_dump(mode="json"),
+        "variables": {counted: {"levels": list(labels)} if counted == "label" else SIZE},
+        "table": [counted],
+        "by_hospital": True,
+        "wanted": {"label": NARROW} if counted == "label" else {},
+    }
+    return make_question(values, "the plan's question")
 
 
 def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "StatisticsFound":

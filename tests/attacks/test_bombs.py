@@ -21,7 +21,7 @@ from medsilo.runs.messages import MOST_ROUNDS, Request
 from medsilo.site.ledger import Ledger
 from medsilo.site.policy import read_policy
 from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import read_mask
+from medsilo.tasks.volumes import mask_of
 from medsilo_series.recordings import arrays_in
 from tests.histories import DATA
 from tests.unit.test_ledger import filled
@@ -100,7 +100,7 @@ def test_a_volume_of_two_megabytes_that_claims_two_gigabytes(tmp_path: Path, kin
     header[344:348] = b"n+1\0"
     path = tmp_path / "bomb.nii.gz"
     path.write_bytes(gzip.compress(bytes(header) + np.random.default_rng(0).bytes(2 << 20)))
-    for read in (read_scan, read_mask):
+    for read in (read_scan, mask_of):
         with one_line("claims more values than its file holds", DataError):
             read(path)
 

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 from secrets import token_bytes
+from typing import Any
 
 import pytest
+import torch
 
 from medsilo.core.errors import ParticipationError, Refused
 from medsilo.federation.asking import Missing
@@ -225,7 +227,7 @@ def test_signed_shares_of_something_else_name_their_dealer(monkeypatch: pytest.M
         study.open(server)
 
 
-# ------------------------------------------------------------------------------------------------ keys
+# ------------------------------------------------------------------------------------------------ keys and statistics
 def test_a_public_key_that_agrees_on_nothing_costs_its_sender_its_place(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -234,6 +236,47 @@ def test_a_public_key_that_agrees_on_nothing_costs_its_sender_its_place(
         Member, "_public_keys", lambda own: (bytes(32), honest_keys(own)[1]) if own.site == "d" else honest_keys(own)
     )
     assert left_out(lead(plan_of(), tmp_path / "run", Hospitals(plan_of(), tmp_path / "run")))
+
+
+@pytest.mark.parametrize("how", [noise, other_content])
+def test_statistics_that_one_hospital_cannot_open(how: Lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spoils(monkeypatch, how, b"key of told")
+    plan = plan_of("adafed")
+    server = lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"))
+    assert all(line.answered == REST for line in server.rounds[1:])
+    weights = torch.tensor(server.state.found()["similarity"]["weights"])
+    assert not weights[:3, 3].any()
+
+
+def test_statistics_that_no_data_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All can open them, and nobody can use them."""
+    honest_tell = Member.tell
+
+    def tell(own: Member, number: int, name: str, tensors: Any) -> Any:
+        if own.site == "d":
+            tensors = {key: part * float("nan") if part.is_floating_point() else part for key, part in tensors.items()}
+        return honest_tell(own, number, name, tensors)
+
+    monkeypatch.setattr(Member, "tell", tell)
+    plan = plan_of("adafed")
+    server = lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"))
+    assert all(line.answered == REST for line in server.rounds[1:])
+    assert any("d is left out" in line for line in server.state.details["cautions"])
+
+
+def test_a_false_complaint_of_statistics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    honest_told = Member.told
+
+    def told(own: Member, site: str, *given: Any) -> Any:
+        if own.site == "d" and site == "a":
+            raise Refused("a: false")
+        return honest_told(own, site, *given)
+
+    monkeypatch.setattr(Member, "told", told)
+    plan = plan_of("adafed")
+    server = lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"))
+    assert all(line.answered == REST for line in server.rounds[1:])
+    assert "d: it complains of what a sent it" in str(server.state.details["cautions"])
 
 
 def test_the_wrong_one_time_key_is_no_defence() -> None:

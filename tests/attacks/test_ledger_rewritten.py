@@ -79,7 +79,7 @@ def test_a_history_that_another_key_signed_is_none(
     if not keeps:
         (kit / KEPT.format(DATA)).unlink()
     ledger = Ledger(tmp_path, DATA, KEY, kit)
-    for use in (ledger.standing, ledger.export, lambda: ledger.charge(CountedStudy(ONE), "round 4", "new", ROUND)):
+    for use in (ledger.standing, lambda: ledger.charge(CountedStudy(ONE), "round 4", "new", ROUND)):
         with pytest.raises(MedsiloError, match="privacy ledger was changed or is damaged"):
             use()
 
@@ -233,11 +233,11 @@ def test_the_command_knows_whose_key_signs(tmp_path: Path, capsys: pytest.Captur
     book = Book(tmp_path / "kit/medsilo/_hospital/a")
     ledger = ledger_of(book, DATA, files)
     ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
-    verify = ["ledger", "verify", "--kit", str(tmp_path / "kit")]
+    verify = ["ledger", "show", "--kit", str(tmp_path / "kit")]
     assert main(verify) == 0
     whole_history(book.folder)
     assert main(verify) == 1 and "another key" in capsys.readouterr().err
-    assert main(["ledger", "verify", "--records", str(book.folder)]) == 0
+    assert main(["ledger", "show", "--records", str(book.folder)]) == 0
     assert "by whom, only the kit can tell" in capsys.readouterr().out
     assert main(["ledger", "accept", "--kit", str(tmp_path / "kit")]) == 0 and main(verify) == 0
     assert main(["ledger", "accept", "--records", str(book.folder)]) == 1

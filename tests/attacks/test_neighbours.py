@@ -207,7 +207,7 @@ SETTINGS: dict[str, Setting] = {
     "series": Setting(recordings, SERIES, CONV, RECORDED),
     "series-split": Setting(gappy, {**SERIES, "missing": "split", "standardise": "none"}, CONV, RECORDED),
     "series-fill": Setting(
-        gappy, {**SERIES, "missing": "fill", "kind": "regression", "range": [0, 1], "step": 3}, CONV, RECORDED
+        gappy, {**SERIES, "missing": "split", "kind": "regression", "range": [0, 1], "step": 3}, CONV, RECORDED
     ),
     "photos": Setting(photographs, {**PHOTOS, "augmentation": FLAT}, data=CLASSES),
     "photos-grey": Setting(grey, {**PHOTOS, "colours": "grey", "intensity": Z_SCORE}, data=CLASSES),
@@ -347,12 +347,11 @@ def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_pat
 # ---------------------------------------------------------------------------------------------------- nothing is missed
 # Say how large something is, or what it is called, and not what is done.
 SIZES = {
-    *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event", "most_windows"),
+    *("name", "shares", "split", "columns", "signals", "target", "labels", "range", "time", "event"),
     *(
         "rate",
         "window",
         "step",
-        "longest_fill",
         "size",
         "foreground",
         "overlap",

@@ -1,4 +1,4 @@
-"""Rows of weights by which AdaFed's hospitals get each other's models: made up, or concentrated."""
+"""Rows of weights by which AdaFed's hospitals get each other's models: made up, concentrated, or never compared."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def rows_told(change: Callable[[dict[str, list[float]]], None], first: int = 2) 
 
 
 def test_a_row_that_is_nearly_one_hospitals_model(tmp_path: Path) -> None:
-    """The server makes W of statistics that it alone reads; d would open a's model to 2^-21."""
+    """The plan lets the server make W, so nobody can compare it; d would open a's model to 2^-21."""
     plan = make_plan(*ADAFED, CLEAR, sites=HOSPITALS)
 
     def concentrate(rows: dict[str, list[float]]) -> None:
@@ -60,8 +60,22 @@ def test_the_floor_holds_for_those_whose_numbers_are_added(row: tuple[int, ...],
             check_hidden(sealed.terms(4), block, [0, 1, 2])
 
 
+def without_compare(site: str, asked: Parcel) -> Parcel | Missing:
+    return LOST if site == "d" and asked.facts["task"] == "compare" else asked
+
+
+def test_a_hospital_that_the_server_does_not_let_compare(tmp_path: Path) -> None:
+    """It could not tell a W of the server's making: it sends nothing under it, and the others go on."""
+    plan = make_plan(*ADAFED, *GO_ON, sites=HOSPITALS)
+    hospitals = Hospitals(plan, tmp_path / "run", without_compare)
+    server = lead(plan, tmp_path / "run", hospitals)
+    assert "made no weights of model of its own in round 1" in hospitals.said["d"]
+    assert [line.answered for line in server.rounds[1:]] == [["a", "b", "c"]] * (plan.rounds - 1)
+    assert not any(site == "d" and number > 1 for site, number in hospitals.trained)
+
+
 def test_a_hospital_that_was_not_measured_counts_for_nobody_and_goes_on(tmp_path: Path) -> None:
-    plan = make_plan(*ADAFED, CLEAR, *GO_ON, sites=HOSPITALS)
+    plan = make_plan(*ADAFED, *GO_ON, sites=HOSPITALS)
 
     def away(site: str, asked: Parcel) -> Parcel | Missing:
         return LOST if site == "d" and asked.facts["round"] == 1 else asked

@@ -21,7 +21,17 @@ from medsilo.federation.bounds import Bounds
 from medsilo.flare.janitor import LostConnections
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
 from medsilo.flare.patience import LIMITS, PIECE, Patience, limits
-from medsilo.flare.pieces import ArrivingTensors, PatientRequests, PiecedTensors, _Pieces, in_one, in_pieces
+from medsilo.flare.pieces import (
+    SOONEST,
+    UNKNOWN,
+    ArrivingTensors,
+    Pace,
+    PatientRequests,
+    PiecedTensors,
+    _Pieces,
+    in_one,
+    in_pieces,
+)
 from medsilo.flare.wire import to_parcel
 from medsilo.runs.messages import Parcel
 from tests.conftest import make_plan
@@ -100,6 +110,60 @@ def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
     sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
     assert all(torch.equal(sent[name], came[name]) for name in sent)
     assert cells.relay.up.passed < 1.5 * LARGE.size()  # 1.8 if it had begun anew
+
+
+def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
+    lines = {seconds: Pace() for seconds in (0.1, 5.0)}
+    assert {line.late() for line in lines.values()} == {UNKNOWN}
+    for seconds, line in lines.items():
+        for _ in range(40):
+            line.took(seconds)
+    assert lines[0.1].late() == SOONEST and 5 < lines[5.0].late() < 5.1
+    for seconds in (3.0, 7.0) * 20:
+        lines[5.0].took(seconds)
+    assert 10 < lines[5.0].late() < 16  # four times as far from the mean as it is on average
+    for _ in range(40):
+        lines[5.0].took(0.1)
+    assert lines[5.0].late() < 2.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closes", [False, True], ids=["silent", "closed"])
+def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
+    """With the defaults, under which it took up to a minute."""
+    patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
+    for cell in (cells.job, cells.site):
+        PatientRequests(cell, patience)
+    relay, large = cells.relay, Parcel({"model": {"w": torch.randn(6_000_000)}}, {"task": "round"})
+    codes: list[str] = []
+    sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(large), timeout=60)))
+    began, before = time.monotonic(), relay.up.passed
+    sending.start()
+    wait_until(lambda: relay.up.passed - before > 0.6 * large.size(), 120, "more than half")
+    relay.cut() if closes else relay.hush()
+    sending.join(DOWN)
+    relay.mend() if closes else relay.speak()
+    sending.join(120)
+    seconds, sent = time.monotonic() - began - DOWN, relay.up.passed - before
+    assert codes == [ReturnCode.OK]
+    assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], large.groups["model"]["w"])
+    assert patience.again == 30 and seconds < large.size() / LINE.rate + 15, seconds
+    assert sent < (1.15 if closes else 1.02) * large.size(), sent / large.size()
+
+
+@pytest.mark.slow
+def test_a_slow_line_is_not_asked_twice(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six seconds for a piece; NVFlare itself sends a reply again that takes more than five."""
+    large = Parcel({"model": {"w": torch.randn(150_000)}}, {"task": "round"})
+    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 200_000))
+    for cell in (cells.job, cells.site):
+        PatientRequests(cell, Patience.of(make_plan("fedavg", "participation.timeout=600")))
+    for way in (cells.relay.up, cells.relay.down):
+        way.line = Line(rate=33_000, delay=0.1)
+    before = cells.relay.up.passed
+    assert cells.send(answer_of(large), timeout=60) == ReturnCode.OK
+    assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], large.groups["model"]["w"])
+    assert 1 < (cells.relay.up.passed - before) / large.size() < 1.02
 
 
 @pytest.mark.slow

@@ -18,16 +18,16 @@ import torch
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
-from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming import byte_receiver
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler, BlobStream, BlobTask
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
-from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.fuel.f3.streaming.byte_streamer import STREAM_RETRY_WAIT, TxTask
 from nvflare.fuel.f3.streaming.download_service import Consumer, _download_object, download_object
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamFuture
@@ -205,6 +205,48 @@ def test_need_of_send_requests_by(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
     PatientRequests(cell, Patience(silence=5.0))
     download_object("hospital-a", "ref", 1.0, cell, Fetched())
     assert len(asked) == 3
+
+
+def test_need_of_reply_once(cell: Cell) -> None:
+    """NVFlare asks for it in every reply, and sends what is not acknowledged again after five seconds."""
+    assert "reliable=True" in inspect.getsource(Adapter._send_response) and STREAM_RETRY_WAIT == 5.0
+    sent: list[dict] = []
+    cell.send_blob = lambda *given, **asked: sent.append(asked)
+    patches.reply_once(cell, "pieces:get")
+    cell.send_blob(CellChannel.RETURN_ONLY, "pieces:get", "x", Message(), reliable=True)
+    cell.send_blob(CellChannel.RETURN_ONLY, "task:get", "x", Message(), reliable=True)
+    assert [asked["reliable"] for asked in sent] == [False, True]
+
+
+def test_need_of_end_reply(cells: Cells) -> None:  # noqa: F811
+    """A request that timed out leaves what has begun to come of its reply."""
+    request = Message({}, b"")
+    sent = cells.site.core_cell.fire_and_forget
+
+    def begins(channel: str, topic: str, targets: str, message: Message, **how: Any) -> dict:
+        begun = piece(77, 0, StreamDataType.CHUNK, 12, b"the first", STREAM_REQ_ID=request_id())
+        begun.add_headers({MessageHeaderKey.ORIGIN: targets, StreamHeaderKey.CHANNEL: CellChannel.RETURN_ONLY})
+        cells.site.byte_receiver._data_handler(begun)
+        return {}
+
+    def request_id() -> str:
+        return request.get_header(StreamHeaderKey.STREAM_REQ_ID)
+
+    def task() -> RxTask:
+        return next(task for task in RxTask.rx_task_map.values() if task.sid == 77)
+
+    cells.site.core_cell.fire_and_forget = begins
+    try:
+        reply = cells.site.send_request(
+            channel=CellChannel.SERVER_COMMAND, target=cells.job.get_fqcn(), topic="t", request=request, timeout=0.3
+        )
+    finally:
+        cells.site.core_cell.fire_and_forget = sent
+    assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.TIMEOUT and not task().failed
+    patches.end_reply(Message({StreamHeaderKey.STREAM_REQ_ID: "another"}, b""))
+    assert not task().failed
+    patches.end_reply(request)
+    assert task().failed
 
 
 def test_need_of_AskedPiece() -> None:

@@ -14,7 +14,7 @@ import pytest
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.first, pytest.mark.xdist_group("orders")]  # each run is made once
 SEEDS = [0, 1, 2]
 CHANCE = 1 / 6
 THREE, SIX = 3, 6
@@ -105,7 +105,6 @@ def test_alone_is_better_than_chance(design: str, least: float, seed: int) -> No
 
 
 # ---------------------------------------------------------------------------------------------------- longer
-@pytest.mark.slow
 @every_seed
 def test_where_devices_differ_batch_norm_of_ones_own_is_better(seed: int) -> None:
     """Design C4 of the benchmarks: FedBN above FedAvg in every seed. Measured after 20 rounds: +3.9, +7.9, +8.8.

@@ -15,7 +15,7 @@ from medsilo.consortium import lead
 from medsilo.consortium.disk import find_in_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.deploy import SuperModel
+from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation import inprocess
 from medsilo.flare.janitor import MOST
 from medsilo.flare.jobs import write_job

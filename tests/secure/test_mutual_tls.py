@@ -12,7 +12,7 @@ from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import SERVER, Consortium
 
-pytestmark = pytest.mark.xdist_group("consortium")  # one federation serves them all
+of_three = pytest.mark.xdist_group("consortium")  # one federation serves them all
 TEACHING = [SITES[0], SITES[2]]
 
 
@@ -24,29 +24,41 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
     return folder
 
 
+def run_both_ways(consortium: Consortium, method: str, with_code: bool, sites: list[str], folder: Path) -> None:
+    plan = make_plan(method, sites=sites)
+    inprocess.run(plan, folder=folder / "loop")
+    study = f"secure-{method}"
+    write_job(folder / "plain", plan, study=study)
+    job = pack(folder / "plain", folder / "job", with_code=with_code)
+    assert consortium.run(job) == "FINISHED:COMPLETED"
+    assert_same_outcome(folder / "loop", gathered(consortium, study, sites, folder / "secure"))
+
+
+@pytest.mark.first
+@pytest.mark.xdist_group("pair")
+def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
+    """A strict hospital takes part in the installed way and sends models only."""
+    run_both_ways(pair, "fedbn", False, SITES[:2], tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("method", "with_code", "sites"),
+    ("method", "with_code"),
     [
-        pytest.param("fedbn", False, SITES, id="installed"),
-        pytest.param("adafed", False, TEACHING, id="installed-adafed", marks=pytest.mark.long),
-        pytest.param("fedsm", True, TEACHING, id="packed-fedsm", marks=pytest.mark.slow),
+        pytest.param("adafed", False, id="installed-adafed", marks=pytest.mark.long),
+        pytest.param("fedsm", True, id="packed-fedsm", marks=pytest.mark.slow),
     ],
 )
-def test_over_tls_equals_the_loop(
-    consortium: Consortium, method: str, with_code: bool, sites: list[str], tmp_path: Path
+@of_three
+def test_code_and_all_else_over_tls_equal_the_loop(
+    consortium: Consortium, method: str, with_code: bool, tmp_path: Path
 ) -> None:
-    """The strict hospital takes part in the installed way and sends models only; the others take code and all else."""
-    plan = make_plan(method, sites=sites)
-    inprocess.run(plan, folder=tmp_path / "loop")
-    study = f"secure-{method}"
-    write_job(tmp_path / "plain", plan, study=study)
-    job = pack(tmp_path / "plain", tmp_path / "job", with_code=with_code)
-    assert consortium.run(job) == "FINISHED:COMPLETED"
-    assert_same_outcome(tmp_path / "loop", gathered(consortium, study, sites, tmp_path / "secure"))
+    """Teaching hospitals take code and send all else, too."""
+    run_both_ways(consortium, method, with_code, TEACHING, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.slow
+@of_three
 def test_a_failed_study_is_no_success_for_nvflare_either(consortium: Consortium, tmp_path: Path) -> None:
     plan = make_plan("fedavg", "training.learning_rate=1000", "training.momentum=0.99")
     write_job(tmp_path / "job", plan, study="diverging")

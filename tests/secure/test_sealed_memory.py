@@ -143,8 +143,7 @@ def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str,
 )
 def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: int, mode: str, tmp_path: Path) -> None:
     """Each study has a seed of its own, so that nothing that is left of another one is alike to its models."""
-    clear = ["transport.sealing_clear=[statistics]"] if mode != "none" else []
-    plan = make_plan("f-adafed", *WIDE, f"seed={seed}", "training.rounds=8", f"transport.sealing={mode}", *clear)
+    plan = make_plan("f-adafed", *WIDE, f"seed={seed}", "training.rounds=8", f"transport.sealing={mode}")
     study, start = f"memory-{mode}", time.time()
     write_job(tmp_path / "plain", plan, study=study)
     watch = watched(teaching, pack(tmp_path / "plain", tmp_path / "job", with_code=False), study)

@@ -60,7 +60,7 @@ def test_all_windows_are_in_one_part_and_the_same_at_every_call(tmp_path: Path) 
         ({"y_train": np.full(20, -1)}, "labels outside 0 to 3"),
         ({"x_train": np.full((20, 3, 16), np.nan)}, "x_train holds NaN or infinity"),
         ({"x_train": np.zeros((1, 3, 16)), "y_train": np.zeros(1, int)}, "too few for training and validation"),
-        ({"x_train": np.array([{"an": "object"}])}, "cannot be read"),
+        ({"x_train": np.array([{"an": "object"}])}, "can't be read"),
     ],
 )
 def test_files_that_are_wrong_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_an_absent_folder_or_file_says_what_to_do(tmp_path: Path) -> None:
         TASK.load("person-a", SITES, 0, tmp_path)
     assert str(tmp_path) not in str(caught.value)
     (tmp_path / "person-a.npz").write_text("no numbers")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="can't be read"):
         TASK.load("person-a", SITES, 0, tmp_path)
 
 

@@ -278,6 +278,7 @@ def test_f_adafed_shares_no_data_and_sends_running_statistics_in_the_middle(tmp_
     [
         ("adafed", ["training.rounds=3"], "mttt"),
         ("adafed", ["training.rounds=2", "algorithm.weights=uniform"], "tt"),
+        ("adafed", ["training.rounds=2", "algorithm.weights=uniform", "algorithm.init_from_pretrained=true"], "mtt"),
         ("f-adafed", ["training.rounds=7"], "vvmtttt"),
         ("f-adafed", ["training.rounds=2"], "mt"),
     ],
@@ -382,10 +383,22 @@ def test_f_from_a_file(tmp_path: Path) -> None:
         inprocess.run(plan)
 
 
-def test_the_summary_states_the_public_share() -> None:
+def test_the_summary_states_the_public_share_and_the_start() -> None:
     facts = inprocess.run(quick("adafed")).summary.details.pretraining
     assert facts["data"].startswith("20% of every site's training cases, declared public")
-    assert facts["epochs"] == 2
+    assert facts["start"] is False and facts["epochs"] == 2
+
+
+def test_models_can_start_from_f() -> None:
+    scores = []
+    for start in ("false", "true"):
+        run = inprocess.run(
+            quick("adafed", f"algorithm.init_from_pretrained={start}", "algorithm.pretraining.epochs=9")
+        )
+        scores.append([facts.validation for facts in run.summary.sites.values()])
+    before, after = (np.mean([curve[1] for curve in curves]) for curves in scores)  # the models before any training
+    assert np.mean([curve[0] for curve in scores[1]]) == np.mean([curve[0] for curve in scores[0]])
+    assert after > before + 0.2
 
 
 def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:

@@ -20,6 +20,7 @@ from monai.networks import nets
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from medsilo.check.leaks import leaks
 from medsilo.cli import main
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, Refused
@@ -41,6 +42,9 @@ from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
 from medsilo_adapters.low_rank import ADAPTED, Adapters, adapt, adapters_of, merged_weight
 from tests.conftest import over_all
+from tests.unit.test_account import PRIVATE, standing
+from tests.unit.test_account import run as run_with_ledger
+from tests.unit.test_protection import NAMES, write_photos
 
 SITES = ["a", "b", "c"]
 TASK = {"name": "synthetic-histology", "patients": 12, "patches": 4, "size": 32}
@@ -73,6 +77,13 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------- adapters
+class FirstOf(nn.Sequential):
+    """A network that returns its scores beside what its layers gave."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images)[0]
+
+
 def monai_networks() -> dict[str, tuple[nn.Module, Tensor]]:
     torch.manual_seed(0)
     flat, volume = torch.randn(2, 1, 64, 64), torch.randn(2, 1, 32, 32, 32)
@@ -83,6 +94,7 @@ def monai_networks() -> dict[str, tuple[nn.Module, Tensor]]:
             flat,
         ),
         "SegResNet": (nets.SegResNet(3, 8, 1, 2, blocks_down=(1, 1), blocks_up=(1,)), volume),
+        "ViT": (FirstOf(nets.ViT(1, (64, 64), (16, 16), 24, 32, 2, 4, classification=True, spatial_dims=2)), flat),
         "DenseNet": (nets.DenseNet(2, 1, 2, init_features=8, growth_rate=4, block_config=(2, 2)), flat),
         "Conv1d": (
             nn.Sequential(
@@ -185,11 +197,13 @@ def test_what_does_not_fit_is_one_line(backbone: dict[str, Any], tmp_path: Path)
 # ---------------------------------------------------------------------------------------------------- what is frozen
 def test_a_frozen_part_lies_once_in_memory_and_stays(backbone: dict[str, Any]) -> None:
     """However many networks a method holds, at however many sites of a process."""
+    for method, each in (("fedsm", 2 + 3), ("ditto", 2)):  # personal, global and three experts; own and shared
+        plan = tuned_plan(method, network={"from": backbone})
+        networks = [*plan.build_networks().values(), *plan.build_networks().values()]
+        frozen = [own for net in networks for name, own in values_of(net) if name.endswith("blocks.0.attn.qkv.weight")]
+        assert len(frozen) == 2 * each and len({own.data_ptr() for own in frozen}) == 1, method
     plan = tuned_plan("fedsm", network={"from": backbone})
     networks = [*plan.build_networks().values(), *plan.build_networks().values()]
-    frozen = [own for net in networks for name, own in values_of(net) if name.endswith("blocks.0.attn.qkv.weight")]
-    assert len(frozen) == 2 * (2 + 3)  # personal, global and three experts, twice
-    assert len({own.data_ptr() for own in frozen}) == 1
     selector, model = networks[3], networks[0]
     assert all(own.requires_grad for own in model.parameters()) and list(selector.parameters())
     numbers = sum(own.numel() for own in model.state_dict().values())
@@ -244,6 +258,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
     network.load_state_dict(dict(network.state_dict()))  # as it comes from a file, without torch's notes of versions
 
 
+TWO = {"sites": SITES[:2]}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedsm": {},
@@ -258,13 +273,13 @@ METHODS: dict[str, dict[str, Any]] = {
 def test_every_method_works_over_what_trains(method: str, backbone: dict[str, Any], tmp_path: Path) -> None:
     train = ["adapters", "head", "norms"]
     here = {"from": backbone} if method != "adafed" else {"of": {"name": "small-cnn"}}  # which measures batch norms
-    plan = tuned_plan(method, network={**here, "train": train}, algorithm=METHODS[method])
+    plan = tuned_plan(method, network={**here, "train": train}, algorithm=METHODS[method], participation=TWO)
     first = plan.build_networks()["model"]
     frozen = {name: own.clone() for name, own in values_of(first) if name not in first.state_dict()}
     groups = [own for phase in plan.course.phases for own in views(phase.groups, plan.build_networks()).values()]
     assert frozen and groups and not {name for own in groups for name in own} & frozen.keys()
     run = inprocess.run(plan, folder=tmp_path / method)
-    for site in SITES:
+    for site in TWO["sites"]:
         last = run.models[site]
         last = last.model if method == "harmofl" else last  # behind its input layer
         values = dict(values_of(last))
@@ -314,6 +329,33 @@ def test_sealed_sums_hold_what_trains_alone(backbone: dict[str, Any], tmp_path: 
     assert sealed.summary.sites["a"].bytes_up < 2.5 * open_.summary.sites["a"].bytes_up  # type: ignore[operator]
 
 
+def test_the_leak_report_and_a_robust_mean_see_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
+    plan = tuned_plan(network={"from": backbone}, mixing={"robust": {"name": "median"}})
+    trained = plan.build_networks()["model"].state_dict()
+    [leak] = leaks(plan)
+    assert {*leak.tensors} == trained.keys() and leak.bytes == sum(own.nbytes for own in trained.values())
+    run = inprocess.run(plan, folder=tmp_path / "run")
+    one, other = (dict(values_of(run.models[site])) for site in SITES[:2])
+    assert all(torch.equal(own, other[name]) for name, own in one.items())
+    assert {name for name, own in values_of(plan.build_networks()["model"]) if not torch.equal(own, one[name])} == {
+        *trained
+    }
+
+
+def test_the_ledger_charges_adapters_what_it_charges_a_whole_network(tmp_path: Path) -> None:
+    """A step's price hangs on noise and chance, not on how many numbers it moves; frozen ones are never charged."""
+    photos = write_photos(tmp_path / "photos", NAMES)
+    spent = []
+    for name, more in (
+        ("whole", {}),
+        ("adapted", {"name": "tuned", "of": PRIVATE["network"], "adapters": {"rank": 1}}),
+    ):
+        run_with_ledger(tmp_path / name / "study", photos, plan={**PRIVATE, "network": more or PRIVATE["network"]})
+        found = standing(tmp_path / name)
+        spent.append(([entry.what for entry in found.entries if entry.kind == "charged"], found.epsilon(1e-3)))
+    assert spent[0] == spent[1] and 1.9 < spent[0][1] <= 2.0
+
+
 # ---------------------------------------------------------------------------------------------------- checkpoints
 def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -339,6 +381,14 @@ def test_checkpoints_of_others_are_read_without_code(tmp_path: Path) -> None:
         found = match(state, read_checkpoint(path))
         assert not (found.missing or found.surplus or found.other_shape) and found.share == 1, path
         assert all(torch.equal(found.found[name], own) for name, own in state.items()), path
+
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as bundle:
+        bundle.extractall(tmp_path)
+    whole = tuned_plan().model_dump(mode="json")
+    whole["network"]["from"] = "spleen"  # a bundle as it is unpacked
+    (tmp_path / "plan.yaml").write_text(json.dumps(whole))
+    begun = getattr(load_plan(tmp_path / "plan.yaml").network, "from")
+    assert begun.sha256 == shelf.hash_of_file(tmp_path / "plain.pt") and begun.file == "model.pt"
 
     other = {**under, "module.encoder.2.weight": torch.ones(5, 4), "module.decoder.weight": torch.ones(1)}
     del other["module.encoder.1.bias"]
@@ -380,7 +430,7 @@ def test_what_a_file_lacks_has_to_train(tmp_path: Path) -> None:
 def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     """From a plan with a path in it to MONAI's own network, though the file is gone from where it was."""
     unet = {"name": "basic-unet", "features": [4, 4, 8, 8, 8]}
-    task = {"name": "synthetic-prostate", "size": 32}
+    task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 4}
     sections = {"task": task, "participation": {"sites": SITES[:2]}}
     drawn = parse_plan({"algorithm": {"name": "local"}, **sections, "network": unet}).build_networks()["model"]
     (tmp_path / "plans").mkdir()
@@ -388,7 +438,8 @@ def test_a_model_is_exported_as_one_plain_network(tmp_path: Path) -> None:
     save_tensors(tmp_path / "weights" / "unet.safetensors", drawn.state_dict())
     plan = tmp_path / "plans" / "plan.yaml"
     plan.write_text(
-        "algorithm: {name: fedavg}\ntask: {name: synthetic-prostate, size: 32}\nparticipation: {sites: [a, b]}\n"
+        "algorithm: {name: fedavg}\nparticipation: {sites: [a, b]}\n"
+        "task: {name: synthetic-prostate, size: 32, patients: 4, slices: 4}\n"
         "network: {name: tuned, from: ../weights/unet.safetensors, of: {name: basic-unet, features: [4, 4, 8, 8, 8]}}\n"
         "training: {rounds: 1, batch_size: 16, learning_rate: 0.05}\ntracking: {select: last}\n",
         "utf-8",
@@ -429,11 +480,11 @@ def test_both_adapters_act_and_one_travels(backbone: dict[str, Any], tmp_path: P
         alike = torch.equal(one[name], other[name])
         assert alike == (name in travels), name
     with torch.no_grad():
-        merged = open_source(tmp_path / "run", "a").network
-        images = torch.randn(2, 3, 32, 32)
+        merged = open_source(tmp_path / "run", "a").network.double()
+        images = torch.randn(2, 3, 32, 32).double()
         best = plan.build_networks()["model"].eval()
         best.load_state_dict(load_tensors(tmp_path / "run" / "sites" / "a" / "best.safetensors")[0])
-        assert torch.allclose(merged(images), best(images), rtol=0, atol=1e-5)
+        assert torch.allclose(merged(images), best.double()(images), rtol=0, atol=1e-6)
 
 
 def test_a_backbone_comes_of_images_without_labels(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

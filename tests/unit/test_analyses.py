@@ -21,7 +21,7 @@ from benchmarks.analyses.finished import FinishedRun, drawn, read_finished
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.group import views
-from medsilo.deploy import SuperModel
+from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.pool import POOL

@@ -443,3 +443,8 @@ def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None
     shown = [data["text/html"] for data in outputs if "text/html" in data]
     assert len(shown) == 6 and all("hospital-a" in html for html in shown)
     assert "did you mean 'fedavg'?" in code[-1].outputs[0]["text"]
+
+
+def test_a_wrong_name_of_a_method_gets_a_suggestion() -> None:
+    with pytest.raises(MedsiloError, match="'fedavgg' is no method.*did you mean 'fedavg'"):
+        medsilo.run("fedavgg")

@@ -94,7 +94,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Home:
     home = Home(tmp_path_factory.mktemp("signed") / "kit")
-    home.approve(expires=int(time.time()) + 3600, rounds=3, sites=tuple(SITES), method="fedavg")
+    home.approve(expires=int(time.time()) + 3600, rounds=3, sites=tuple(SITES))
     return home
 
 
@@ -162,14 +162,12 @@ def test_what_is_withdrawn_at_the_last_moment_does_not_leave(home: Home, monkeyp
 def test_each_limit_holds(home: Home) -> None:
     home.approve(expires=int(time.time()) - 1)
     refused(home, "approved plan .* until .* UTC, and no longer")
-    home.approve(method="fedbn")
-    refused(home, "for the method fedbn only, and its method is fedavg")
     home.approve(sites=(A,))
     refused(home, f"only for studies without {', '.join(sorted(set(SITES) - {A}))},")
     home.approvals.decide(home.plan.hash, "declined", "engineer")
     refused(home, "has declined plan")
     refused(home, "has not approved plan", plan=make_plan("fedavg", *SMALL, "training.rounds=5"))
-    home.approve(expires=int(time.time()) + 3600, rounds=4, sites=tuple(SITES), method="fedavg")
+    home.approve(expires=int(time.time()) + 3600, rounds=4, sites=tuple(SITES))
     home.permission().check()
     with pytest.raises(MedsiloError, match="rounds: 0 is too small; give 1 or more"):
         home.approve(rounds=0)
@@ -487,7 +485,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     assert main(["approve", *kit]) == 0
     told = capsys.readouterr().out
     assert f"{home.plan.hash[:12]}  waits for a decision: fedavg, synthetic-activity, study study, submitted by" in told
-    limits = ["--expires", "2d", "--rounds", "3", "--sites", ",".join(SITES), "--method", "fedavg", "--by", "Dr. A"]
+    limits = ["--expires", "2d", "--rounds", "3", "--sites", ",".join(SITES), "--by", "Dr. A"]
     assert main(["approve", home.plan.hash[:8], *kit, *limits, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["plan"], said["by"], said["limits"]["rounds"]) == (home.plan.hash, "Dr. A", 3)
@@ -511,7 +509,6 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
         (["approve", home.plan.hash, *job], "is not expected here"),
         (["approve", *job, "--set", "participation.sites=[b, c]"], f"{A} is not in this plan"),
         (["approve", *job, "--sites", A], "would never run here: --sites leaves out"),
-        (["approve", *job, "--method", "fedbn"], "would never run here: --method is fedbn"),
         (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
     ):
         assert main([*wrong, *kit]) != 0

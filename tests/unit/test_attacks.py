@@ -255,6 +255,9 @@ def test_expert_and_selector() -> None:
     assert delivered["sums"][0] == sum(delivered["chosen"].values()) and not any(delivered["sums"][1:])
 
 
+together = pytest.mark.xdist_group("tiny-attacks")  # a study serves all tests that need it
+
+
 @cache
 def tiny(attack: str, defence: str) -> Result:
     return measured(Cell(TINY, "fedavg", attack, 0 if attack == HONEST else 1, defence, 0))
@@ -269,6 +272,7 @@ def assert_held(attack: str, defence: str) -> None:
     assert defended.score > (undefended.score or 0.0) + 0.3
 
 
+@together
 @pytest.mark.parametrize(
     ("attack", "defence"),
     slow_but(
@@ -280,12 +284,14 @@ def test_an_attack_harms_and_a_defence_helps(attack: str, defence: str) -> None:
     assert_held(attack, defence)
 
 
+@together
 def test_the_record_names_whom_it_should() -> None:
     bad = set(Cell(TINY, "fedavg", "sign flip x10", 1, PLAIN, 0).bad_sites)
     assert tiny("sign flip x10", PLAIN).stood_out == tiny("random weights, lying counts", PLAIN).stood_out == bad
     assert tiny(HONEST, PLAIN).stood_out == set()
 
 
+@together
 @pytest.mark.slow
 @pytest.mark.parametrize("defence", ["median", "trimmed mean", "geometric median", "Multi-Krum"])
 @pytest.mark.parametrize(

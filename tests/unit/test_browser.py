@@ -12,8 +12,7 @@ from medsilo.check.result import Finding, Report, Table
 from medsilo.core.files import write_json
 from medsilo.report import page
 from medsilo.report.demo_page import StoryRows, write_demo
-from medsilo.report.hospital_page import Leaving, write_hospitals
-from medsilo.report.sheet_page import write_sheets
+from medsilo.report.sheet_page import Leaving, write_sheets
 from medsilo.report.start_page import StartFacts, write_start_page
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_verdict
@@ -48,7 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict
         summary = summary_of(method, method, dict(zip(names, values, strict=True)))
         refused = {"refused": {names[2]: "its plan differs"}, "answered": names[:2]} if method == "fedbn" else {}
         runs.append(save(folder, summary, [round_line(1, names), round_line(2, names, **refused)]))
-    hospital = write_hospitals(runs[0], Leaving([("model", "1 to 2", 1000)], ["Numbers."]))[0]
+    hospital = write_sheets(runs[0], lambda run: Leaving([("model", "1 to 2", 1000)], ["Numbers."]))[0]
     return {
         "run": page.write(runs, folder / "run.html", "Three runs"),
         "study": write_study(panels_study.folder, folder / "study.html"),

@@ -101,7 +101,7 @@ def test_the_bundle_has_what_monai_asks_for(tmp_path: Path) -> None:
         } == tensor.keys()  # fmt: skip
         assert len(tensor["channel_def"]) == tensor["num_channels"]
     assert formats["inputs"]["image"]["spatial_shape"] == [32, 32]
-    assert "gamma = 0.5" in (tmp_path / "bundle" / "docs" / "README.md").read_text()
+    assert "gamma = 0.5" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
 
 
 def test_a_bundle_whose_weights_were_changed_is_not_loaded(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import medsilo
+from benchmarks.cross import committee_scores, main
 from medsilo import cli
+from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.deploy.source import Source
@@ -17,9 +19,10 @@ from medsilo.deploy.together import Committee, answering_together
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
-from medsilo.study.cross import committee_scores
+from medsilo.site.owner import ALL_MINE
+from medsilo.study.judging import run_settings
 from medsilo.tasks.own.patient_table import PatientTable
-from medsilo.tasks.volumes import Volume, read_mask, write_volume
+from medsilo.tasks.volumes import Volume, mask_of, write_volume
 from tests.conftest import SITES, make_plan
 from tests.unit.test_predict import drawn, oblique, small_plan, write_run
 
@@ -99,13 +102,12 @@ def test_every_sites_models_are_scored_together_and_alone(runs: list[Path]) -> N
     assert {path: path.read_bytes() for path in kept} == kept
 
 
-def test_the_command_prints_the_scores(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["cross", *map(str, runs[:2]), "--device", "cpu", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["together"], told["alone"]) == committee_scores(runs[:2])
-    assert cli.main(["cross", *map(str, runs[:2]), "--device", "cpu"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1].split()
-    assert last[:2] == ["all", "together"] and [f"{score:.3f}" for score in told["together"].values()] == last[2:-1]
+def test_the_tool_prints_the_scores(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*map(str, runs[:2]), "--device", "cpu"]) == 0
+    together, alone = committee_scores(runs[:2])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["local", *(f"{score:.3f}" for score in alone["local"].values())] == lines[1][:-1]
+    assert ["all", "together", *(f"{score:.3f}" for score in together.values())] == lines[3][:-1]
 
 
 def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path) -> None:
@@ -122,13 +124,11 @@ def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path
             committee_scores(given)
         assert "\n" not in str(caught.value)
     with pytest.raises(MedsiloError, match="17 models are to answer together; give 16 at most"):
-        answering_together([Source(Says([0.0]), make_plan("fedavg", *SMALL), None, {})] * 17)
+        answering_together([Source(Says([0.0]), make_plan("fedavg", *SMALL), {})] * 17)
 
 
-def test_runs_over_ones_own_tables_are_tested_on_the_same_patients(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By `medsilo cross`, too: who deals patients into parts by a number of their own deals them as in the run."""
+def test_runs_over_ones_own_tables_are_tested_on_the_same_patients(tmp_path: Path) -> None:
+    """Patients who are dealt by a number of one's own are dealt as in the run."""
     random = np.random.default_rng(0)
     for site in SITES:
         (folder := tmp_path / "data" / site).mkdir(parents=True)
@@ -144,11 +144,10 @@ def test_runs_over_ones_own_tables_are_tested_on_the_same_patients(
         )
         place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", method]
         assert cli.main(["run", method, "--plan", str(tmp_path / "plan.yaml"), *place, *data]) == 0
-    runs = [str(tmp_path / method) for method in ("fedavg", "fedper")]
-    assert cli.main(["cross", runs[1], *data]) == 0
-    capsys.readouterr()
-    assert cli.main(["cross", *runs, *data, "--json"]) == 0
-    alone = json.loads(capsys.readouterr().out)["alone"]
+    runs = [tmp_path / method for method in ("fedavg", "fedper")]
+    assert main([str(runs[1]), *data]) == 0
+    settings = settings_of("cpu", tmp_path / "data", before=run_settings(runs[0]), **ALL_MINE)
+    alone = committee_scores(runs, settings)[1]
     summary = Record(tmp_path / "fedper").summary()
     assert alone["fedper"] == {site: pytest.approx(summary.sites[site].test["accuracy"]) for site in SITES}
 
@@ -168,7 +167,7 @@ def test_a_mask_is_what_the_mean_of_all_models_says(tmp_path: Path) -> None:
     assert cli.main(["predict", str(own), str(scan), "--with", str(shared), "-o", str(out)]) == 0
     with torch.no_grad():
         said = [network(torch.from_numpy(values)[:, None]).softmax(1) for network in (one, other)]
-    mask = read_mask(out / "scan_mask.nii").values
+    mask = mask_of(out / "scan_mask.nii").values[0]
     assert np.array_equal(mask, (said[0] + said[1]).argmax(1))
     assert all((mask != own.argmax(1).numpy()).any() for own in said)
     model = json.loads((out / "predictions.json").read_text())["model"]

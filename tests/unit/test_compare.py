@@ -1,4 +1,4 @@
-"""Comparisons: rows, sweeps, cells that are kept, failures that are told, a kill in the middle."""
+"""Comparisons: rows, cells that are kept, failures that are told, a kill in the middle."""
 
 import json
 import os
@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from benchmarks.results.figures import CellResult
 from benchmarks.results.tables import rounds_to
 from medsilo.cli import main
 from medsilo.core.errors import PlanError
 from medsilo.federation import inprocess
 from medsilo.federation.inprocess import Loop
 from medsilo.runs.reading import read_summary, read_verdict
-from medsilo.runs.schema import CellResult, Round
+from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
-from medsilo.study.cells import Row, cells_of, parse_sweep, run_cell
+from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import asked, command_line
 from tests.conftest import make_plan, wanted
 
@@ -39,22 +40,6 @@ def test_rows_are_methods_or_changes() -> None:
     assert own.changes == ("algorithm.name=fedprox", "algorithm.weighting=uniform", "algorithm.mu=0.3")
     row = Row.parse("more steps: training.local_epochs=2 training.rounds=5")
     assert row == Row("more steps", ("training.local_epochs=2", "training.rounds=5"))
-
-
-def test_a_sweep_is_every_combination() -> None:
-    sweep = parse_sweep(["training.rounds=1,2", "seed=3,4"])
-    rows = list(Row("x", ("a=1",)).swept(sweep))
-    assert [row.changes[1:] for row in rows] == [
-        ("training.rounds=1", "seed=3"),
-        ("training.rounds=1", "seed=4"),
-        ("training.rounds=2", "seed=3"),
-        ("training.rounds=2", "seed=4"),
-    ]
-    assert rows[1].title == "x training.rounds=1 seed=4" and rows[1].changes[0] == "a=1"
-    assert list(Row("x", ("a=1",)).swept({})) == [Row("x", ("a=1",))]
-    for wrong in ("training.rounds", "training.rounds=", "training.rounds=1,"):
-        with pytest.raises(PlanError, match="--sweep"):
-            parse_sweep([wrong])
 
 
 def test_cells_go_seed_by_seed_and_wrong_rows_are_named_before_anything_runs(tmp_path: Path) -> None:
@@ -122,26 +107,15 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
     verdict = read_verdict(out)
     assert (len(verdict.runs), verdict.about.cells) == (2, 3) and " CPU cores" in verdict.about.machine
     assert verdict.sites == ["hospital-x", "hospital-y"] and "training diverged" in verdict.about.failures[0]
-    rows = {row["title"]: row["seeds"] for row in json.loads((out / "table.json").read_text())}
-    assert rows["diverging"] == {}
-    for seed in ("0",):
-        summary = read_summary(out / f"fedavg-{seed}")
-        assert rows["fedavg"][seed]["test"] == summary.mean_test
-        assert rows["local"][seed]["bytes_up"] == 0 < rows["fedavg"][seed]["bytes_up"]
+    scores = {row.title: row.score for row in verdict.rows}
+    assert scores["diverging"] is None and scores["fedavg"] is not None
+    assert scores["fedavg"].by_seed == [pytest.approx(read_summary(out / "fedavg-0").mean_test)]
     assert list(out.glob("*/sites/*/best.safetensors")) and not list(out.glob("fedavg-*/checkpoints"))
     made = (out / "fedavg-0/summary.json").stat().st_mtime_ns
     assert main(arguments) == 1
     assert (out / "fedavg-0/summary.json").stat().st_mtime_ns == made
     assert main(["compare", "--plan", str(plan)]) == 1
     assert "nothing to compare" in capsys.readouterr().err
-
-
-def _numbers(folder: Path) -> Any:
-    rows = json.loads((folder / "table.json").read_text())
-    for row in rows:
-        for facts in row["seeds"].values():
-            del facts["seconds"]
-    return rows
 
 
 @pytest.mark.slow
@@ -161,7 +135,7 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp
     kept = (killed / "local-0/summary.json").stat().st_mtime_ns
     subprocess.run([*command, str(killed)], check=True, capture_output=True, timeout=120)
     assert (killed / "local-0/summary.json").stat().st_mtime_ns == kept
-    assert _numbers(killed) == _numbers(whole)
+    assert read_verdict(killed).rows == read_verdict(whole).rows
 
 
 class Killed(BaseException):

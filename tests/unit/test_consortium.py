@@ -1,7 +1,6 @@
 """The consortium's file: what is wrong in it is one line that names the key and the fix."""
 
 import copy
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from medsilo import cli
-from medsilo.consortium.description import Consortium, read_consortium
+from medsilo.consortium.description import read_consortium
 from medsilo.core.errors import MedsiloError
 
 GOOD: dict[str, Any] = {
@@ -98,28 +97,6 @@ def test_what_is_no_such_file_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "consortium.yaml").write_text(text)
     with pytest.raises(MedsiloError, match=r"^consortium\.yaml[^\n]+$"):
         read_consortium(tmp_path / "consortium.yaml")
-
-
-def server_at(host: str, port: int) -> Consortium:
-    values = copy.deepcopy(GOOD)
-    values["server"] |= {"host": host, "port": port}
-    return Consortium.model_validate(values)
-
-
-def test_a_host_that_does_not_resolve() -> None:
-    with pytest.raises(MedsiloError, match="'no-such-host.invalid' does not resolve here"):
-        server_at("no-such-host.invalid", 8002).check_network()
-
-
-def test_ports_in_use_count_on_this_machine_only() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        with pytest.raises(MedsiloError, match=f"port {port} of localhost is in use"):
-            server_at("localhost", port).check_network()
-        server_at("192.0.2.1", port).check_network()  # an address for documentation: another machine's
-    server_at("localhost", port).check_network()
 
 
 def test_the_example_is_right(root: Path) -> None:

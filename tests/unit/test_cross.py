@@ -1,20 +1,18 @@
-"""Every site's model on every site's test data: the numbers, the file, the page, and what is refused."""
+"""Every site's model on every site's test data: the numbers, the table, and what is refused."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.cross import cross, main
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
-from medsilo.report.read import read
 from medsilo.runs.record import Record
-from medsilo.study.cross import cross
 from tests.conftest import PERSONAL, SITES, all_but_newer, make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
@@ -49,8 +47,6 @@ def test_each_model_is_tested_at_each_site(copied: tuple[Plan, Path]) -> None:
     expected = {owner: {site: accuracy(plan, models[owner], site) for site in SITES} for owner in SITES}
     assert scores == {owner: pytest.approx(row) for owner, row in expected.items()}
     assert len({value for row in expected.values() for value in row.values()}) > 6  # else a mix-up would not show
-    facts = json.loads((folder / "cross.json").read_text())
-    assert facts == {"metric": "accuracy", "plan_hash": plan.hash, "scores": scores}
     assert {path: path.read_bytes() for path in kept} == kept  # and nothing of the run is touched
 
 
@@ -72,21 +68,21 @@ def test_models_with_an_input_layer(tmp_path: Path) -> None:
 
 
 def test_each_site_has_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """A site that rounds what it tells, and two that don't."""
+    """A site that withholds its score, and two that don't."""
     (own := tmp_path / "config" / SITES[1]).mkdir(parents=True)
-    (own / "medsilo.yaml").write_text("score_digits: 1\n")
+    (own / "medsilo.yaml").write_text("smallest_metric: 1000\n")
     config = ["--settings", str(tmp_path / "config"), "--device", "cpu"]
     changes = [part for change in SMALL for part in ("--set", change)]
     place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", "run"]
     changes = ["--set", "task.name=synthetic-activity", "--set", "training.rounds=2", *changes]
     assert cli.main(["run", "local", *place, *config, *changes]) == 0
     tests = [Record(tmp_path / "run").summary().sites[site].test["accuracy"] for site in SITES]
-    assert [score == round(score, 1) for score in tests] == [False, True, False]
+    assert [score is None for score in tests] == [False, True, False]
     (tmp_path / "config" / "stranger").mkdir()
     (tmp_path / "config" / "stranger" / "medsilo.yaml").touch()
     capsys.readouterr()
-    assert cli.main(["cross", str(tmp_path / "run"), *config]) == 1
-    assert "there is a medsilo.yaml for stranger, which is no site of the plan" in capsys.readouterr().err
+    assert main([str(tmp_path / "run"), *config]) == 1
+    assert "there is a medsilo.yaml for stranger, which is no site of the plan" in capsys.readouterr().out
 
 
 def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) -> None:
@@ -96,7 +92,6 @@ def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) ->
     save_tensors(path, {name: tensor if "running" in name else -tensor for name, tensor in tensors.items()}, facts)
     with pytest.raises(MedsiloError, match=r"hospital-b's model has accuracy .* but .* in the run's summary: the data"):
         cross(folder)
-    assert not (folder / "cross.json").exists()
 
 
 def test_a_site_that_was_lost_before_the_test_is_compared_all_the_same(copied: tuple[Plan, Path]) -> None:
@@ -132,35 +127,12 @@ def test_what_cannot_be_compared_is_one_clear_line(case: str, copied: tuple[Plan
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_the_command_prints_the_table_and_puts_it_on_the_page(
-    copied: tuple[Plan, Path], capsys: pytest.CaptureFixture
-) -> None:
+def test_the_tool_prints_the_table(copied: tuple[Plan, Path], capsys: pytest.CaptureFixture) -> None:
     _, folder = copied
-    assert "Every site's model at every site" not in page_of(folder)
-    assert cli.main(["cross", str(folder), "--device", "cpu"]) == 0
-    printed = capsys.readouterr().out
-    run = read(folder)
-    assert run.cross is not None
-    cases = [run.test_cases(site) or 0 for site in SITES]
-    page = (folder / "report.html").read_text()
-    assert "Every site's model at every site" in page
-    for owner in SITES:
-        row = [run.cross.scores[owner][site] or 0.0 for site in SITES]
-        pooled = sum(score * count for score, count in zip(row, cases, strict=True)) / sum(cases)
-        shown = [f"{value:.3f}" for value in [*row, sum(row) / 3, pooled]]
-        assert [owner, *shown] in [line.split() for line in printed.splitlines()]
-        assert all(value in page for value in shown)
-    assert cli.main(["cross", str(folder / "nowhere")]) == 1
-    assert capsys.readouterr().err.startswith("medsilo: nowhere is no run's folder")
-
-
-def page_of(folder: Path) -> str:
-    assert cli.main(["report", str(folder)]) == 0
-    return (folder / "report.html").read_text()
-
-
-def test_a_damaged_file_is_named(copied: tuple[Plan, Path]) -> None:
-    _, folder = copied
-    (folder / "cross.json").write_text('{"metric": "accuracy"}')
-    with pytest.raises(MedsiloError, match=r"cross.json of run 'local': scores: Field required"):
-        read(folder)
+    assert main([str(folder), "--device", "cpu"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for owner, row in cross(folder).items():
+        scores = [score or 0.0 for score in row.values()]
+        assert [owner, *(f"{value:.3f}" for value in [*scores, sum(scores) / 3])] in lines
+    assert main([str(folder / "nowhere")]) == 1
+    assert capsys.readouterr().out.startswith("nowhere is no run's folder")

@@ -24,13 +24,11 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
-from medsilo_dicom.codes import code_of
 from medsilo_dicom.contours import mask_of_contours
-from medsilo_dicom.dicom_scans import mask_as_scanned, scan_of_series
-from medsilo_dicom.objects import MadeBy, class_report, report, segmentation, sources_of
+from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.segments import mask_of_segmentation
 from medsilo_dicom.sending import address_of
-from medsilo_dicom.series import ImageSeries, read_again, values_of
+from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
 from tests import dicoms
 from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study
 from tests.hospital import affine_of, ball

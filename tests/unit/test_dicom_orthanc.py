@@ -22,13 +22,12 @@ from cryptography.x509.oid import NameOID
 
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
+from medsilo_dicom.header import read_tree
 from medsilo_dicom.inbox import Inbox
 from medsilo_dicom.node import Node
 from medsilo_dicom.retrieving import retrieve
-from medsilo_dicom.sending import send
+from medsilo_dicom.sending import AUTHORITY, CERTIFICATE, FOLDER, KEY, send
 from medsilo_dicom.series import make_series, read_again, values_of
-from medsilo_dicom.tls import AUTHORITY, FOLDER, KEY, OWN
-from medsilo_dicom.tree import read_tree
 from tests.dicoms import write, write_study
 
 ORTHANC = shutil.which("Orthanc")
@@ -172,7 +171,7 @@ def authority(folder: Path, *names: str) -> None:
         place.mkdir(parents=True)
         (place / AUTHORITY).write_bytes(own.public_bytes(serialization.Encoding.PEM))
         signed = _certificate(name, other, "authority", key, False)
-        (place / OWN).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        (place / CERTIFICATE).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
         form = serialization.PrivateFormat.TraditionalOpenSSL
         plain = serialization.NoEncryption()
         (place / KEY).write_bytes(other.private_bytes(serialization.Encoding.PEM, form, plain))
@@ -193,7 +192,11 @@ def test_both_directions_are_encrypted_and_a_strangers_certificate_is_refused(
     authority(tmp_path / "strangers", "here")
     theirs = tmp_path / "tls/archive"
     secure = {
-        **{"DicomTlsEnabled": True, "DicomTlsCertificate": str(theirs / OWN), "DicomTlsPrivateKey": str(theirs / KEY)},
+        **{
+            "DicomTlsEnabled": True,
+            "DicomTlsCertificate": str(theirs / CERTIFICATE),
+            "DicomTlsPrivateKey": str(theirs / KEY),
+        },
         **{"DicomTlsTrustedCertificates": str(theirs / AUTHORITY), "DicomTlsRemoteCertificateRequired": True},
     }
     for archive in started(tmp_path / "archive", **secure):

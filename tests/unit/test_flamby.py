@@ -4,35 +4,25 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import nibabel
-import numpy as np
 import pytest
-import torch
 
-from benchmarks import flamby
 from benchmarks.flamby import (
-    BENCHMARKS,
     BRCA,
     HEART,
-    IXI,
-    POOLED,
+    TABLES,
     PublishedCell,
     Work,
     published,
     read_heart,
     write_tables,
 )
-from benchmarks.flamby import volumes as flamby_volumes
 from benchmarks.flamby.__main__ import main
-from benchmarks.flamby.volumes import on_the_grid, read_ixi, soft_dice
 from benchmarks.flamby_better import Candidate, Trials, chosen, first_alone, held_out
 from benchmarks.results.patients import write_patients
-from medsilo.core.errors import MedsiloError
 from medsilo.plan import load_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.own.patient_table import PatientTable
-from medsilo.tasks.own.volume_folder import NiftiFolder
-from tests.patients import write_hearts, write_ixi
+from tests.patients import write_hearts
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 with_data = pytest.mark.skipif(
@@ -43,8 +33,8 @@ with_data = pytest.mark.skipif(
 def test_five_published_seeds_stand_for_every_cell() -> None:
     told = published()
     assert {len(scores) for scores in told.values()} == {5}
-    single = {"heart_uci": 4, "tcga_brca": 6, "ixi": 3}
-    for benchmark in BENCHMARKS:
+    single = {"heart_uci": 4, "tcga_brca": 6}
+    for benchmark in TABLES:
         methods = {*benchmark.rates, "pooled", *(f"personal {one}" for one in benchmark.personal)}
         methods |= {*(f"single {n}" for n in range(single[benchmark.folder]))}
         assert {method for own, method in told if own == benchmark.folder} == methods
@@ -80,7 +70,6 @@ def test_it_says_which_files_to_put_where(tmp_path: Path, capsys: pytest.Capture
     assert main(["--data", str(tmp_path)]) == 1
     told = capsys.readouterr()
     assert "processed.cleveland.data" in told.out and "brca.csv, train_test_split.csv" in told.out
-    assert "put IXI_sample, metadata_tiny.csv (IXI_sample of the archive IXI Tiny" in told.out
     assert "no set is there" in told.err
 
 
@@ -114,77 +103,6 @@ def test_the_plans_of_the_patients_page_read_what_it_writes(
         written = write_patients(hearts, tmp_path / "tables")
         data = own.task.site_data("va", own.participation.sites, 0, make_settings({"data": str(written)}, "test").data)
         assert [len(part) for part in (data.train, data.validation, data.test)] == [6, 1, 5]
-
-
-# ---------------------------------------------------------------------------------------------------- volumes
-TINY = (8, 12, 8)
-
-
-@pytest.fixture
-def brains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of sixteen heads, whose grid is a small one."""
-    monkeypatch.setattr(flamby_volumes, "GRID", TINY)
-    write_ixi(tmp_path / "data/ixi", {"Guys": 6, "HH": 5, "IOP": 5}, (16, 12, 8))
-    return tmp_path / "data"
-
-
-def test_heads_become_cases_on_the_protocols_grid(brains: Path, tmp_path: Path) -> None:
-    lines = read_ixi(brains / "ixi")
-    assert {site: [row["part"] for row in own].count("test") for site, own in lines.items()} == {
-        "guys": 1, "hh": 1, "iop": 1,
-    }  # fmt: skip
-    small = replace(IXI, task={**IXI.task, "size": list(TINY)})
-    work = small.ready(brains, tmp_path)
-    task = work.federated("fedavg", 0.001, 42).task
-    data = task.site_data("guys", work.sites, 42, work.settings.data)
-    assert [len(part) for part in (data.train, data.validation, data.test)] == [5, 1, 1]  # type: ignore[arg-type]
-    whole = task.site_data(POOLED, [POOLED], 42, work.settings.data)
-    assert [len(part) for part in (whole.train, whole.test)] == [13, 3]  # type: ignore[arg-type]
-    # Two places along the first axis are one of the grid; the image's means are standardised, and nothing is turned.
-    row = lines["guys"][0]
-    stored = np.asarray(nibabel.load(row["image"]).dataobj, np.float32).reshape(8, 2, 12, 8).mean(1)  # type: ignore[attr-defined]
-    mask = np.asarray(nibabel.load(row["label"]).dataobj).reshape(8, 2, 12, 8).min(1)  # type: ignore[attr-defined]
-    assert np.array_equal(on_the_grid(row["label"], True), mask) and 0 < mask.mean() < 0.5
-    inputs, target = data.train[0]
-    expected = (stored - stored.mean()) / stored.std()
-    assert np.allclose(inputs[0].permute(2, 1, 0), expected, atol=1e-4)
-    assert np.array_equal(target.permute(2, 1, 0), mask)
-    network = work.plan("local", ["guys"], 1, IXI.alone, 42).build_networks()["model"]
-    assert sum(weights.numel() for weights in network.parameters()) == 246_164
-    (brains / "ixi/IXI_sample/IXI999-HH-1").mkdir()
-    with pytest.raises(MedsiloError, match="differ in 1 subjects; unpack the whole archive"):
-        read_ixi(brains / "ixi")
-
-
-def test_overlap_and_loss_count_the_background() -> None:
-    """Four places, one of them brain; the network is undecided about two."""
-    sure = torch.tensor([0.0, -40.0, -40.0, 0.0])
-    output = torch.stack([torch.zeros(4), sure])[None, :, :, None, None]
-    target = torch.tensor([1, 0, 0, 0])[None, :, None, None]
-    brain, background = 2 * 0.5 / (1 + 1), 2 * 2.5 / (3 + 3)
-    assert soft_dice(output, target).tolist() == pytest.approx([(brain + background) / 2])
-    loss = NiftiFolder(criterion="dice-background", labels=("brain",)).goal.loss
-    assert float(loss(output, target)) == pytest.approx(1 - (brain + background) / 2, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_the_command_runs_what_is_there(
-    brains: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short = replace(
-        IXI,
-        rounds=1,
-        training={"local_steps": 2, "batch_size": 2},
-        alone={**IXI.alone, "local_epochs": 1},
-        rates={"fedavg": 0.001},
-        task={**IXI.task, "size": list(TINY)},
-    )
-    monkeypatch.setattr(flamby, "BENCHMARKS", (HEART, short))
-    assert main(["--data", str(brains), "--seeds", "42"]) == 0
-    told = capsys.readouterr().out
-    assert "Fed-Heart-Disease: put" in told and "Fed-IXI: put" not in told
-    rows = [line.split("  ") for line in told.splitlines() if line.startswith("Fed-IXI")]
-    assert [row[-1].strip() for row in rows] == ["not judged"] * 5 and "0.773 ± 0.021" in told
 
 
 @with_data

@@ -699,9 +699,6 @@ def test_ranges_are_those_of_the_files(balls: Path) -> None:
     images = [ball((12, 24, 20), (1.5, 1.5, 2.5), number + 5600)[0] for number in range(9)]
     assert survey.intensity == pytest.approx((min(i.min() for i in images), max(i.max() for i in images)))
     assert sum(part.cases for part in survey.parts.values()) == 9
-    spacings = read(volumes(), source(balls)).spacings  # a super model tells the training images'
-    assert len(spacings) == survey.parts["train"].patients
-    np.testing.assert_allclose(spacings, [(1.5, 1.5, 2.5)] * len(spacings), atol=1e-5)
 
 
 @pytest.mark.parametrize("spelling", ["NFC", "NFD"])
@@ -725,7 +722,7 @@ STOPS = [
     ({"label": None, "image": None}, "the table has no column image, label"),
     ("image;label", "the table has no column patient"),
     (b"\xff\xfe\x00", "not in UTF-8"),  # of UTF-16, and cut off
-    (None, "the table can't be read"),
+    (None, "the table is not there"),
 ]
 
 

@@ -33,6 +33,7 @@ A, B, C = SITES
 LONG = "x" * 30_000_000
 STEERS = "\x1b[2J\x1b]0;owned\x07\r\n"
 METHODS = ["fedavg", "fedsm"]
+pytestmark = pytest.mark.xdist_group("hostile-answers")  # honest studies are made once
 Falsify = Callable[[Parcel], Any]
 Key = tuple[str, str, int]
 
@@ -259,9 +260,6 @@ SUPER_DELIVER = {
     "a sum NaN": (outcome(sums=[NAN] * len(THRESHOLDS)), "sums.0"),
     "a sum beyond all": (outcome(sums=[HUGE] * len(THRESHOLDS)), "a sum of scores is not between 0 and"),
     "a negative sum": (outcome(sums=[-1.0] * len(THRESHOLDS)), "a sum of scores is not between 0 and"),
-    "a spacing of nothing": (outcome(spacing=[[0.0, 1.0], [1.0, 1.0]]), "not a range of millimetres"),
-    "a spacing beyond all": (outcome(spacing=[[1.0, HUGE], [1.0, 1.0]]), "not a range of millimetres"),
-    "a spacing along one axis": (outcome(spacing=[[1.0, 1.0]]), "spacing"),
     "surplus": (outcome(**{STEERS + LONG: 1}), "its answer has the surplus xxx"),
 }
 SUPER_TEST = {

@@ -31,7 +31,7 @@ fetch --help
 backup --help
 restore --help
 report --help
-cross --help
+leak-report jobs/harmofl
 clean --help
 predict --help
 export --help
@@ -42,7 +42,6 @@ ledger --help
 list --help
 nnunet --help
 nnunet plan --help
-nnunet collect --help
 nnunet measure --help
 receive --help
 record --help
@@ -81,7 +80,7 @@ run jobs/central | --engine inprocess
 resume nothing | nothing is no run's folder; give one
 report nothing | give the folder that holds summary.json [nothing]
 report jobs | has no summary.json
-cross nothing | give one under runs/ [nothing]
+cross nothing | is now 'python -m benchmarks.cross'
 clean nothing | give one like runs/ [nothing]
 clean . --older-than x | 'x' is not a number above 0
 init | give the folder of your data, or --example FOLDER
@@ -98,7 +97,7 @@ approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [not
 approve x --kit jobs --expires soon | write hours, days or weeks
 approve --page --kit jobs --port x | --port: give a whole number
 ledger | give --kit, or --records
-ledger nonsense --kit jobs | choose one of show, verify, export, accept
+ledger nonsense --kit jobs | choose one of show, accept
 provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
 provision | CONSORTIUM is missing
 submit jobs/fedavg --kit nothing | nothing is no kit of a person: there is no such folder

@@ -186,7 +186,7 @@ def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypa
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"
 
     os.kill(site.process.pid, signal.SIGSTOP)  # and a large parcel, which it does not take in
-    with pytest.raises(Refused, match="the training process died \\(it stood still\\)"):
+    with pytest.raises(Refused, match="the training process died \\(it stalled\\)"):
         site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**22)}}))
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"
 

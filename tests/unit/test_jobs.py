@@ -28,8 +28,10 @@ def test_every_federated_method_has_a_job_and_every_job_a_method() -> None:
 
 
 def test_the_jobs_are_what_make_jobs_writes(tmp_path: Path) -> None:
+    stale = tmp_path / "fedavg" / "meta.json"  # of a job that is there already
+    stale.parent.mkdir()
+    stale.write_text("{}")
     source.write(tmp_path)
-    source.write(tmp_path)  # again, over those that are there
     committed = {path: content for path, content in files(JOBS).items() if not path.startswith(("source/", "README"))}
     written = files(tmp_path)
     assert written.keys() == committed.keys(), "say make jobs, and remove what has no source"

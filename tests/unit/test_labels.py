@@ -1,6 +1,7 @@
 """Hospitals with structures, channels and columns of their own: from their files to the loss, the mean and the mask."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional
 
 from medsilo.check.data import HELD, data_tables, hospitals_table
@@ -21,20 +23,25 @@ from medsilo.deploy.images import predict_images
 from medsilo.deploy.model_card import card_facts, write_card
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import open_source
+from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation.inprocess import StudyResult, run
+from medsilo.federation.summary import says_of
 from medsilo.learning.class_weights import weighted
-from medsilo.learning.undrawn import absent_in, labels_in, mark_of, marks_in
+from medsilo.learning.undrawn import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_in, marks_of_classes
 from medsilo.methods.condistfl import distilled
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.models.unet import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.report.findings import notices
 from medsilo.report.read import read
+from medsilo.runs.paths import SUPER_MODEL, site_folder
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
+from medsilo.tasks.classification import Classification
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.own.image_patches import augmented, patch
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
+from medsilo.tasks.segmentation import judged_by
 from medsilo.tasks.sources import DataSource
 
 GRID = (16, 16, 4)
@@ -213,6 +220,24 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
     }
     assert "dice_post" not in told["a"] and "dice_ant" not in told["b"] and {"dice_ant", "dice_post"} <= told["c"]
     assert min(summary.pooled["dice_ant"], summary.pooled["dice_post"]) > 0.5  # type: ignore[type-var]
+    # a mean over structures, each over the hospitals that drew it
+    dice = {
+        name: {site: own.figures[f"dice_{name}"] for site, own in summary.sites.items()} for name in ("ant", "post")
+    }
+    ant, post = (dice["ant"][site] for site in "ac"), (dice["post"][site] for site in "bc")
+    assert summary.mean_test == pytest.approx((sum(ant) / 2 + sum(post) / 2) / 2)  # type: ignore[arg-type]
+    assert summary.mean_test != pytest.approx(sum(own.test["dice"] for own in summary.sites.values()) / 3)
+
+
+def test_structures_count_alike_when_a_round_is_chosen() -> None:
+    goal = goal_of("segmentation", ("ant", "post"), "dice", None)
+    assert judged_by(goal, {"a": ["post"], "c": ["t1"]}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
+    # three drew ant and one post, of which the one hospital's score says as much as three of ant
+    assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(
+        {"a": 1 / 3, "b": 1 / 3, "d": 1 / 3, "c": 1}
+    )
+    assert says_of(goal, {"a": ["post"], "c": []}) == {"a": 0.5, "c": 1.5}
+    assert says_of(goal, {"a": ["t1"], "c": []}) == {"a": 1, "c": 1}
 
 
 def test_predicting_gives_all_structures_where_one_was_drawn_and_a_channel_is_lacking(
@@ -295,10 +320,10 @@ def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_su
 def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
     hospitals: Path, study: tuple[StudyResult, Path], tmp_path: Path
 ) -> None:
-    never = "it never saw post drawn there"
+    never = "it never learned post there"
 
     def card(folder: Path, site: str) -> str:
-        out = tmp_path / f"{folder.name}-{site}"
+        out = tmp_path / f"{folder.parent.name}-{folder.name}-{site}"
         out.mkdir()
         write_card(open_source(folder, site), out)
         return (out / "MODEL_CARD.md").read_text()
@@ -309,8 +334,33 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         run(plan_of(method).with_changes(short), folder=tmp_path / method, settings=each(hospitals, OWN))
         for site, says in sites.items():
             text = card(tmp_path / method, site)
-            assert (never in text) is says and "never saw t1" not in text, (method, site)
+            assert (never in text) is says and "never learned t1" not in text, (method, site)
     assert "Its personal model is in this super model" in text
+    for place in (tmp_path / "fedsm", site_folder(tmp_path / "fedsm", "c")):
+        model = SuperModel.load(place / SUPER_MODEL)
+        assert model.origin and model.origin.absent == {"a": ("post",), "b": ("ant", "t1")}
+        told = card(place / SUPER_MODEL, "")
+        assert "a has not: post. " in told and "b has not: ant, t1. " in told and "c has not" not in told
+        assert never in told
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedsm"])
+def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
+    method: str, hospitals: Path, tmp_path: Path
+) -> None:
+    """Hospital a drew no post; its own model finds it in c's images, whose masks show it."""
+    found = run(plan_of(method), folder=tmp_path / method, settings=each(hospitals, OWN))
+    pooled = found.summary.pooled
+    assert pooled["dice_ant"] is not None and pooled["dice_post"] is not None
+    assert min(pooled["dice_ant"], pooled["dice_post"]) > 0.5
+    task = NiftiFolder(**TASK)
+    cases = task.read("c", ["c"], 0, each(hospitals, OWN).of("c").data).test
+    inputs, targets = map(torch.stack, zip(*(cases[place] for place in range(len(cases))), strict=True))
+    for site, own in (("a", "post"), ("b", "ant")):
+        model = open_source(tmp_path / method, site if method == "fedbn" else "").network.eval()
+        with torch.no_grad():
+            measures = task.goal.measures(model(inputs), targets)
+        assert float(measures[f"dice_{own}"].mean()) > 0.4, site
 
 
 def test_a_hospital_that_lacks_what_the_plan_has_not_is_refused(
@@ -358,3 +408,137 @@ def test_a_table_without_a_column_is_read_as_one_that_is_missing_everywhere(tmp_
         read("leave-out", lacks)
     with pytest.raises(DataError, match="lacks 1 columns of the plan, first 'bmi'"):
         read("mark", source(["age"]))
+
+
+# ------------------------------------------------------------------------------------------------ classes
+CLASSES = ("nevus", "keratosis", "melanoma", "other")
+SCORES = ((0.3, -1.2, 2.0, 0.7), (1.5, 0.2, -0.4, 1.9), (-0.6, 0.8, 0.1, 0.9))
+
+
+def chance(scores: Sequence[float], may: Sequence[int], of: Sequence[int]) -> float:
+    """Return by hand the share of classes among others."""
+    return sum(math.exp(scores[one]) for one in may) / sum(math.exp(scores[one]) for one in of)
+
+
+def test_classes_that_a_hospital_does_not_tell_apart_by_hand() -> None:
+    """Nobody looks for melanoma (2); keratosis (1) counts as other (3). What is labelled nevus (0) is nevus."""
+    marks = marks_of_classes(4, absent=[2], alike=[[3, 1]])
+    output, labels = torch.tensor(SCORES, dtype=torch.float64), torch.tensor([0, 3, 3])
+    target, here = labels | torch.tensor(marks)[labels], (0, 1, 3)
+    goal = Classification(CLASSES)
+    by_hand = [-math.log(chance(own, may, here)) for own, may in zip(SCORES, ((0,), (1, 3), (1, 3)), strict=True)]
+    torch.testing.assert_close(goal.case_losses(output, target).tolist(), by_hand)
+    torch.testing.assert_close(float(goal.loss(output, target)), sum(by_hand) / 3)
+    heavy = weighted(goal.loss, torch.tensor([1.0, 5.0, 7.0, 2.0]), 1.0)
+    torch.testing.assert_close(float(heavy(output, target)), (by_hand[0] + 2 * by_hand[1] + 2 * by_hand[2]) / 3)
+    # nothing is learned of what nobody looked for, and only the sum of what is one there
+    output.requires_grad_()
+    goal.loss(output, target).backward()
+    slope = output.grad
+    assert slope is not None and not slope[:, 2].any() and (slope[1:, [1, 3]] < 0).all()
+    shares = [math.exp(SCORES[1][one]) for one in (1, 3)]
+    torch.testing.assert_close(float(slope[1, 1] / slope[1, 3]), shares[0] / shares[1])
+    # found: among what is looked for; either of what is one is right
+    measures = goal.measures(output.detach(), target)
+    assert measures["found"].tolist() == [3, 3, 3] and measures["accuracy"].tolist() == [0, 1, 1]
+    assert measures["label"].tolist() == [0, 3, 3] and not measures["p2"].any()
+    torch.testing.assert_close(measures["p0"][0].item(), chance(SCORES[0], (0,), here))
+    told = goal.counts(measures, ["a", "b", "c"], 1)
+    assert told["confusion"][3] == 1 and told["confusion"][15] == 2 and "chances" not in told
+    plain = goal.measures(output.detach(), labels)
+    assert {"confusion", "chances", "reliability"} <= set(goal.counts(plain, ["a", "b", "c"], 1))
+    assert marks_of_classes(4, [], []) == [0] * 4 and not is_marked(labels)
+
+
+def photographs(folder: Path, classes: Mapping[str, int], seed: int) -> None:
+    """Write grey images that are the brighter the higher the class's number."""
+    random = np.random.default_rng(seed)
+    for name, level in classes.items():
+        (folder / name).mkdir(parents=True)
+        for case in range(8):
+            pixels = random.normal(40 + 60 * level, 12, (16, 16)).clip(0, 255).astype("u1")
+            Image.fromarray(pixels).save(folder / name / f"{name}{case}.png")
+
+
+def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> None:
+    photographs(tmp_path / "a", {"nevus": 0, "keratosis": 1, "melanoma": 2}, 1)
+    photographs(tmp_path / "b", {"nevus": 0, "keratosis": 1}, 2)  # nobody looked for melanoma
+    photographs(tmp_path / "c", {"nevus": 0, "lesion": 1}, 3)
+    for case, path in enumerate(sorted((tmp_path / "c" / "lesion").iterdir())[4:]):
+        photographs(tmp_path / f"more{case}", {"melanoma": 2}, case)
+        path.write_bytes((tmp_path / f"more{case}" / "melanoma" / "melanoma0.png").read_bytes())
+    own: dict[str, dict[str, Any]] = {
+        "a": {},
+        "b": {"absent": ["melanoma"]},
+        "c": {"label_map": {"lesion": ["keratosis", "melanoma"]}},
+    }
+    task = {
+        "name": "image-folder",
+        "kind": "classification",
+        "labels": list(CLASSES[:3]),
+        "size": [16, 16],
+        "colours": "grey",
+    }
+
+    def source(site: str, **values: Any) -> DataSource:
+        return DataSource(folder=tmp_path / site, **{"cache": "none", **values})
+
+    plan = parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": task,
+            "network": {"name": "small-cnn"},
+            "layers": [{"name": "promise"}],
+            "training": {"rounds": 5, "local_epochs": 4, "batch_size": 4, "learning_rate": 0.01, "optimizer": "adam"},
+            "participation": {"sites": ["a", "b", "c"]},
+        }
+    )
+    known = make_settings({"public_data": True, "smallest_metric": 1, "device": "cpu"}, "test")
+    sites = {site: known.model_copy(update={"data": source(site, **values)}) for site, values in own.items()}
+    settings = EachSites(**{name: getattr(known, name) for name in SiteSettings.model_fields}, sites=sites)
+    found = run(plan, settings=settings).summary
+    assert {site: one.absent for site, one in found.sites.items()} == {"a": [], "b": ["melanoma"], "c": ["melanoma"]}
+    assert found.mean_test is not None and found.mean_test > 0.7
+    assert {*found.details.model_extra["promise"]["sites"]} == {"a", "b", "c"}  # type: ignore[index]
+    assert found.sites["a"].figures.get("auroc") is not None and "auroc" not in found.sites["c"].figures
+
+    def read(site: str, **values: Any) -> Any:
+        return plan.task.site_data(site, ["a", "b", "c"], 0, source(site, **values))
+
+    lesion = next(target for _, target in read("c", **own["c"]).train if int(target) & 255)
+    assert labels_in(lesion) == 1 and lesion >> ALIKE == 1 << 2
+    assert plan.task.class_counts(read("c", **own["c"]).train)[2] == 0
+    survey = plan.task.survey("c", ["c"], 0, source("c", **own["c"]))
+    rows = {row[0]: row[1:] for row in data_tables(survey, plan, 1)[1].rows}
+    assert rows["melanoma"] == ["not told apart"] * 3 and sum(rows["keratosis"]) == 8
+    for site, values, why in (
+        ("a", own["b"], r"not among the plan's \(nevus, keratosis\)"),
+        ("b", {"absent": ["melanoma", "keratosis"]}, "tells no two apart"),
+        ("b", {"label_map": {"keratosis": ["keratosis", "melanoma"], "x": "melanoma"}}, "stands elsewhere"),
+        ("c", {"label_map": {"lesion": ["keratosis", "liver"]}}, "'liver' can't be absent"),
+    ):
+        with pytest.raises(DataError, match=why):
+            read(site, **values)
+    with pytest.raises(DataError, match="several classes of cases, and for nothing else"):
+        NiftiFolder(**TASK).read("a", ["a"], 0, source("a", label_map={1: ["ant", "post"]}))
+
+
+def test_lines_of_a_hospital_that_tells_other_classes_apart(tmp_path: Path) -> None:
+    with (tmp_path / "cases.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["age", "outcome", "patient"])
+        lines.writerows([case, ("none", "some")[case % 2], case] for case in range(12))
+    task = PatientTable(columns=["age"], labels=["none", "mild", "severe"])  # type: ignore[arg-type]
+
+    def read(**own: Any) -> Any:
+        return task.site_data("a", ["a"], 0, DataSource(folder=tmp_path, **own))
+
+    both: dict[str, Any] = {"label_map": {"some": ["mild", "severe"]}}
+    targets = read(**both).train.targets
+    assert {*labels_in(targets).tolist()} == {0, 1} and {*(targets >> ALIKE).tolist()} == {0, 1 << 2}
+    survey = read(**both).survey
+    assert survey.absent == ("severe",) and sum(part.classes["mild"] for part in survey.parts.values()) == 6
+    alone = read(absent=["severe"], label_map={"some": "mild"}).train.targets
+    assert not (alone >> ALIKE).any() and all(absent_in(int(own))[:1] == [2] for own in alone)
+    with pytest.raises(DataError, match=r"not the plan's \(none, severe\)"):
+        read(absent=["mild"], label_map={"some": "mild"})

@@ -67,7 +67,7 @@ def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -
     told = {name for reply in loop.heard for name, value in reply.facts.items() if value is not None}
     assert told - {"task", "round", "study"} == set(names)
     of_outcome = {name for reply in loop.heard for name in reply.facts.get("outcome") or {}}
-    assert of_outcome == ({"chosen", "sums", "spacing"} if method == "fedsm" else set())
+    assert of_outcome == ({"chosen", "sums"} if method == "fedsm" else set())
     assert all(words in text for words in names.values())
     told = {"train_loss", "validation", "validation_loss", "test", "test_loss", "cases", "selected"}
     assert {name for reply in loop.heard for name in reply.metrics} == told

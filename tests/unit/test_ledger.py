@@ -173,20 +173,6 @@ def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: st
     assert standing.epsilon(DELTA) == cost(2)
 
 
-def test_an_export_tells_of_a_ledger_that_was_put_back(tmp_path: Path) -> None:
-    ledger = filled(tmp_path, 2)
-    old = (ledger.file.read_bytes(), ledger.head.read_bytes())
-    ledger.charge(CountedStudy(ONE, DEMANDS), "round 3", "new", ROUND)
-    exported = ledger.export()
-    assert ledger.check_against(exported) == 0 and ledger.check_against(old[0].decode()) == 1
-    ledger.file.write_bytes(old[0])
-    ledger.head.write_bytes(old[1])
-    ledger.standing()  # by itself it can't know
-    with pytest.raises(MedsiloError, match="does not continue the export of 4 lines"):
-        ledger.check_against(exported)
-
-
-# ---------------------------------------------------------------------------------------------------- deaths
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, share: float) -> None:
     ledger = filled(tmp_path)
@@ -250,7 +236,7 @@ def _study(entry: LedgerEntry) -> str:
 
 
 def test_histories(tmp_path: Path) -> None:
-    for seed in range(3):
+    for seed in range(2):
         assert check_history(tmp_path / str(seed), seed) <= 0.02
     check_history(tmp_path / "budget", 1000, Demands(epsilon=50, delta=DELTA))
 
@@ -258,7 +244,7 @@ def test_histories(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
 def test_many_histories(count: int, tmp_path: Path) -> None:
     """A seed's history changes with the code that writes, in which processes die. An answer costs up to 0.05 here."""
-    above = [check_history(tmp_path / str(seed), seed) for seed in range(3, 3 + count)]
+    above = [check_history(tmp_path / str(seed), seed) for seed in range(2, 2 + count)]
     print(f"above the truth: {sum(one > 0 for one in above)} of {count}, at most {max(above):.4f}")
     assert max(above) <= 0.02
 

@@ -22,7 +22,7 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import Limits, SiteSettings, make_settings
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.own.dividing import divided
+from medsilo.tasks.own.own_data import divided
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from tests.conftest import SITES, make_plan
@@ -222,12 +222,6 @@ def test_the_memory_has_a_limit_by_default() -> None:
     assert SiteSettings().most_memory == pytest.approx(0.4 * machine, rel=0.01)  # two studies at once
     assert SiteSettings(studies=1).most_memory == pytest.approx(0.8 * machine, rel=0.01)
     assert SiteSettings(memory_limit=1024).most_memory == 2**30
-
-
-def test_scores_leave_rounded_where_the_hospital_says_so() -> None:
-    assert SiteSettings(score_digits=2).rounded(0.98765) == 0.99
-    assert SiteSettings().rounded(0.98765) == 0.98765
-    assert SiteSettings(score_digits=2).rounded(None) is None
 
 
 def test_wrong_shares_are_refused_by_name() -> None:

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from medsilo.core.errors import Refused
-from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
+from medsilo_nnunet.fingerprint import (
+    DIGITS,
+    CaseFacts,
+    Fingerprint,
+    FloatHistogram,
+    covering,
+    rounded,
+    samples_of,
+)
 from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite, ToldFingerprint
-from medsilo_nnunet.float_bins import LARGEST_STEP, FloatHistogram, covering, rounded
 from tests.federations import federation, intensities_are_near, pooled_fingerprint
 
 
@@ -24,14 +31,14 @@ def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprin
     """Return a hospital's fingerprint as the server reads it, after it was JSON."""
     sent = json.loads(ToldFingerprint.of(Fingerprint.of(cases, samples, least)).model_dump_json())
     holding = HeldCases(cases=len(cases) // least * least, reader="SimpleITKIO")
-    return ToldFingerprint.read(sent).fingerprint(holding.cases, samples, len(cases[0].intensities))
+    return ToldFingerprint.read(sent).fingerprint(holding.cases, len(cases[0].intensities))
 
 
 # ------------------------------------------------------------------------------------------------------ bins
 def test_a_number_moves_by_its_share_and_whole_numbers_of_ct_do_not() -> None:
     values = numbers(1)
     moved = np.abs(rounded(values) - values)
-    assert (moved <= LARGEST_STEP * np.abs(values)).all()
+    assert (moved <= 2.0**-DIGITS * np.abs(values)).all()
     assert moved.max() > 0
     assert np.array_equal(rounded(np.arange(-8192, 8193)), np.arange(-8192, 8193))
     assert np.array_equal(rounded(rounded(values)), rounded(values))
@@ -170,11 +177,11 @@ def test_nobody_is_believed(path: Sequence[str | int], value: Any, reason: str) 
 
 def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
     sent, holding = ToldFingerprint.read(good()), HeldCases(cases=4, reader="SimpleITKIO")
-    sent.fingerprint(holding.cases, 2, 1)
-    with pytest.raises(Refused, match="agreed on 3 in 1"):
-        sent.fingerprint(holding.cases, 3, 1)
+    sent.fingerprint(holding.cases, 1)
+    with pytest.raises(Refused, match="tells of 1 channels, and the study has 2"):
+        sent.fingerprint(holding.cases, 2)
     with pytest.raises(Refused, match="is of 4 cases, and it said that it has 9"):
-        sent.fingerprint(9, 2, 1)
+        sent.fingerprint(9, 1)
 
 
 def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:

@@ -17,8 +17,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo_nnunet import PLANNERS
 from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
-from medsilo_nnunet.fingerprint_message import HeldCases, ToldFingerprint
-from medsilo_nnunet.measuring_cases import facts_of
+from medsilo_nnunet.fingerprint_message import HeldCases, ToldFingerprint, facts_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
 from medsilo_nnunet.planning import FOLDERS, make_plans, unsure_keys
@@ -53,7 +52,7 @@ def merged(drawn: Federation) -> Fingerprint:
     return Fingerprint.merged(
         ToldFingerprint.read(
             json.loads(ToldFingerprint.of(Fingerprint.of(cases, drawn.samples)).model_dump_json())
-        ).fingerprint(holdings[site].cases, drawn.samples, channels)
+        ).fingerprint(holdings[site].cases, channels)
         for site, cases in drawn.hospitals.items()
     )
 

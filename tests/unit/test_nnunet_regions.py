@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nibabel
 import numpy as np
@@ -14,6 +15,7 @@ import medsilo
 from medsilo.core.errors import DataError, PlanError
 from medsilo.federation.inprocess import run
 from medsilo.learning import undrawn
+from medsilo.methods import condistfl
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import EachSites, SiteSettings
 from medsilo.tasks.ready import held_case
@@ -191,13 +193,66 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     assert found["brno"].absent == ["core"] and found["graz"].absent == []
     assert found["brno"].figures["dice_core"] is None and found["graz"].figures["dice_core"] is not None
     assert found["brno"].figures["dice_edema"] is not None
+    with mock.patch.object(condistfl, "distilled", wraps=condistfl.distilled) as distilled:
+        run(plan_of(plans, without_ignored(SEVERAL), "condistfl"), settings=EachSites(**known, sites=sites))
+    sizes = {tuple(one.shape[2:]) for call in distilled.call_args_list for one in call.args[:2]}
+    assert sizes == {tuple(outputs[0].shape[2:])} and outputs[0].shape > outputs[1].shape  # the largest, of both models
     for question, absent in ((SEVERAL, "core"), (UNSEEN, "core"), (without_ignored(SEVERAL), "FLAIR")):
-        with pytest.raises(DataError, match="no channel, no region"):
+        with pytest.raises(DataError, match="task nnunet can lack some of 2 to 15 labels or regions, but nothing"):
             RawData.of(
                 tmp_path / "brno", SegmentationQuestion(**question), DataSource(folder=tmp_path, absent=(absent,))
             )
     with pytest.raises(DataError, match="masks show a structure that data.absent names"):
         read(("core",), "graz")
+
+
+@pytest.mark.slow
+def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, Any], tmp_path: Path) -> None:
+    """Brno did not tell the enhancing part from the rest of the core."""
+    folder, plans = tumours
+    for path in folder.glob("*/**/*.nii.gz"):
+        image: Any = nibabel.load(path)
+        values = np.asanyarray(image.dataobj).copy()
+        if path.parent.name == "labels":
+            values[values == 4] = 0
+            values[values == 3] = 2 if "brno" in path.parts else 3
+        (tmp_path / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(values, image.affine), tmp_path / path.relative_to(folder))
+    plan = plan_of(plans, without_ignored(UNSEEN))
+    task: Any = plan.task
+
+    def read(*absent: str, site: str = "brno") -> Any:
+        return task.site_data(site, ["brno", "graz"], 0, DataSource(folder=tmp_path, absent=absent))
+
+    drawn = task.drawn(read("enhancing").train, 2, 2, 5)
+    images, target = (torch.stack([drawn[number][part] for number in range(2)]) for part in (0, 1))
+    assert undrawn.marks_in(target) == [undrawn.mark_of([3])] * 2
+    outputs = plan.build_networks()["model"].train()(images)
+    loss = task.goal.loss(outputs, target)
+    # by a question of the two regions that brno drew
+    two = {"background": 0, "whole": [1, 2], "core": 2}
+    told: Any = plan_of(plans, {**TUMOUR, "labels": two, "regions_class_order": [1, 2]}).task
+    labels = labels_of(target)
+    assert torch.equal(loss, told.goal.loss([one[:, :2] for one in outputs], labels))
+    assert torch.equal(task.goal.loss(outputs[0], target), told.goal.loss(outputs[0][:, :2], labels))
+    mixed = torch.stack([target[0], labels[1]])  # a case of each hospital
+    apart = [task.goal.loss([out[n : n + 1] for out in outputs], mixed[n : n + 1]) for n in range(2)]
+    torch.testing.assert_close(task.goal.loss(outputs, mixed), (apart[0] + apart[1]) / 2)
+    assert task.goal.judged(mixed).tolist() == [[True, True, False], [True, True, True]]
+    known = {"public_data": True, "smallest_metric": 1, "device": "cpu"}
+    sites = {
+        site: SiteSettings(**known, data=DataSource(folder=tmp_path, absent=absent))
+        for site, absent in (("brno", ("enhancing",)), ("graz", ()))
+    }
+    found = run(plan, settings=EachSites(**known, sites=sites)).summary.sites
+    assert found["brno"].absent == ["enhancing"] and found["brno"].figures["dice_enhancing"] is None
+    assert None not in (found["brno"].figures["dice_core"], found["graz"].figures["dice_enhancing"])
+    with pytest.raises(DataError, match="masks show a structure that data.absent names"):
+        read("whole")  # whose own part, beside the core, masks show
+    with pytest.raises(DataError, match="masks show a structure that data.absent names"):
+        read("enhancing", site="graz")
+    with pytest.raises(PlanError, match="regions overlap"):
+        plan_of(plans, TUMOUR, "condistfl")
 
 
 def labels_of(target: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import yaml
 from torch.utils.data import Subset
 
 import medsilo
@@ -20,8 +21,7 @@ from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
 from medsilo_nnunet.fingerprint import Fingerprint
-from medsilo_nnunet.fingerprint_message import HeldCases
-from medsilo_nnunet.measuring_cases import facts_of
+from medsilo_nnunet.fingerprint_message import HeldCases, facts_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_parts import TrainerName
 from medsilo_nnunet.planning import make_plans
@@ -143,7 +143,7 @@ def test_volumes_are_learned_in_three_dimensions(hospitals: Path, configuration:
 
 
 def test_a_plan_takes_question_and_plans_from_files_beside_it(hospitals: Path, plan: Plan) -> None:
-    (hospitals / "question.yaml").write_text(QUESTION.in_yaml())
+    (hospitals / "question.yaml").write_text(yaml.safe_dump(QUESTION.model_dump(mode="json")))
     values = plan.resolved()
     values["task"] |= {"question": "question.yaml", "plans": "plans.json"}
     (hospitals / "plan.yaml").write_text(json.dumps(values))

@@ -106,7 +106,7 @@ def test_a_predictor_of_another_package(counting: None, tmp_path: Path, monkeypa
 
 def test_an_exporter_of_another_package(counting: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = make_plan()
-    source = Source(plan.algorithm.whole(plan.build_networks()), plan, None, {"kind": "model"})
+    source = Source(plan.algorithm.whole(plan.build_networks()), plan, {"kind": "model"})
     assert export(source, tmp_path / "out", "size") == "size"
     assert int((tmp_path / "out/size.txt").read_text()) > 0 and (tmp_path / "out/MODEL_CARD.md").is_file()
     with pytest.raises(PlanError, match="'wrong' is no Exporter; make one of medsilo.deploy.exporter:Exporter"):

@@ -1,7 +1,9 @@
 """Answers to bad input: what is wrong, where, and what to do, before anything is started."""
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -239,18 +241,29 @@ def test_names_of_before_for_settings_and_jobs_are_understood(here: Path) -> Non
     assert cli.parsed(before) == cli.parsed(["leak-report", "jobs/fedavg", "--settings", "x"])
 
 
-def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(here: Path) -> None:
+def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A check in ASCII, with an arrow in it; and a file that may not be as large as it has to be."""
 
-    def medsilo(*words: str, **given: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "medsilo.cli", *words]
-        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, **given)
+    def medsilo(*words: str) -> tuple[int, str, str]:
+        streams = [io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2)]
+        umask, handler = os.umask(0o022), signal.getsignal(signal.SIGTERM)  # a command of its own changes both
+        try:
+            with monkeypatch.context() as patch:
+                for name, value in {"argv": ["medsilo", *words], "stdout": streams[0], "stderr": streams[1]}.items():
+                    patch.setattr(sys, name, value)
+                code = cli.main()
+        finally:
+            os.umask(umask)
+            signal.signal(signal.SIGTERM, handler)
+        out, err = (stream.buffer.getvalue().decode("ascii") for stream in streams)  # type: ignore[attr-defined]
+        return code, out, err
 
-    told = medsilo("check", "--data", "nowhere")
-    assert told.returncode == 1 and "-> " in told.stdout and "Traceback" not in told.stderr
-    told = medsilo("approve", "--kit", "x" * 300)  # no file has so long a name
-    assert told.returncode == 1 and told.stderr.startswith("medsilo: ") and "Traceback" not in told.stderr
+    code, out, err = medsilo("check", "--data", "nowhere")
+    assert code == 1 and "-> " in out and "Traceback" not in err
+    code, _, err = medsilo("approve", "--kit", "x" * 300)  # no file has so long a name
+    assert code == 1 and err.startswith("medsilo: ") and "Traceback" not in err
     save = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from medsilo.report.template import"
     )

@@ -14,13 +14,13 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
-from medsilo.deploy import Origin, SuperModel, assemble
 from medsilo.deploy.images import masks_for
 from medsilo.deploy.predict import predict
 from medsilo.deploy.source import Source, open_source
+from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.plain import SmallCnn
 from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import Volume, read_image, read_mask, write_volume
+from medsilo.tasks.volumes import Volume, mask_of, write_volume
 from tests.conftest import make_plan
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
@@ -32,7 +32,7 @@ def small_plan(method="fedavg", *changes):
     return make_plan(method, *SMALL, "network.name=unet", "network.features=[4,8]", *changes)
 
 
-def make_super_model(spacing=None) -> SuperModel:
+def make_super_model() -> SuperModel:
     """Networks with random weights; the selector's scores hang on the brightness of a slice."""
     plan, section = small_plan(), SmallCnn(width=2, norm="group")
     torch.manual_seed(4)
@@ -44,7 +44,7 @@ def make_super_model(spacing=None) -> SuperModel:
     *_, head = [name for name in chooser if name.endswith("weight")]
     chooser[head] *= 30
     personal = {site: expert() for site in SITES[:2]}
-    return assemble(Origin(plan, section, spacing=spacing), expert(), personal, chooser, 0.5, sites=SITES)
+    return assemble(Origin(plan, section), expert(), personal, chooser, 0.5, sites=SITES)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_the_mask_is_the_models_and_lies_where_the_image_lies(shape, spacing, st
         output = functional.interpolate(output, shape[1:], mode="bilinear")
     expected = output.argmax(1).numpy()
     assert 0.02 < expected.mean() < 0.98
-    found = read_mask(tmp_path / "out" / "scan_mask.nii.gz").values  # nibabel, turned to LPS
+    found = mask_of(tmp_path / "out" / "scan_mask.nii.gz").values[0]  # turned to LPS
     assert np.array_equal(found, expected)
 
     (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
@@ -207,29 +207,10 @@ def test_a_broken_image_is_refused_in_training_too(tmp_path) -> None:
         (tmp_path / name).write_bytes(content[: len(content) * 2 // 3])
         assert SimpleITK.ReadImage(str(tmp_path / name)).GetSize() == (32, 32, 6)
         with pytest.raises(DataError):
-            read_image(tmp_path / name)
+            read_scan(tmp_path / name)
     write_volume(tmp_path / "holes.nii", Volume(np.full((6, 32, 32), np.nan, np.float32), np.eye(4)))
     with pytest.raises(DataError, match="6144 values that are NaN"):
-        read_image(tmp_path / "holes.nii")
-
-
-@pytest.mark.parametrize(
-    ("spacing", "warnings"),
-    [((0.6, 0.6, 3.0), 0), ((0.3, 1.1, 5.9), 0), ((0.2, 0.6, 3.0), 1), ((0.6, 1.3, 8.0), 2)],
-)
-def test_a_spacing_far_from_training_is_warned_of(spacing, warnings, folder, tmp_path, capsys) -> None:
-    """The task's spacings are 0.4 to 0.8 mm in a slice and 2 to 4 mm between slices."""
-    write_volume(tmp_path / "scan.nii", Volume(drawn((3, 32, 32)), oblique(spacing)), "RAS")
-    assert main(["predict", str(folder), str(tmp_path / "scan.nii"), "-o", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.count("far from training") == warnings
-
-
-def test_what_training_saw_counts_before_what_the_task_says(tmp_path) -> None:
-    write_volume(tmp_path / "scan.nii", Volume(drawn((3, 32, 32)), oblique((0.6, 0.6, 3.0))))
-    make_super_model(spacing=((5, 6), (0.5, 0.7), (3, 3))).save(tmp_path / "supermodel")
-    source = open_source(tmp_path / "supermodel")
-    (warning,) = predict(source, read_scan(tmp_path / "scan.nii"), torch.device("cpu")).warnings
-    assert warning == "spacing along x is 0.6 mm, far from training (5 to 6 mm)"
+        read_scan(tmp_path / "holes.nii")
 
 
 # ---------------------------------------------------------------------------------------------------- single models
@@ -260,7 +241,7 @@ def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "scan.nii"), "-o", str(out), *options]) == 0
     with torch.no_grad():
         expected = network(torch.from_numpy(values)[:, None]).argmax(1)
-    assert np.array_equal(read_mask(out / "scan_mask.nii").values, expected)
+    assert np.array_equal(mask_of(out / "scan_mask.nii").values[0], expected)
     (row,) = json.loads((out / "predictions.json").read_text())["cases"]
     assert (row["expert"], row["confidence"]) == ("model", None)
 
@@ -336,7 +317,7 @@ def test_a_classification_gives_label_and_probability(tmp_path) -> None:
     pixels = np.zeros((32, 32, 3), np.uint8)
     pixels[0, 1] = 255
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels, isVector=True), str(tmp_path / "tile.png"))
-    found = predict(Source(Classifier(), plan, None, {}), read_scan(tmp_path / "tile.png"), torch.device("cpu"))
+    found = predict(Source(Classifier(), plan, {}), read_scan(tmp_path / "tile.png"), torch.device("cpu"))
     assert found.labels is None
     assert found.found["label"] == 1
     assert found.found["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-6)

@@ -20,9 +20,7 @@ from medsilo.learning.private import (
 from medsilo.models.plain import ActivityCnn, SmallCnn, Vgg11
 from medsilo.models.unet import UNet
 from medsilo.privacy.noise import NoiseSource
-from medsilo_papers.alexnet import AlexNet
-from medsilo_papers.basic_unet import BasicUNet
-from medsilo_papers.lenet5 import LeNet5
+from medsilo_papers.networks import AlexNet, BasicUNet, LeNet5
 from tests.conftest import slow_but
 
 COMPUTE = Compute()

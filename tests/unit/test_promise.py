@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from medsilo.tasks.survival import Survival
 from medsilo_promise.promise import PromiseLayer, _coarse
 from medsilo_promise.risks import CUTS, LOST, OF, SHARES, SIZE, WIDTHS, Interval, Label, Structure, Time, risk_of
 from medsilo_promise.shrinking import bound, needed, others, smallest
+from tests.hospital import write_pixels, write_table
 
 NOTHING = np.zeros(CUTS)
 SITES = ("a", "b", "c", "d")
@@ -101,6 +101,21 @@ def test_local_conformal_sets_are_those_of_other_packages(package: str) -> None:
     assert bool((found | ~right).all())
     step = (new >= SHARES[cut]) & (new < SHARES[cut - 1])
     assert bool((right | ~found | step).all())
+
+
+def test_local_conformal_intervals_are_those_of_crepes() -> None:
+    crepes = pytest.importorskip("crepes")
+    draw = np.random.default_rng(4)
+    found = draw.uniform(12, 28, 150)
+    right = (found + draw.normal(0, 1.5, 150)).clip(10, 30)
+    risk, shares = Interval(Regression((10, 30))), torch.from_numpy((found - 10) / 20)[:, None]
+    lost = risk.measure(shares[:90], torch.from_numpy(right[:90]))[LOST].double().sum(0).numpy()
+    cut = smallest(bound(lost, 90, NOTHING, NOTHING, None), 0.1)
+    assert cut is not None
+    regressor = crepes.ConformalRegressor().fit(residuals=right[:90] - found[:90])
+    low, high = regressor.predict_int(y_hat=found[90:], confidence=0.9).T
+    half = (high - low) / 2 / 20  # of the whole range; it lies between two of our widths
+    assert np.all(half <= float(WIDTHS[cut]) + 1e-9) and np.all(half > float(WIDTHS[cut - 1]) - 1e-9)
 
 
 class Known:
@@ -234,30 +249,55 @@ def test_a_study_promises_and_predictions_hold_to_it(tmp_path: Path) -> None:
     assert predicted(tmp_path, []).keys() == {"promised_set", "promised"}
     found = predicted(tmp_path, ["--site", "a"])["promised_set"]
     assert {*found} <= {"n", "y", "n|y"} and len({*found}) > 1
-    decision_curves_are_by_hand(tmp_path)
     # Models that answer together have another risk: nothing is promised.
     assert not predicted(tmp_path, ["--with", str(tmp_path / "runs/one")])
 
 
-def decision_curves_are_by_hand(tmp_path: Path) -> None:
-    """Net benefit on the page is that of the predicted test cases (Vickers and Elkin 2006)."""
-    assert main(["report", str(tmp_path / "runs/one")]) == 0
-    page = (tmp_path / "runs/one/report.html").read_text("utf-8")
-    curves = page[page.index("Net benefit at threshold") :]
-    predicted(tmp_path, ["--site", "a"])
-    table = max(tmp_path.glob("out*/predictions.csv"), key=lambda path: path.stat().st_mtime_ns)
-    with table.open() as told, (tmp_path / "a/patients.csv").open() as known:
-        both = zip(csv.DictReader(told), csv.DictReader(known), strict=True)
-        tested = [(float(one["probability_y"]), own["ill"] == "y") for one, own in both if own["part"] == "test"]
-    row = re.search(r'<th scope="row">a</th>(.*?)</tr>', curves, re.DOTALL)
-    assert row and len(tested) == 17
-    cells = re.findall(r"(-?[\d.]+) \((-?[\d.]+)\)", row[1].replace("−", "-"))
-    assert len(cells) == 9
-    for tenth, cell in enumerate(cells, 1):
-        odds = tenth / (10 - tenth)
-        model = sum((ill or -odds) for chance, ill in tested if chance >= tenth / 10) / 17
-        everybody = sum((ill or -odds) for _, ill in tested) / 17
-        assert [float(number) for number in cell] == pytest.approx([model, everybody], abs=6e-4), tenth
+def test_groups_beside_images_have_promises_of_their_own(tmp_path: Path) -> None:
+    draw, settings = np.random.default_rng(3), tmp_path / "settings"
+    for site in SITES:
+        rows = []
+        for number in range(96):
+            scanner, ill = ("old", "new", "new", "?")[number % 4], int(draw.integers(2))
+            light = 60 + (90 if ill and scanner == "new" else 20 * ill)  # an old scanner hardly shows it
+            write_pixels(tmp_path / site / f"{number}.png", draw.normal(light, 25, (16, 16)).clip(0, 255).astype("u1"))
+            part = ("train", "validation", "validation", "test")[number // 4 % 4]
+            line = {"image": f"{number}.png", "label": "ny"[ill], "patient": number, "part": part, "device": scanner}
+            rows.append(line)
+        write_table(tmp_path / site / "cases.csv", rows)
+        (settings / site).mkdir(parents=True)
+        text = f"public_data: true\ndata: {{folder: {tmp_path / site}, columns: {{group: device}}}}\n"
+        (settings / site / "medsilo.yaml").write_text(text)
+    promise = {"name": "promise", "level": 0.7, "confidence": None, "group": "scanner", "levels": ["old", "new"]}
+    task = {"name": "image-folder", "kind": "classification", "labels": ["n", "y"], "size": [16, 16], "colours": "grey"}
+    sections = {
+        "algorithm": {"name": "fedavg"},
+        "task": task,
+        "network": {"name": "small-cnn", "norm": "batch"},
+        "training": {"rounds": 2, "batch_size": 8},
+        "participation": {"sites": list(SITES)},
+        "layers": [promise],
+    }
+    plan = parse_plan(sections)
+    run = inprocess.run(plan, folder=tmp_path / "runs/one", settings=read_settings_of_all(settings))
+    told = run.summary.details.model_extra["promise"]["sites"]
+    for site in SITES:
+        # A quarter of the images is of an old scanner, and a quarter of one that the plan does not know.
+        own = json.loads((tmp_path / "runs/one/sites" / site / "promise-curves.json").read_text())["groups"]
+        assert {name: one["numbers"] for name, one in own.items()} == {"old": 12, "new": 24}
+        assert {name: one["patients"] for name, one in told[site].items()} == {"old": 6, "new": 12}
+    cuts = json.loads((tmp_path / "runs/one/promise.json").read_text())["cuts"]
+    found = plan.layers[0].says(plan, torch.zeros(3, 2), torch.zeros(3, 1, 16, 16), [tmp_path / "runs/one"])
+    wide = [own["shrunk"] for own in cuts.values()]
+    if None in wide:
+        assert all("no promise" in str(row["promised"]) for row in found)
+    else:  # an image does not say of which scanner it is: what holds for both
+        risk = risk_of(plan.task.goal, None)
+        assert risk and [row["promised_set"] for row in found] == [
+            row["promised_set"] for row in risk.columns(torch.zeros(3, 2), [max(wide)] * 3)
+        ]
+    with pytest.raises(PlanError, match="levels of one beside images"):
+        plan.with_changes(["layers=[{name: promise, group: scanner, levels: [old, old]}]"])
 
 
 @pytest.mark.slow
@@ -415,7 +455,7 @@ def test_a_hospital_s_book_prices_every_curve_and_no_level_is_free(tmp_path: Pat
     grouped, _ = plan_of(tmp_path, group="sex")
     assert planned_answers(grouped)["validation"] == plain["validation"] + 3
     # Many levels in one plan are refused; the curve is the same for all, and each study that asks is counted.
-    with pytest.raises(PlanError, match="it stands twice"):
+    with pytest.raises(PlanError, match="it is given twice"):
         plan.with_changes(["layers=[{name: promise}, {name: promise, level: 0.8}]"])
     limited = read_settings_of_all(written(tmp_path, "limits: {validation_answers: 4}"))
     with pytest.raises(Exception, match="needs 5 answers with scores over validation"):
@@ -431,6 +471,11 @@ def test_plans_that_can_keep_no_promise_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(PlanError, match=why):
             plan.with_changes([change])
+    sealed = ["transport.sealing=pairwise"]
+    with pytest.raises(PlanError, match="set rule: local"):
+        plan.with_changes(sealed)
+    alone = plan.with_changes([*sealed, "layers=[{name: promise, rule: local}]"])
+    assert not any("cuts of the answer" in line for line in alone.layers[0].leaves(alone))
     with pytest.raises(PlanError, match="no price in"):
         plan.with_changes(["privacy={epsilon: 5, delta: 1e-5}", "task.standardise=none"])
     assert any("35" not in line and "22 validation patients" in line for line in plan.cautions(SITES))

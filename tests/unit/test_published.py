@@ -10,7 +10,7 @@ from nvflare.apis.workspace import Workspace
 from torch import Tensor
 
 from medsilo.core.files import load_tensors
-from medsilo.deploy import SuperModel
+from medsilo.deploy.supermodel import SuperModel
 from medsilo.flare.workspace import publish
 from tests.conftest import SITES, make_plan
 from tests.sites import with_settings

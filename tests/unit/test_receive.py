@@ -1,9 +1,6 @@
-"""Objects that come over the network: over real associations and a real HTTP server, and none that should not."""
+"""Objects that come over the network: over real associations, and none that should not."""
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 
@@ -14,12 +11,11 @@ from pynetdicom import AE
 
 from medsilo.cli import main
 from medsilo.core.errors import DataError, Full, MedsiloError
-from medsilo_dicom.header import CT
+from medsilo_dicom.header import CT, read_tree
 from medsilo_dicom.inbox import Inbox, is_uid
 from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Node
 from medsilo_dicom.sending import send
 from medsilo_dicom.series import make_series
-from medsilo_dicom.tree import read_tree
 from tests.dicoms import write_study
 
 CAPTURE, PRIVATE = "1.2.840.10008.5.1.4.1.1.7", "1.3.12.2.1107.5.9.1"
@@ -162,63 +158,14 @@ def in_bytes(elements: pydicom.Dataset) -> bytes:
     return content.getvalue()
 
 
-# ---------------------------------------------------------------------------------------------------- DICOMweb
-@pytest.fixture
-def server(study: list[Path]) -> Iterator[str]:
-    """A DICOMweb server with one study on this machine."""
-    objects = [pydicom.dcmread(path) for path in study]
-
-    class Web(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            parts = self.path.partition("?")[0].strip("/").split("/")
-            if parts[-1] == "series":
-                told = {(str(one.Modality), str(one.SeriesInstanceUID)) for one in objects}
-                found = [
-                    {"00080060": {"vr": "CS", "Value": [kind]}, "0020000E": {"vr": "UI", "Value": [uid]}}
-                    for kind, uid in [*sorted(told), ("CT", "../evil"), ("PR", "1.2.3")]
-                ]
-                return self._answer("application/dicom+json", json.dumps(found).encode())
-            own = [path for path, one in zip(study, objects, strict=True) if one.SeriesInstanceUID == parts[-1]]
-            head = b"--b\r\nContent-Type: application/dicom\r\n\r\n"
-            body = b"".join(head + path.read_bytes() + b"\r\n" for path in own) + b"--b--\r\n"
-            return self._answer('multipart/related; type="application/dicom"; boundary=b', body)
-
-        def _answer(self, kind: str, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as web:
-        thread = threading.Thread(target=web.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{web.server_port}"
-        web.shutdown()
-        thread.join()
-
-
-def test_a_study_is_fetched_from_dicomweb(server: str, study: list[Path], tmp_path: Path, capsys) -> None:
-    uid = str(pydicom.dcmread(study[0]).StudyInstanceUID)
-    assert main(["receive", str(tmp_path / "in"), "--from", server, "--study", uid]) == 0
-    kept = list((tmp_path / "in").rglob("*.dcm"))
-    instances = {pydicom.dcmread(path).SOPInstanceUID for path in (*kept, *study)}
-    assert len(kept) == len(study) == len(instances)
-    assert uid not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--from", "ftp://host", "--study", "1.2.3"], "no address of a DICOMweb server"),
-        (["--from", "http://127.0.0.1:9", "--study", "../x"], "no StudyInstanceUID"),
+        (["--from", "https://host/dicom-web", "--study", "1.2.3"], "is no DICOM node"),
+        (["--from", "ARCHIVE@127.0.0.1:9", "--study", "../x"], "no StudyInstanceUID"),
         (["--from", "ARCHIVE@127.0.0.1:9", "--study", "1.2.3"], "does not answer"),
         (["--from", "ARCHIVE@127.0.0.1:9", "--studies", "no-list"], "no list of studies"),
-        (["--from", "http://127.0.0.1:9", "--study", "1.2.3"], "does not answer"),
-        (["--from", "http://127.0.0.1:9"], "--study"),
+        (["--from", "ARCHIVE@127.0.0.1:9"], "--study"),
         (["--study", "1.2.3"], "--study needs --from"),
         ([], "--allow"),
     ],

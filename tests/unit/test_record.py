@@ -42,23 +42,6 @@ def test_what_there_is_to_go_on_from(tmp_path: Path) -> None:
     assert not run.can_go_on()
 
 
-def test_the_last_rounds_are_few_enough(tmp_path: Path) -> None:
-    run = Record(tmp_path)
-    assert run.last_rounds(1000) == []
-    rounds = [Round(round=number, asked=["x" * (number % 7)]) for number in range(1, 41)]
-    for line in rounds:
-        run.add_round(line)
-    sizes = [len(line) for line in (tmp_path / "rounds.jsonl").read_bytes().splitlines(keepends=True)]
-    assert run.last_rounds(sum(sizes)) == rounds
-    assert run.last_rounds(sum(sizes) - 1) == rounds[1:]
-    for size in range(1, sum(sizes), 13):
-        kept = max(count for count in range(40) if sum(sizes[40 - count :]) < size)
-        assert run.last_rounds(size) == rounds[40 - max(kept, 1) :], size
-    with (tmp_path / "rounds.jsonl").open("a") as file:
-        file.write('{"round": 41, "sit')  # it is being written
-    assert run.last_rounds(1) == rounds[-1:] and run.last_rounds(10_000) == run.rounds() == rounds
-
-
 def test_a_study_belongs_to_whoever_submitted_it(tmp_path: Path) -> None:
     record = Record(tmp_path / "study")
     record.claim("lead@a.org", resume=False)

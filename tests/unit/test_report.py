@@ -241,12 +241,6 @@ def test_the_answer_names_the_highest_mean_and_claims_no_winner(folders: list[Pa
     assert "Local 0.787; Central (pooled data, upper bound) 0.927" in parsed.header_text
 
 
-def test_gain_over_training_alone(folders: list[Path]) -> None:
-    gains = {gain.label: gain.differences for gain in findings.gains(read_all(folders))}
-    assert list(gains) == ["FedAvg", "FedBN", "Central (pooled data, upper bound)"]
-    assert gains["FedAvg"] == {"hospital-a": 0.075, "hospital-b": 0.001, "hospital-c": 0.033}
-
-
 def test_all_figures_are_shown_and_what_is_withheld_is_called_so(tmp_path: Path) -> None:
     told = {
         "a": {"figures": {"accuracy": 0.5, "auroc": 0.8125}},
@@ -406,7 +400,6 @@ def test_unlike_runs_are_not_ranked(tmp_path: Path, change: dict[str, Any], name
     second = save(tmp_path, summary_of("local", "Local", {"a": 0.6}, **change))
     _, parsed = rendered([first, second])
     assert f"not ranked, because they differ in {named}." in parsed.header_text
-    assert not findings.gains(read_all([first, second]))
 
 
 def test_other_test_sets_and_other_metrics_are_not_ranked(tmp_path: Path) -> None:

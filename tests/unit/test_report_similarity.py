@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from medsilo.core.errors import MedsiloError
+from medsilo.federation import inprocess
 from medsilo.report import page
 from medsilo.report.read import read_all
 from medsilo.runs.schema import Details, Similarity
+from medsilo.site.settings import SiteSettings
+from tests.conftest import make_plan
 from tests.unit.test_report import save, spoil, summary_of
 
 SCORES = {"hospital-a": 0.5, "hospital-b": 0.75, "hospital-c": None}
@@ -39,3 +42,19 @@ def test_a_damaged_matrix_is_named(weights: object, tmp_path: Path) -> None:
     spoil(run, "details", "similarity", "weights", value=weights)
     with pytest.raises(MedsiloError, match=r"details\.similarity"):
         read_all([run])
+
+
+def test_weights_are_recorded_when_they_change_and_drawn_beside_each_other(tmp_path: Path) -> None:
+    small = ["task.persons=6", "task.windows=12", "task.steps=32", "training.batch_size=8", "training.rounds=2"]
+    matrices = {}
+    for name, more in (("once", []), ("again", ["algorithm.refresh=1"])):
+        plan = make_plan("adafed", *small, *more)
+        inprocess.run(plan, folder=tmp_path / name, settings=SiteSettings(device="cpu"))
+        [run] = read_all([tmp_path / name])
+        matrices[name] = [line.weights for line in run.rounds if line.weights]
+        last = run.summary.details.similarity.weights
+        assert matrices[name][-1] == [pytest.approx(row, abs=1e-4) for row in last]
+        text = page.render([run], "Title")
+        assert text.count("Who learned from whom, by round") == (name == "again")
+    assert [len(own) for own in matrices.values()] == [1, 2]
+    assert matrices["again"][0] != matrices["again"][1]

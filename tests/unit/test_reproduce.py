@@ -24,27 +24,9 @@ def test_the_command_is_one(command: str, root: Path, monkeypatch: pytest.Monkey
     if name == "compare":
         _, cells = asked(replace(wanted(shlex.split(command)), seeds=[0]))
         assert len(cells) >= 2
-        names = {cell.row.name for cell in cells}
+        names = {cell.row.title for cell in cells}
         assert values["against"] is None or values["against"] in names
     if name == "run":
         from medsilo.plan import load_plan
 
         assert list(load_plan(values["plan"], values["changes"]).participation.unseen) == ["rim-one"]
-
-
-def test_a_sweep_at_equal_work_has_equal_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(root)
-    command = "compare --methods fedavg,local --sweep training.local_epochs=1,2,5 --equal-work --seeds 0"
-    _, cells = asked(wanted(shlex.split(command)))
-    work = [(cell.plan.training.local_epochs, cell.plan.training.rounds) for cell in cells]
-    assert work == [(1, 10), (2, 5), (5, 2)] * 2
-
-
-def test_a_number_of_sites_stands_for_so_many(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(root)
-    command = "compare --methods fedavg --sweep participation.sites=2,3 --seeds 0"
-    _, cells = asked(wanted(shlex.split(command)))
-    assert [list(cell.plan.participation.sites) for cell in cells] == [
-        ["site-01", "site-02"],
-        ["site-01", "site-02", "site-03"],
-    ]

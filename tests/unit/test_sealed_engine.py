@@ -214,8 +214,7 @@ def test_the_servers_disk_holds_no_model_of_a_site(tmp_path: Path) -> None:
     """The largest weight that a site has at the end is nowhere on the server's disk, and it is there in clear."""
     for how in ("none", "pairwise"):
         folder = tmp_path / how
-        own = CLEAR if how != "none" else []
-        plan = make_plan("f-adafed", "tracking.select=last", *WIDE, f"transport.sealing={how}", *own, sites=HOSPITALS)
+        plan = make_plan("f-adafed", "tracking.select=last", *WIDE, f"transport.sealing={how}", sites=HOSPITALS)
         lead(plan, folder)
         site = load_tensors(folder / "sites" / "a" / "last.safetensors")[0]
         name = max((n for n in site if n.endswith("weight")), key=lambda n: site[n].numel())

@@ -12,8 +12,9 @@ from cryptography.x509.oid import NameOID
 from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.keeping import SumMemory
-from medsilo.sealing.letters import SIGNED_SHARE, Assembly
+from medsilo.sealing.letters import Assembly
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Certified, PrivateKey, Signer, Unsigned
 from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, numbers, terms
@@ -189,6 +190,7 @@ def test_sites_that_were_told_different_keys_can_read_nothing_of_each_other() ->
     other = Member.begin(terms(3), "site-2", Unsigned(), SumMemory()).introduction()
     members["site-0"].meet(Assembly(introductions=honest))
     members["site-1"].meet(Assembly(introductions=(*honest[:2], other)))
-    box = members["site-0"]._linked.lock("site-1", bytes(2 * SIGNED_SHARE), b"about")
+    told = numbers(3)["site-0"]
+    box = members["site-0"].tell(1, "statistics", told)
     with pytest.raises(Refused, match="site-0: what it sent through the server cannot be opened"):
-        members["site-1"]._linked.unlock("site-0", box, b"about")
+        members["site-1"].told("site-0", 1, "statistics", Flat.like(told), box)

@@ -86,6 +86,7 @@ LIES = [
     ("adafed", "deliver", 4, replay_result, "it replays model of round 2 in round 4"),
     ("fedavg", "unmask", 2, unmask_without_one, "second, different unmasking|a sum of round 2 that it is"),
     ("adafed", "round", 2, other_rows, "it changes the weights of round 2"),
+    ("adafed", "offer", 3, other_rows, "are not those that this site made of what the hospitals told"),
 ]
 
 
@@ -93,7 +94,7 @@ LIES = [
 def test_every_site_refuses_a_server_that_lies(
     method: str, task: str, number: int, lie: Callable[..., None], reason: str, tmp_path: Path
 ) -> None:
-    plan, liar = plan_of(method, "pairwise", *GO_ON), Liar(task, number, lie)
+    plan, liar = plan_of(method, "pairwise", "transport.sealing_clear=[]", *GO_ON), Liar(task, number, lie)
     transport = Scripted(participants_of(plan, tmp_path / "run"), liar)
     coordinator = Coordinator(plan, HOSPITALS, transport, Record(tmp_path / "run"), "scripted", settings=CPU)
     with pytest.raises(ParticipationError):
@@ -131,6 +132,53 @@ def test_a_site_that_is_asked_to_unmask_a_round_twice(tmp_path: Path) -> None:
     }
 
 
+# ----------------------------------------------------------------------------------------------- hospitals that compare
+def test_the_server_reads_no_statistics(tmp_path: Path) -> None:
+    """And mixes by the same weights as one that does."""
+    plans = {how: plan_of("adafed", how) for how in ("none", "pairwise")}
+    plans["sealed"] = plan_of("adafed", "pairwise", "transport.sealing_clear=[]")
+    weights, read = {}, {}
+    for how, plan in plans.items():
+        coordinator = lead(plan, tmp_path / how)
+        weights[how] = coordinator.state.found()["similarity"]["weights"]
+        kept = list((tmp_path / how / "checkpoints").glob("*.safetensors"))
+        statistics = [t for path in kept for name, t in load_tensors(path)[0].items() if name.startswith("statistics/")]
+        read[how] = any(bool(tensor.any()) for tensor in statistics)
+    assert weights["none"] == weights["pairwise"] == weights["sealed"]
+    assert read == {"none": True, "pairwise": True, "sealed": False}
+    assert furthest(tmp_path / "sealed", tmp_path / "pairwise") == 0.0
+
+
+def other_weights(*liars: str) -> Script:
+    """A script in which these hospitals tell weights that they have not computed."""
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        answer = work()
+        if site in liars and asked.facts["task"] == "compare":
+            weights = [[0.25] * 4] * 4 if site == "d" else [[0.1, 0.2, 0.3, 0.4]] * 4
+            answer.facts["sealing"]["comparison"]["weights"] = weights
+        return [(site, answer)]
+
+    return script
+
+
+COMPARED = ("adafed", "pairwise", "transport.sealing_clear=[]")
+
+
+def test_who_computes_other_weights_is_named_and_loses_its_say(tmp_path: Path) -> None:
+    with pytest.raises(ParticipationError, match="3 of 4 .* d refused: made other weights of what the hospitals told"):
+        lead(plan_of(*COMPARED), tmp_path / "stop", other_weights("d"))
+    honest = lead(plan_of(*COMPARED, *GO_ON), tmp_path / "honest")
+    coordinator = lead(plan_of(*COMPARED, *GO_ON), tmp_path / "run", other_weights("d"))
+    assert coordinator.state.found()["similarity"] == honest.state.found()["similarity"]
+    assert any(line.startswith("round 1: d made other weights") for line in coordinator.state.details["cautions"])
+
+
+def test_without_a_majority_for_the_same_weights_the_study_ends(tmp_path: Path) -> None:
+    with pytest.raises(ParticipationError, match="no more than 2 of 4 hospitals .a, b. made the same weights"):
+        lead(plan_of(*COMPARED, *GO_ON), tmp_path / "run", other_weights("c", "d"))
+
+
 # ------------------------------------------------------------------------------------------------ answers that are lost
 def first_time(task: str, number: int, gone: Missing, works: bool) -> Script:
     """A script that loses d's first answer to one task, made or not."""
@@ -153,6 +201,7 @@ LETTERS = [
     ("round", 2),
     ("confirm", 2),
     ("unmask", 2),
+    ("compare", 1),
 ]
 
 
@@ -169,14 +218,14 @@ def clear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_lost_answer_is_asked_for_again_where_the_plan_waits(
     task: str, number: int, works: bool, clear: Path, tmp_path: Path
 ) -> None:
-    plan = plan_of("adafed", "pairwise", "participation.when_missing=wait")
+    plan = plan_of("adafed", "pairwise", "transport.sealing_clear=[]", "participation.when_missing=wait")
     coordinator = lead(plan, tmp_path / "run", first_time(task, number, LOST, works))
     assert furthest(tmp_path / "run", clear) <= 1e-6
     assert coordinator.rounds[-1].answered == HOSPITALS
 
 
 def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(clear: Path, tmp_path: Path) -> None:
-    plan = plan_of("adafed", "pairwise")
+    plan = plan_of("adafed", "pairwise", "transport.sealing_clear=[]")
     lead(plan, tmp_path / "run", first_time("round", 2, DIED, True))
     assert furthest(tmp_path / "run", clear) <= 1e-6
 
@@ -188,7 +237,7 @@ STOPPED = [letters for letters in LETTERS if letters[0] not in ("confirm", "unma
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     task: str, number: int, clear: Path, tmp_path: Path
 ) -> None:
-    plan = plan_of("adafed", "pairwise")
+    plan = plan_of("adafed", "pairwise", "transport.sealing_clear=[]")
     with pytest.raises(ParticipationError, match="3 of 4 sites answered, the plan needs 4: d lost: no answer"):
         lead(plan, tmp_path / "run", first_time(task, number, LOST, True))
     lead(plan, tmp_path / "run", resume=True)

@@ -125,6 +125,32 @@ def test_a_row_for_each_hospital(gone: set[str]) -> None:
         assert close(opened[f"for {site}"], mean_of(models, claim.sites, weights))
 
 
+def test_what_hospitals_tell_each_other_past_the_server() -> None:
+    """Bit for bit; not under another name, site or round, and not after a change."""
+    study = Hospitals(terms(3))
+    tensors = {"mean": torch.randn(4), "count": torch.tensor([7, 2**40]), "half": torch.ones(2, 2).bfloat16()}
+    flat = Flat.like(tensors)
+    sealed = study.members["site-0"].tell(2, "statistics", tensors)
+    told = study.members["site-2"].told("site-0", 2, "statistics", flat, sealed)
+    assert told.keys() == tensors.keys()
+    assert all(torch.equal(told[name], tensors[name]) and told[name].dtype == tensors[name].dtype for name in told)
+    assert study.members["site-0"].tell(2, "statistics", tensors).tolist() != sealed.tolist()
+    changed = sealed.clone()
+    changed[20] += 1
+    short = study.members["site-0"].tell(2, "statistics", {**tensors, "mean": torch.randn(3)})
+    for site, number, name, given in (
+        ("site-1", 2, "statistics", sealed),
+        ("site-0", 1, "statistics", sealed),
+        ("site-0", 2, "else", sealed),
+        ("site-0", 2, "statistics", changed),
+        ("site-0", 2, "statistics", short),
+        ("site-0", 2, "statistics", sealed[:-1]),
+        ("site-0", 2, "statistics", sealed.float()),
+    ):
+        with pytest.raises(Refused, match=f"{site}: what it (sent through|told the)"):
+            study.members["site-2"].told(site, number, name, flat, given)
+
+
 # ------------------------------------------------------------ what is not opened
 def test_what_would_tell_one_model() -> None:
     models = numbers(4)

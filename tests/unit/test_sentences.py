@@ -129,7 +129,7 @@ def study(**changes: Any) -> str:
     row = row.changed(sites={"a": None}, difference=Differences(mean=one, sites={"a": None}))
     values: dict[str, Any] = {"task": "t", "task_title": "T", "synthetic": False, "metric": "accuracy", "network": "n"}
     values |= {"seeds": [0, 1], "sites": ["a"], "level": 0.95, "against": "FedAvg", "headline": "H.", "rows": [row]}
-    values |= {"joining": {"a": "open"}, "about": About(title="Title"), "runs": [], "declared": "FedAvg"}
+    values |= {"about": About(title="Title"), "runs": [], "declared": "FedAvg"}
     values |= {"first": difference(0.1, 0.0, 0.2), "between": "B.", "gains": {"a": gain("promising")}}
     verdict = Verdict(**(values | changes))
     return study_page.render(verdict, {row.title: [] for row in verdict.rows})
@@ -171,7 +171,6 @@ OF_RUNS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("This is one run with one seed (0)", [{}], [{}, {"method": "fedbn", "title": "FedBN"}]),
     ("Each method was run once, with one seed (0)", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
     ("share the highest mean test accuracy", [{}, {"method": "fedbn", "title": "FedBN"}], [{}]),
-    ("Difference in test accuracy from a model that the site trained alone.", [{}, {"method": "local"}], [{}]),
     ("Training alone has the highest mean test accuracy", [{}, {"method": "local", "mean_test": 0.9}], [{}]),
     ("so there is nothing to rank", [FAILED], [{}]),
     ("FedAvg: no disk", [FAILED], [{}]),

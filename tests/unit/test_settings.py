@@ -89,7 +89,7 @@ def test_sites_of_one_machine_may_have_settings_of_their_own(tmp_path: Path) -> 
     with pytest.raises(MedsiloError, match=r"there is a medsilo\.yaml for c, which is no site of the plan.* are a, b"):
         settings.check_sites("ab")
     prepare_workspace(tmp_path / "workspace", settings, tmp_path / "out", "abc")
-    again = read_settings_of_all(tmp_path / "workspace/local")  # what 'medsilo resume' and 'medsilo cross' go on with
+    again = read_settings_of_all(tmp_path / "workspace/local")  # what 'medsilo resume' goes on with
     assert [again.of(site).threads for site in "abc"] == [3, 1, 1] and again.of("b").data == settings.of("b").data
 
 

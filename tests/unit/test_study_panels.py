@@ -130,7 +130,7 @@ def test_a_site_that_shared_in_one_seed_only_has_its_column_and_is_named(copy: S
     tell(copy, FEDSM, "super_model", {"agreed": [A, B]}, {"agreed": SITES})
     text, parsed = section(copy, "super-models")
     assert parsed.row("Test cases")[1:] == ["global", *SITES]
-    assert f"Not shared in every run, so the global model stands for them: {C}." in text
+    assert f"Not shared in every run, so the global model answers for them: {C}." in text
 
 
 # HarmoFL's amplitudes

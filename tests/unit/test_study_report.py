@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.results.tables import sure
 from medsilo.cli import main
-from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.errors import MedsiloError
 from medsilo.report import study_page
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import PairedDifference, Summary, Verdict
-from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, swept_rows
+from medsilo.study.cells import Cell
 from medsilo.study.compare import Study
 from medsilo.study.verdict import Statistics
 from tests.conftest import make_plan, make_study
@@ -103,7 +103,7 @@ def test_a_site_that_keeps_its_scores_counts_by_its_means_and_the_page_says_so(s
 
 def test_one_seed_names_nobody(study: Study) -> None:
     alone = Statistics([cell for cell in study.cells if cell.seed == 0], None).verdict(study.about, [])
-    assert "One seed says nothing" in alone.between and "There is one seed" in alone.headline and alone.winner is None
+    assert "One seed says nothing" in alone.between and "There is one seed" in alone.headline
     assert not any(row.difference.mean.sure for row in alone.rows if row.against)
 
 
@@ -115,24 +115,6 @@ def test_what_is_surely_worse_does_not_look_like_a_gain() -> None:
         for mean, sure in ((0.3, True), (-0.3, True), (0.3, False))
     ]
     assert looks == ["higher", "lower", ""]
-
-
-def test_the_baseline_is_the_row_with_the_same_values_of_the_sweep(tmp_path: Path) -> None:
-    rows = swept_rows(
-        [Row.parse(title) for title in ("fedavg", "fedprox", "local")],
-        parse_sweep(["training.rounds=1,2", "algorithm.mu=0.1,1"]),
-    )
-    assert [row.title for row in rows if row.method == "fedavg"] == [
-        "fedavg training.rounds=1",
-        "fedavg training.rounds=2",
-    ]
-    assert len(rows) == 2 + 4 + 2
-    verdict = Statistics(cells_of(make_plan("fedavg", *SMALL), rows, [0], [], tmp_path), None)
-    base = {row.title: own and own.title for row, own in verdict.base.items()}
-    assert base["local training.rounds=2"] == "fedavg training.rounds=2"
-    assert base["fedavg training.rounds=1"] is None
-    with pytest.raises(PlanError, match=r"algorithm\.pull"):
-        swept_rows(rows, parse_sweep(["algorithm.pull=0.1"]))
 
 
 def test_an_unknown_baseline_is_an_error_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

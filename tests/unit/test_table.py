@@ -327,8 +327,10 @@ def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_pat
     assert float(found[0][name]) == pytest.approx(expected, rel=1e-4)
 
     assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
-    named = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())["inputs"]
-    assert named == ["age", "sex = m", "sex = f"]
+    told = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())
+    assert told["inputs"] == ["age", "sex = m", "sex = f"]
+    meant = {"classification": "the logistic function", "regression": "from 0 to 100", "survival": "relative risk"}
+    assert meant[kind] in told["gives"]
     command[1:4] = [str(tmp_path / "bundle/models"), str(table), "-o"]
     assert main(command) == 1  # by all lines of the hospital's own table
 
@@ -344,7 +346,7 @@ def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path
     from medsilo.deploy.source import Source
 
     plan = plan_of()
-    source = Source(plan.algorithm.whole(plan.build_networks()), plan, None, {})
+    source = Source(plan.algorithm.whole(plan.build_networks()), plan, {})
     with pytest.raises(MedsiloError, match="give --settings"):
         given = [hospitals / "a/cases.csv"]
         predict_tables(PredictionRequest(source, given, tmp_path, torch.device("cpu"), print, None, tmp_path))

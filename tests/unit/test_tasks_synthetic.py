@@ -6,10 +6,11 @@ import torch
 from pydantic import ValidationError
 
 from medsilo.core.errors import DataError
+from medsilo.tasks.scans import read_scan
 from medsilo.tasks.synthetic.activity import SyntheticActivity
 from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo.tasks.synthetic.prostate import SyntheticProstate
-from medsilo.tasks.volumes import Volume, read_image, read_mask, read_pair, write_volume
+from medsilo.tasks.volumes import Volume, mask_of, read_pair, write_volume
 
 SITES = ["a", "b", "c", "d"]
 
@@ -161,9 +162,9 @@ def test_volumes_that_do_not_fit_are_data_errors_without_file_names(tmp_path):
     with pytest.raises(DataError, match="different places") as caught:
         read_pair(tmp_path / "image.nii", tmp_path / "moved.nii")
     assert str(tmp_path) not in str(caught.value) and "image.nii" in caught.value.private
-    with pytest.raises(DataError, match=r"\(3, 4, 5\) and \(2, 4, 5\)"):
+    with pytest.raises(DataError, match="different sizes"):
         read_pair(tmp_path / "image.nii", tmp_path / "cut.nii")
-    for read in (read_image, read_mask):
+    for read in (read_scan, mask_of):
         for name in ("text.nii", "absent.nii"):
             with pytest.raises(DataError) as caught:
                 read(tmp_path / name)

@@ -38,4 +38,9 @@ def test_two_builds_have_the_same_bytes(root: Path, tmp_path: Path) -> None:
     other = build(root, tmp_path / "other" / "place", 1_650_000_000)
     assert one.name == other.name and one.read_bytes() == other.read_bytes()
     names = set(zipfile.ZipFile(one).namelist())
-    assert {"medsilo/py.typed", "medsilo/flare/gate.py", "medsilo_dicom/tree.py", "medsilo_nnunet/planning.py"} <= names
+    assert {
+        "medsilo/py.typed",
+        "medsilo/flare/gate.py",
+        "medsilo_dicom/header.py",
+        "medsilo_nnunet/planning.py",
+    } <= names

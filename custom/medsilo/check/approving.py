@@ -46,7 +46,7 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
 def objection_now(home: KitAtHome, decision: Decision, plan: Plan, sites: Collection[str] = ()) -> str:
     """Return why a plan may not run here now, as the rest of "this hospital ..."; nothing where it may."""
     own = plan.participation.everyone
-    return decision.objection("this plan", plan.algorithm.name, own, sites, 0, home.approvals.data, time.time())
+    return decision.objection("this plan", own, sites, 0, home.approvals.data, time.time())
 
 
 def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Collection[str] = ()) -> str:
@@ -55,14 +55,11 @@ def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Colle
     if named and home.kit.name not in named:
         return f"{home.kit.name} is not in this plan, which names {plain(', '.join(named), 200)}"
     others = sorted({*named, *sites} - set(limits.sites)) if named else ["sites that the plan does not name"]
-    if limits.sites and others:
-        return f"--sites leaves out {plain(', '.join(others), 200)}"
-    other = limits.method and limits.method != plan.algorithm.name
-    return f"--method is {limits.method}, and the plan's is {plan.algorithm.name}" if other else ""
+    return f"--sites leaves out {plain(', '.join(others), 200)}" if limits.sites and others else ""
 
 
 def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
-    """Return what a plan is, for people: a heading and what stands under it."""
+    """Return what a plan is, for people: a heading and its text."""
     training, who = plan.training, plan.participation
     network = f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"
     rows = [
@@ -70,7 +67,7 @@ def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
         ("task", f"{plan.task.name}, scored by {plan.task.goal.metric}"),
         ("network", network),
         ("rounds", f"{plan.rounds}; passes over this hospital's training cases in each: {training.local_epochs}"),
-        ("hospitals", ", ".join(who.everyone) or f"whoever is connected, {who.minimum} at least"),
+        ("hospitals", ", ".join(who.everyone) or f"all that are connected, {who.minimum} at least"),
     ]
     if who.unseen:
         rows.append(("only tested", ", ".join(who.unseen)))

@@ -9,7 +9,7 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survey import Survey
 
 NOT_TOLD = "not told"
-HELD = "Cases by structure, channel and column"
+HELD = " by structure, channel and column"  # ends the title of a table
 SMALL = 10  # patients of whom a score says little
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # times as many cases of one class as of another are worth a word
@@ -17,17 +17,19 @@ SEVERITY: dict[str, Severity] = {"stops": "stops", "left out": "note", "note": "
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
-    """Yield what the survey found, problem by problem, and how the classes stand to each other."""
-    where = "data"
+    """Yield what the survey found, problem by problem, and how even the classes are."""
+    where, unit = "data", unit_of(plan)
     for problem in survey.problems:
-        what, _, remedy = problem.what.partition("; ")
-        count = f" ({problem.count})" if problem.count > 1 else ""
+        what, _, remedy = problem.counted.partition("; ")
         left = "; left out" if problem.severity == "left out" else ""
-        yield Finding(where, SEVERITY[problem.severity], f"{what}{count}{left}", remedy, problem.private)
+        yield Finding(where, SEVERITY[problem.severity], f"{what}{left}", remedy, problem.private)
     if not survey.parts:
         return
     if plan.task.goal.classifies:
-        yield from _balance(survey.parts["train"].classes, plan.task.goal.classes, least)
+        classes = plan.task.goal.label_names
+        optional = {*getattr(plan.task, "may_be_absent", ())} & {*classes}
+        hint = "name under data.absent what nobody looked for here" if optional else ""
+        yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
     cases = {name: part.cases for name, part in survey.parts.items()}
     tested = survey.parts["test"].patients
     told = (
@@ -35,8 +37,13 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         if tested
         else ""
     )
-    yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + f" cases read{told}")
+    yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + f" {unit} read{told}")
     yield from _small({name: part.patients for name, part in survey.parts.items()}, plan, least)
+
+
+def unit_of(plan: Plan) -> str:
+    """Return what a network learns from one at a time, in words."""
+    return "slices" if plan.task.sliced else "cases"
 
 
 def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
@@ -59,15 +66,15 @@ def _larger(patients: int, plan: Plan, least: int) -> str:
     return f"bring more patients, or give these parts more of them ({shares}, where no table fixes the parts)"
 
 
-def _balance(classes: Mapping[str, int], known: int, least: int) -> Iterator[Finding]:
+def _balance(classes: Mapping[str, int], known: int, least: int, unit: str, hint: str) -> Iterator[Finding]:
     present = [count for count in classes.values() if count]
     if len(present) == 1:
         yield Finding("data", "note", "the training part has one class only", "a method with personal models may suit")
     elif len(present) < known:
-        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes")
+        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes", hint)
     if present and min(present) >= least and max(present) >= UNEVEN * min(present):
         times = max(present) / min(present)
-        told = f"the training part's largest class has {times:.0f} times the cases of its smallest"
+        told = f"the training part's largest class has {times:.0f} times the {unit} of its smallest"
         yield Finding("data", "note", told, "look at balanced_accuracy rather than accuracy")
 
 
@@ -75,8 +82,9 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
     """Cases by part and class; sizes, spacings and intensities."""
     if not survey.parts:
         return []
+    unit = unit_of(plan)
     rows: list[list[Cell]] = [[name, part.cases, part.patients] for name, part in survey.parts.items()]
-    tables = [Table("Cases", ("part", "cases", "patients"), rows)]
+    tables = [Table(unit.capitalize(), ("part", unit, "patients"), rows)]
     labels = sorted({label for part in survey.parts.values() for label in part.classes}, key=_number_first)
     if labels:
         exclusive = plan.task.goal.classifies
@@ -84,15 +92,18 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
             shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive)
             for part in survey.parts.values()
         ]
-        title = "Cases of each class" if exclusive else "Cases that show each label"
+        title = f"{unit} of each class" if exclusive else f"{unit} that show each label"
         note = f"Counts from 1 to {least - 1} are not told (smallest_metric)." if least > 1 else ""
         lines = [[label, *counts] for label, *counts in zip(labels, *columns, strict=True)]
-        lines = [[line[0], *["not drawn"] * len(survey.parts)] if line[0] in survey.absent else line for line in lines]
-        tables.append(Table(title, ("class" if exclusive else "label", *survey.parts), lines, note))
+        no = ["not told apart" if exclusive else "not drawn"] * len(survey.parts)
+        lines = [[line[0], *no] if line[0] in survey.absent else line for line in lines]
+        tables.append(Table(title.capitalize(), ("class" if exclusive else "label", *survey.parts), lines, note))
     structures = labels if isinstance(plan.task.goal, Segmentation) else []
     named = dict.fromkeys([*structures, *getattr(plan.task, "modalities", ()), *survey.absent])
     if held := [[name, *_held(name, name in structures, survey, least)] for name in named]:
-        tables.append(Table(HELD, ("name", "have it", "drawn, none there", "lack it or not drawn"), held))
+        tables.append(
+            Table(unit.capitalize() + HELD, ("name", "have it", "drawn, none there", "lack it or not drawn"), held)
+        )
     ranges = [
         *_along("size", "voxels", survey.size),
         *_along("spacing", "mm", survey.spacing),
@@ -130,19 +141,20 @@ def _held(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
 
 def hospitals_table(each: Mapping[str, Sequence[Table]]) -> Table:
     """Return one table of what hospitals have, by structure, channel and column, of the tables of each."""
-    held = {
-        site: {row[0]: row[1:] for table in own if table.title == HELD for row in table.rows}
-        for site, own in each.items()
-    }
+    told = {site: [table for table in own if table.title.endswith(HELD)] for site, own in each.items()}
+    title = next((table.title for own in told.values() for table in own), HELD)
+    held = {site: {row[0]: row[1:] for table in own for row in table.rows} for site, own in told.items()}
     names = dict.fromkeys(name for own in held.values() for name in own)
     return Table(
-        HELD, ("name", *held), [[name, *(_in_words(own.get(name)) for own in held.values())] for name in names]
+        title,
+        ("name", *held),
+        [[name, *(_in_words(own.get(name), bool(each[site])) for site, own in held.items())] for name in names],
     )
 
 
-def _in_words(row: Sequence[Cell] | None) -> Cell:
+def _in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
     if row is None:
-        return NOT_TOLD
+        return "has it" if told else NOT_TOLD
     have, none, lack = row
     return f"lacks it ({lack})" if lack else f"{have}, drawn and none {none}" if none else have
 

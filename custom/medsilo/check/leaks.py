@@ -165,7 +165,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         "took, medsilo's version and hash.",
         f"On joining: whether this site shares its personal model{classes if plan.task.goal.classifies else ''}; the "
         "versions of Python, NVFlare, torch, numpy and MONAI here, and which instructions the processor has; "
-        "which structures, channels or columns are not here (data.absent).",
+        "which structures, classes, channels or columns are not here (data.absent).",
         f"In every round: the training loss; {scored}score and loss over the validation cases{few}.",
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]

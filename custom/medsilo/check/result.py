@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from medsilo.core.files import write_text
+from medsilo.core.text import counted
 
 Severity = Literal["ok", "note", "stops"]
 Cell = str | int | float
+MARKS: dict[Severity, str] = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,15 @@ class Report:
     @property
     def verdict(self) -> str:
         """In one line."""
-        count = {kind: sum(f.severity == kind for f in self.findings) for kind in ("stops", "note")}
-        notes = f"{count['note']} note{'' if count['note'] == 1 else 's'}"
+        stops, notes = (
+            counted(sum(own.severity == kind for own in self.findings), word)
+            for kind, word in (("stops", "finding"), ("note", "note"))
+        )
         if self.go and not self.whole:
             return f"READY: nothing stops this machine ({notes}); the data were not looked at without a job"
         if self.go:
             return f"GO: nothing stops this site ({notes})"
-        return f"NO-GO: {count['stops']} finding{'' if count['stops'] == 1 else 's'} must be settled first ({notes})"
+        return f"NO-GO: {stops} must be settled first ({notes})"
 
     def as_json(self) -> dict[str, Any]:
         """The whole report; `schema` counts up when a key changes its meaning."""
@@ -87,11 +91,10 @@ class Report:
     def as_text(self) -> str:
         """The report for a terminal."""
         lines = [f"{name}: {value}" for name, value in self.facts.items()]
-        marks = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
         width = max((len(finding.where) for finding in self.findings), default=0)
         lines.append("")
         for finding in self.findings:
-            lines.append(f"{marks[finding.severity]}  {finding.where.ljust(width)}  {finding.what}")
+            lines.append(f"{MARKS[finding.severity]}  {finding.where.ljust(width)}  {finding.what}")
             if finding.remedy:
                 lines.append(" " * (width + 9) + f"-> {finding.remedy}")
         for table in self.tables:

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from medsilo import __version__
 from medsilo.cli import (
@@ -19,7 +19,6 @@ from medsilo.cli import (
     leading,
     operating,
     plan_approval,
-    results,
     reviewing,
     running,
     starting,
@@ -30,7 +29,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.registry import COMMANDS as PLUGGED_IN
 
-EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only when all it promised happened."
+EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
 Example = tuple[Callable[..., int], str]
 
 # Every command of the engine with an example, by the people it serves; plug-ins bring more.
@@ -55,8 +54,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (operating.restore, "server.zip --kit /srv/fl.example.org --expelled st-anna"),
     ),
     "Of finished runs": (
-        (results.report, "runs/one runs/other -o comparison.html"),
-        (results.cross, "runs/local"),
+        (operating.report, "runs/one runs/other -o comparison.html"),
         (operating.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
@@ -67,7 +65,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (plan_approval.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (hospital.ledger, "show --kit kits/st-anna"),
     ),
-    "What there is": ((reviewing.list_, ""),),
+    "Lists and templates": ((reviewing.list_, ""),),
 }
 HELP = {"help_option_names": ["--help", "-h"]}
 # Commands of earlier versions: what does the same now.
@@ -76,11 +74,12 @@ NOW = {
     "analyse": "python -m benchmarks.analyses",
     "approvals": "medsilo approve",
     "audit-privacy": "python -m benchmarks.analyses privacy",
-    "committee": "medsilo cross RUN RUN",
+    "committee": "python -m benchmarks.cross",
+    "cross": "python -m benchmarks.cross",
     "decline": "medsilo approve PLAN --decline",
     "evidence": "medsilo record",
     "methods": "medsilo list",
-    "nnunet-collect": "medsilo nnunet collect",
+    "nnunet-collect": "medsilo nnunet measure",
     "nnunet-measure": "medsilo nnunet measure",
     "nnunet-plan": "medsilo nnunet plan",
     "pack": "medsilo submit JOB --out FOLDER",
@@ -95,6 +94,18 @@ NOW = {
 OPTIONS_NOW = {"--site-config": "--settings", "--local": "--settings"}
 
 
+class OneCommand(TyperCommand):
+    """A command whose help shows arguments without their Python types."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return arguments and options."""
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if param.param_type_name == "argument":
+                param.display_type_rich = lambda ctx: None
+        return params
+
+
 class Commands(TyperGroup):
     """The commands in groups, by the people they serve; a wrong name gets a suggestion, an old one the new one."""
 
@@ -102,7 +113,7 @@ class Commands(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options; to check the None of typer's own flags, it would load pydantic."""
-        params = super().get_params(ctx)
+        params: list[Any] = super().get_params(ctx)
         for param in params:
             param.default = False if param.default is None else param.default
         return params
@@ -172,7 +183,8 @@ def _program(wanted: str = "") -> Any:
                 groups[one.of] = typer.Typer(cls=Commands, rich_markup_mode=None, help=about)
                 app.add_typer(groups[one.of], name=one.of, rich_help_panel=title)
             epilog = f"example: medsilo {one.name} {one.example}".rstrip()
-            add = groups[one.of].command(one.name.rpartition(" ")[2], epilog=epilog, rich_help_panel=title)
+            name = one.name.rpartition(" ")[2]
+            add = groups[one.of].command(name, cls=OneCommand, epilog=epilog, rich_help_panel=title)
             add(command(one.does))
     program: Any = typer.main.get_command(app)
     first = {name.partition(".")[0]: PLUGGED_IN.package_of(name) for name in PLUGGED_IN}
@@ -274,7 +286,7 @@ def _of_the_plan(ctx: Any, option: str) -> str | None:
 
 
 def _within(text: str) -> str:
-    """Return what stands in the last parentheses of a text."""
+    """Return the text in the last parentheses."""
     return text.rpartition("(")[2].rstrip(").")
 
 

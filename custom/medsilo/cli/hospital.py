@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from medsilo.federation.sealed.identity import KitFiles
     from medsilo.site.ledger import Ledger
 
-LEDGER_ACTIONS = ("show", "verify", "export", "accept")
+LEDGER_ACTIONS = ("show", "accept")
 
 
 def predict(
@@ -26,15 +26,7 @@ def predict(
         list[Path], typer.Argument(help="images, DICOM folders, or folders with such; tables; or recordings")
     ],
     *,
-    out: Annotated[
-        Path,
-        typer.Option(
-            *options.OUT,
-            metavar="FOLDER",
-            parser=options.output_folder,
-            help="folder for the masks and predictions.csv",
-        ),
-    ],
+    out: options.OutFolder,
     site: options.ModelOf = "",
     others: Annotated[
         list[Path],
@@ -58,7 +50,7 @@ def predict(
     Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
     found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
     and recordings.csv with one for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
-    report for each series. With several models the mean of what each says is probable counts. Ends with 1 if any image,
+    report for each series. With several models the mean of their probabilities decides. Ends with 1 if any image,
     line or recording failed, or was not taken by the node.
     """
     if (out / "predictions.csv").exists():
@@ -102,22 +94,13 @@ def export(
     screen: Screen,
     model: options.Model,
     *,
-    out: Annotated[
-        Path,
-        typer.Option(
-            *options.OUT,
-            metavar="FOLDER",
-            parser=options.output_folder,
-            help="the folder to write, which must not exist yet",
-        ),
-    ],
+    out: options.OutFolder,
     site: options.ModelOf = "",
     to: Annotated[
         str,
         typer.Option(
             metavar="FORM",
             parser=options.form,
-            autocompletion=options.forms,
             help="monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
         ),
     ] = "monai",
@@ -170,7 +153,7 @@ def check(
 ) -> int:
     """At a hospital, before joining: look at machine, kit and data for a job.
 
-    Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: the command makes no sense.
+    Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: wrong command line.
     """
     screen.note("loading PyTorch")
     import dataclasses
@@ -204,7 +187,6 @@ def ledger(
         typer.Argument(
             metavar="ACTION",
             parser=options.one_of(LEDGER_ACTIONS),
-            autocompletion=lambda: list(LEDGER_ACTIONS),
             help=", ".join(LEDGER_ACTIONS),
         ),
     ] = "show",
@@ -215,22 +197,15 @@ def ledger(
         typer.Option(metavar="FOLDER", help="without a kit: what the site remembers, <output>/_hospital/<site>"),
     ] = None,
     site_config: options.SiteConfig = None,
-    against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="verify: an earlier export, which the ledger must continue")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="export: the file to write"),
-    ] = None,
     old_kit: Annotated[
         Path | None, typer.Option(metavar="KIT", help="accept: the kit whose key signed before, if it is still there")
     ] = None,
 ) -> int:
-    """Show, verify or export what studies have cost this hospital's patients.
+    """Show what studies have cost this hospital's patients.
 
-    show: per data set and study the ε so far. verify: every line, whose key signs, and the heads here and in the kit;
-    with --against also that nothing of an earlier export is gone. export: the lines as they are, to be kept elsewhere.
-    accept: go on from what is there with the kit's key, where the kit is new, or the ledger came back from a copy.
+    show: per data set and study the ε so far, once every line, whose key signs, and the heads here and in the kit are
+    checked. accept: go on from what is there with the kit's key, where the kit is new, or the ledger came back from a
+    copy.
     """
     screen.note("reading the ledger")
     from dataclasses import asdict
@@ -238,7 +213,6 @@ def ledger(
     from medsilo.check.at_home import book_of_kit, files_of
     from medsilo.check.kit import read_kit
     from medsilo.check.spending import spending_lines, spent
-    from medsilo.core.files import write_text
     from medsilo.federation.sealed.identity import ledger_of
     from medsilo.site.book import Book
     from medsilo.site.ledger import ledgers
@@ -249,8 +223,8 @@ def ledger(
     book = book_of_kit(settings, local, read_kit(kit).name) if kit else Book(records) if records else None
     if book is None:
         raise MedsiloError("where is the ledger? give --kit, or --records with the folder of what the site remembers")
-    if (against and action != "verify") or (out and action != "export") or (old_kit and action != "accept"):
-        raise MedsiloError("--against belongs to verify, --out to export, and --old-kit to accept")
+    if old_kit and action != "accept":
+        raise MedsiloError("--old-kit belongs to accept")
     files = files_of(read_kit(kit)) if kit else None
     found = [ledger_of(book, data, files) for data in ledgers(book.folder, files.kit if files else None)]
     if not found:
@@ -258,24 +232,12 @@ def ledger(
     if action == "accept":
         return _accept_ledgers(screen, found, files, old_kit)
     told = [spent(one, settings.privacy) for one in found]  # each line is checked
-    if action == "export":
-        text = "".join(one.export() for one in found)
-        if out:
-            write_text(out, text)
-        screen.say(f"export: {out}" if out else text.rstrip("\n"))
-    elif action == "verify":
-        for one in found:
-            earlier = _exported(against, one.data) if against else ""
-            since = f", {one.check_against(earlier)} since the export" if against else ""
-            standing = one.standing()
-            screen.say(f"data set {one.data}: {len(standing.entries)} lines are as they were written{since}")
-            if not files:
-                screen.say("  by whom, only the kit can tell: give --kit")
-    else:
-        for view in told:
-            for line in spending_lines(view):
-                screen.say(line)
-    screen.answer(ledgers=[asdict(view) for view in told], **({"export": out} if out else {}))
+    for view in told:
+        for line in spending_lines(view):
+            screen.say(line)
+        if not files:
+            screen.say("  by whom, only the kit can tell: give --kit")
+    screen.answer(ledgers=[asdict(view) for view in told])
     return 0
 
 
@@ -295,17 +257,6 @@ def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | No
     return 0
 
 
-def _exported(file: Path, data: str) -> str:
-    """Return the lines of one data set in an export."""
-    import json
-
-    try:
-        lines = file.read_text("utf-8").splitlines()
-        return "".join(f"{line}\n" for line in lines if json.loads(line)["entry"]["data"] == data)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MedsiloError(f"--against: the export cannot be read ({type(error).__name__})", str(file)) from error
-
-
 def _visit(
     job_name: str | None,
     plan_file: Path | None,
@@ -315,7 +266,7 @@ def _visit(
     data: Path | None,
     site: str | None,
 ) -> "Visit":
-    """Return who is checked for what; raise an error where the command makes no sense."""
+    """Return who is checked for what; raise an error where the command line is wrong."""
     from medsilo.check.kit import read_kit
     from medsilo.check.visit import Visit
     from medsilo.core.text import is_safe_name

@@ -1,7 +1,7 @@
 """Commands for a consortium's lead: provision, submit, status, abort, fetch."""
 
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.study.progress import Moment, StudyProgress
 
 if TYPE_CHECKING:
-    from medsilo.runs.schema import Progress, Turns
+    from medsilo.runs.schema import Progress
 
 CONNECTING = "connecting to the server"
 
@@ -23,9 +23,7 @@ def provision(
     screen: Screen,
     consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
     *,
-    out: Annotated[
-        Path, typer.Option(*options.OUT, metavar="KITS", parser=options.output_folder, help="the folder for the kits")
-    ],
+    out: options.OutFolder,
     renew: Annotated[
         list[str],
         typer.Option(metavar="NAME", default_factory=list, show_default=False, help="give NAME a new certificate"),
@@ -33,20 +31,15 @@ def provision(
     requests: Annotated[
         bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
     ] = False,
-    skip_network_checks: Annotated[
-        bool, typer.Option("--skip-network-checks", help="the server's name and ports can't be seen from here")
-    ] = False,
 ) -> int:
-    """Make signed kits for a consortium, or for who is new in it.
+    """Make signed kits for a consortium, or for its new members.
 
-    Kits that are there stay as they are. provisioning/README.md says who gets which, and what to guard.
+    Existing kits are not changed. provisioning/README.md says who gets which kit, and what to keep safe.
     """
     from medsilo.consortium.description import read_consortium
     from medsilo.consortium.provision import provision, write_requests
 
     described = read_consortium(consortium)
-    if not skip_network_checks and not (out / described.server.host).exists():
-        described.check_network()
     if requests:
         write_requests(described, consortium.parent, out)
         screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
@@ -68,15 +61,7 @@ def submit(
     plan: options.PlanFile = None,
     changes: options.Changes,
     with_code: options.WithCode = False,
-    share: Annotated[
-        bool, typer.Option("--share", help="let everybody in the consortium follow it with 'medsilo status ID --watch'")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            *options.OUT, metavar="FOLDER", parser=options.output_folder, help="instead: write what would be submitted"
-        ),
-    ] = None,
+    out: options.OutFolderOrNone = None,
 ) -> int:
     """Submit a job to a consortium, or write it into a folder as it would be submitted.
 
@@ -92,10 +77,10 @@ def submit(
     if kit:
         from medsilo.consortium import lead
 
-        submitted: str | Path = lead.submit(found, kit, screen.warn, changes, with_code, plan, share)
+        submitted: str | Path = lead.submit(found, kit, screen.warn, changes, with_code, plan)
     else:
         assert out
-        submitted = jobs.pack(found, out, changes, with_code, plan, **({"share": True} if share else {}))
+        submitted = jobs.pack(found, out, changes, with_code, plan)
     screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
     return 0
@@ -140,13 +125,14 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
     from medsilo.consortium import lead
 
     screen.in_lines = True
-    heard = _LatestTurns()
-    progress = StudyProgress((), 0, "score", look=heard.moment)
+    told, at = Moment(), time.monotonic()
+    progress = StudyProgress((), 0, "score", look=lambda: replace(told, age=time.monotonic() - at))
     screen.answer(job=job)
 
     def stands(study: "Progress") -> None:
+        nonlocal told, at
         progress.planned, progress.metric = study.planned, study.metric
-        heard.take(study)
+        told, at = Moment(study.turns, away=study.away), time.monotonic()
 
     try:
         with screen.rounds(progress) as on_round:
@@ -160,23 +146,6 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
         return 0
     screen.say(f"to go on from the last finished round: medsilo resume {job} --kit {kit}")
     return 1
-
-
-class _LatestTurns:
-    """The last word of the server about who is asked and who has answered."""
-
-    def __init__(self) -> None:
-        self._turns: Turns | None = None
-        self._away: Mapping[str, str] = {}
-        self._at = 0.0
-
-    def take(self, study: "Progress") -> None:
-        """Keep what is told now."""
-        self._turns, self._away, self._at = study.turns, study.away, time.monotonic()
-
-    def moment(self) -> Moment:
-        """Return it, with its age."""
-        return Moment(self._turns, age=time.monotonic() - self._at, away=self._away)
 
 
 def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
@@ -193,7 +162,7 @@ def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
     return 0
 
 
-def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.RunsFolder = Path("runs")) -> int:
+def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> int:
     """Download a job's results and write the report.
 
     Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.

@@ -1,4 +1,4 @@
-"""The options that several commands share, the checks of their values, and how a shell completes them.
+"""The options that several commands share and the checks of their values.
 
 Nothing heavy is imported here: --help answers at once.
 """
@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 
 import typer
 
-HERE = Path("jobs")
 ENGINES = ("simulator", "inprocess")
 PRIMARIES = ("mean", "pooled", "worst-site")
 PROTOCOLS = ("paper", "released-code", "clinical")
@@ -35,14 +34,6 @@ def folds(value: object) -> int:
     if not 3 <= number <= 100:
         raise ValueError(f"{number} folds; give 3 to 100")
     return number
-
-
-def whole(value: object) -> int:
-    """Return a whole number."""
-    try:
-        return int(str(value))
-    except ValueError:
-        raise ValueError(f"{str(value)!r} is not a whole number") from None
 
 
 def row(value: object) -> str:
@@ -144,33 +135,6 @@ def form(value: object) -> str:
     return one_of(forms())(value)
 
 
-# ---------------------------------------------------------------------------------------------------- completion
-def jobs_nearby() -> list[str]:
-    """Return the names of the jobs in ./jobs."""
-    return sorted(path.parents[2].name for path in HERE.glob("*/app/config/plan.yaml"))
-
-
-def complete_job(incomplete: str) -> list[str]:
-    """Complete a job by its name or by its folder."""
-    names = jobs_nearby()
-    return [name for name in [*names, *(f"{HERE}/{name}" for name in names)] if name.startswith(incomplete)]
-
-
-def complete_methods(incomplete: str) -> list[str]:
-    """Complete the last of several methods."""
-    from medsilo.registry import METHODS
-
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in METHODS if name.startswith(last)]
-
-
-def complete_task(incomplete: str) -> list[str]:
-    """Complete a task's name."""
-    from medsilo.registry import TASKS
-
-    return sorted(name for name in TASKS if name.startswith(incomplete))
-
-
 # ---------------------------------------------------------------------------------------------------- options
 DEVICES = "auto, cpu, cuda or cuda:<n>"
 SITE_CONFIG = "a folder with a medsilo.yaml, which describes the data and names the labels (docs/your-data.md)"
@@ -178,9 +142,7 @@ SITE_CONFIGS = f"{SITE_CONFIG}; a site with a folder of its name in it, with a m
 DATA = "folder with the sites' data, for tasks that need one"
 OUT = ("--out", "-o")
 
-A_JOB = typer.Argument(
-    help="a job's folder, for example jobs/fedavg, or the name of a job in ./jobs", autocompletion=complete_job
-)
+A_JOB = typer.Argument(help="a job's folder, for example jobs/fedavg, or the name of a job in ./jobs")
 Job = Annotated[str, A_JOB]
 JobOrNone = Annotated[str | None, A_JOB]
 PlanFile = Annotated[
@@ -199,13 +161,17 @@ Changes = Annotated[
         help="change the plan, as often as wanted: training.rounds=3 (docs/plan.md has every key)",
     ),
 ]
-RunsFolder = Annotated[Path, typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="where runs are kept")]
+_FOLDER = typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="the folder that is written")
+_FILE = typer.Option(*OUT, metavar="FILE", parser=output_file, help="the file that is written")
+OutFolder = Annotated[Path, _FOLDER]
+OutFolderOrNone = Annotated[Path | None, _FOLDER]
+OutFile = Annotated[Path, _FILE]
+OutFileOrNone = Annotated[Path | None, _FILE]
 Engine = Annotated[
     Literal["simulator", "inprocess"],
     typer.Option(
         metavar="ENGINE",
         parser=one_of(ENGINES),
-        autocompletion=lambda: list(ENGINES),
         help="simulator, or inprocess: the same numbers in one process, without NVFlare",
     ),
 ]
@@ -214,7 +180,6 @@ Primary = Annotated[
     typer.Option(
         metavar="ENDPOINT",
         parser=one_of(PRIMARIES),
-        autocompletion=lambda: list(PRIMARIES),
         help=f"the question, declared before the runs: {', '.join(PRIMARIES)}; all else is exploratory",
     ),
 ]

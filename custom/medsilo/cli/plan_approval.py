@@ -51,7 +51,6 @@ def approve(
         ),
     ] = None,
     sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
-    method: Annotated[str, typer.Option(metavar="METHOD", help="only if the plan has this method")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
     by: Annotated[str, typer.Option(metavar="NAME", help="who decides (default: this account's name)")] = "",
     page: Annotated[
@@ -64,7 +63,7 @@ def approve(
     Signed with the key of the kit. With 'approval: required' in medsilo.yaml nothing else runs. Without a plan: those
     that asked, and what was decided by whom; the last decision counts. A study that waits is told at once when its plan
     is declined; after an approval --decline withdraws it: the study stops here before its next answer leaves, and what
-    has left before stays where it is. --page prints an address that is good for one use, until Ctrl-C; studies go on.
+    has already left can not be taken back. --page serves a page at a one-time address until Ctrl-C; studies go on.
     """
     if page:
         return _show_page(screen, kit, port)
@@ -80,7 +79,6 @@ def approve(
         expires=None if expires is None else int(time.time()) + 3600 * expires,
         rounds=rounds,
         sites=tuple(sorted(filter(None, (site.strip() for site in sites.split(","))))),
-        method=method,
     )
     if decline and limits.words():
         raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")

@@ -103,5 +103,6 @@ def _metric_of(task: Any) -> str:
 
 
 def _table(screen: Screen, kind: str, columns: tuple[str, ...], rows: list[tuple], lines: list[str]) -> None:
-    screen.table(columns, rows, lines)
+    for line in lines:
+        screen.say(line)
     screen.answer(**{kind: [dict(zip(columns, row, strict=True)) for row in rows]})

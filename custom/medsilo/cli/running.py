@@ -17,7 +17,7 @@ from medsilo.study.progress import StudyProgress
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan
-    from medsilo.runs.schema import Round
+    from medsilo.runs.schema import Round, Verdict
     from medsilo.site.settings import SiteSettings
 
 
@@ -28,7 +28,7 @@ def demo(
     seeds: Annotated[
         options.Seeds, typer.Option(metavar="N,N,N", parser=options.seeds, help="of data, weights and order")
     ] = options.DEMO_SEEDS,
-    out: options.RunsFolder = Path("runs"),
+    out: options.OutFolder = Path("runs"),
 ) -> int:
     """Show on one page whether joining pays for three synthetic hospitals.
 
@@ -59,7 +59,7 @@ def run(
     plan: options.PlanFile = None,
     changes: options.Changes,
     name: Annotated[str, typer.Option(help="name of the run's folder (default: method, task and time)")] = "",
-    out: options.RunsFolder = Path("runs"),
+    out: options.OutFolder = Path("runs"),
     engine: options.Engine = "simulator",
     threads: options.Threads = None,
     device: options.Device = None,
@@ -146,7 +146,6 @@ def compare(
         str | None,
         typer.Option(
             metavar="TASK",
-            autocompletion=options.complete_task,
             help="the task, of 'medsilo list' (default: synthetic-histology)",
         ),
     ] = None,
@@ -157,7 +156,6 @@ def compare(
             metavar="M,M:KEY=VALUE",
             default_factory=list,
             show_default=False,
-            autocompletion=options.complete_methods,
             help="rows: methods, each with changes of its own section: local,fedavg,fedprox:mu=0.1",
         ),
     ],
@@ -180,7 +178,7 @@ def compare(
         typer.Option(
             metavar="N",
             min=0.1,
-            help="instead of --seeds: as many as have room in this time, by the time of the first; ends before when it "
+            help="instead of --seeds: as many as fit into this time, estimated from the first; ends earlier once it "
             "is answered whether joining pays",
         ),
     ] = None,
@@ -192,20 +190,8 @@ def compare(
             help="every seed K times, each time with other patients in the test part (default: the task's own parts)",
         ),
     ] = None,
-    sweep: Annotated[
-        list[str],
-        typer.Option(
-            metavar="KEY=V,V,V",
-            default_factory=list,
-            show_default=False,
-            help="every row that has KEY with every value",
-        ),
-    ],
-    equal_work: Annotated[
-        bool, typer.Option("--equal-work", help="with a sweep of training.local_epochs: fewer rounds for more of them")
-    ] = False,
     against: Annotated[
-        str | None, typer.Option(metavar="ROW", help="the row that all are held against (default: fedavg)")
+        str | None, typer.Option(metavar="ROW", help="the row that all are compared with (default: fedavg)")
     ] = None,
     primary: options.Primary = "mean",
     protocol: Annotated[
@@ -213,17 +199,11 @@ def compare(
         typer.Option(
             metavar="PROTOCOL",
             parser=options.one_of(options.PROTOCOLS),
-            autocompletion=lambda: list(options.PROTOCOLS),
             help=f"whose numbers every row declares and follows: {', '.join(options.PROTOCOLS)} (default: the plan's)",
         ),
     ] = None,
     changes: options.Changes,
-    out: Annotated[
-        Path,
-        typer.Option(
-            *options.OUT, metavar="FOLDER", parser=options.output_folder, help="where runs and the table are kept"
-        ),
-    ] = Path("runs/compare"),
+    out: options.OutFolder = Path("runs/compare"),
     engine: options.Engine = "simulator",
     at_once: Annotated[
         int | None,
@@ -248,7 +228,6 @@ def compare(
         f"as many seeds as have room in {minutes:g} minutes" if minutes else f"seeds {seeds or options.USUAL_SEEDS}"
     )
     screen.begin(f"comparing {shown_rows or 'methods'} with {asked_for}: reading the rows' plans")
-    import json
     import os
     from functools import partial
 
@@ -256,7 +235,7 @@ def compare(
     from medsilo.runs.schema import About
     from medsilo.study.compare import Asked, Study, asked, command_line, most_at_once
 
-    wanted = Asked(task, plan, methods, row, numbers, sweep, equal_work, protocol, changes, out, folds)
+    wanted = Asked(task, plan, methods, row, numbers, protocol, changes, out, folds)
     base, cells = asked(wanted)
     about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
     study = Study(out, about, base, cells, against, primary, partial(write_study, out))
@@ -268,16 +247,16 @@ def compare(
         failures = study.run_within(minutes, *how) if minutes else study.run(*how)
     screen.doing("writing the page")
     page = write_study(out)
-    _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")
-    rows = json.loads((out / paths.TABLE).read_text(encoding="utf-8"))
-    screen.answer(table=out / paths.TABLE, report=page, verdict=out / "verdict.json", failures=failures, rows=rows)
+    verdict = _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")
+    rows = verdict.as_json()["rows"]
+    screen.answer(report=page, verdict=out / paths.VERDICT, failures=failures, rows=rows)
     for failure in failures:
         screen.warn(failure)
     return 1 if failures else 0
 
 
-def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> None:
-    """Say what a comparison found, for each hospital whether joining pays there, and the next command."""
+def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> "Verdict":
+    """Say what a comparison found, for each hospital whether joining pays there, and the next command; return it."""
     from medsilo.runs.reading import read_verdict
     from medsilo.study.words import in_patients, in_points, verdict_in_words
 
@@ -288,7 +267,8 @@ def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> Non
         screen.say(f"  {site}: {verdict_in_words(one)}; {one.method}: {told}")
     if verdict.between != verdict.headline:
         screen.say(verdict.between)
-    screen.say(f"\ntable: {folder / paths.TABLE}\nreport: {page}\n{following}")
+    screen.say(f"\nverdict: {folder / paths.VERDICT}\nreport: {page}\n{following}")
+    return verdict
 
 
 def resume(
@@ -324,7 +304,7 @@ def resume(
     screen.begin(f"reading {run}")
     from medsilo.plan import load_plan
     from medsilo.runs.record import Record
-    from medsilo.study.cross import run_settings
+    from medsilo.study.judging import run_settings
 
     Record(folder).check_unfinished()
     plan = load_plan(folder / "plan.yaml")

@@ -1,4 +1,4 @@
-"""Write what a command says: lines for people, one JSON document for programs, tables and live rounds on a terminal.
+"""Write what a command says: lines for people, one JSON document for programs, and what goes on for a terminal.
 
 rich is imported only where a person watches: --help and pipes do without it.
 """
@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,42 +114,18 @@ class Screen:
         """Keep the facts for the JSON document that ends the command."""
         self.document = {**self.document, **facts}
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
-        """Show rows as a table on a terminal, and as these lines in a pipe."""
-        if not self.watched:
-            for line in lines:
-                self.say(line)
-            return
-        from medsilo.cli.live import print_table
-
-        print_table(columns, rows)
-
     @contextmanager
     def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
-        """Show the rounds of a study, each given to the yielded function: live on a terminal, else line by line."""
-        self.doing(progress.sentence)
+        """Show the rounds of a study, each given to the yielded function, and between them what goes on."""
 
         def on_round(record: Any) -> None:
             lines = progress.add(record)
             self.event("round", {"of": progress.planned, **progress.last})
-            if not self.watched:
-                for line in lines:
-                    self.say(line)
-            else:
-                for line in progress.exceptional:
-                    self.say(line)
+            for line in lines:
+                self.say(line)
 
-        if not self.watched:
+        with self._watching(progress.sentence):
             yield on_round
-            return
-        from medsilo.cli.live import shown_live
-
-        with shown_live(progress) as above:
-            self._print = above
-            try:
-                yield on_round
-            finally:
-                self._print = None
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[Tell], None]]:
@@ -158,18 +134,24 @@ class Screen:
         started = time.monotonic()
 
         def words() -> str:
-            return ": ".join(filter(None, (what, more[-1]())))
+            told = ": ".join(filter(None, (what, more[-1]())))
+            return f"{told} ({time.monotonic() - started:.0f} s)"
 
-        self.doing(lambda: f"{words()} ({time.monotonic() - started:.0f} s)")
-        if not self.watched:
+        with self._watching(words):
             yield more.append
+
+    @contextmanager
+    def _watching(self, words: Tell) -> Iterator[None]:
+        """Tell what goes on: on a terminal below what is said, else where nothing has been said for long."""
+        self.doing(words)
+        if not self.watched:
+            yield
             return
         from medsilo.cli.live import spinning
 
-        with spinning(words) as above:
-            self._print = above
+        with spinning(words) as self._print:
             try:
-                yield more.append
+                yield
             finally:
                 self._print = None
 

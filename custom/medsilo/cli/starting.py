@@ -1,4 +1,4 @@
-"""The command for whoever has a folder of images or recordings and nothing else yet: init."""
+"""The command for people who have a folder of images or recordings and nothing else yet: init."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,10 +26,7 @@ def init(
         typer.Argument(help="images and labels, tables or recordings; of one hospital or with a folder for each"),
     ] = None,
     *,
-    out: Annotated[
-        Path,
-        typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="where the files are written"),
-    ] = Path("study"),
+    out: options.OutFolder = Path("study"),
     site: Annotated[
         str, typer.Option(metavar="SITE", help="this hospital's name, where the folder is one hospital's")
     ] = "hospital-a",
@@ -122,6 +119,7 @@ def _write_example(screen: Screen, folder: Path) -> int:
 def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
     """Return what 'medsilo check' says of each hospital; pages for them lie beside."""
     from medsilo.check.data import hospitals_table
+    from medsilo.check.result import MARKS
     from medsilo.core.files import write_text
     from medsilo.start.trial import checks
     from medsilo.start.writing import CHECKS
@@ -137,9 +135,8 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
         report.write_private(out / CHECKS / f"{site}-private.txt")
         screen.say(f"\ncheck of {site}: {report.verdict}")
         for finding in (one for one in report.findings if one.severity != "ok" or one.where == "data"):
-            stops = finding.severity == "stops"
-            screen.say(f"  {'STOPS ' if stops else ''}{finding.where}: {finding.what}")
-            if stops and finding.remedy:
+            screen.say(f"  {MARKS[finding.severity]}  {finding.where}: {finding.what}")
+            if finding.severity == "stops" and finding.remedy:
                 screen.say(f"    -> {finding.remedy}")
     held = hospitals_table({site: report.tables for site, report in reports.items()})
     if len(reports) > 1 and held.rows:

@@ -1,8 +1,6 @@
 """The consortium's one file: who takes part, checked before a single key is made."""
 
-import errno
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -181,27 +179,6 @@ class Consortium(Section):
             {"path": f"{room}.signature.SignatureBuilder"},
         ]
         return {"api_version": 3, "name": self.name, "participants": self.participants(), "builders": builders}
-
-    def check_network(self) -> None:
-        """The server's host must resolve, and its ports be free if it is this machine."""
-        host = self.server.host
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-        except OSError as error:
-            raise MedsiloError(
-                f"server.host {host!r} does not resolve here; correct it, or use --skip-network-checks if only the "
-                "hospitals can resolve it"
-            ) from error
-        for port in sorted({self.server.port, self.server.admin_port or self.server.port}):
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((address[0], port))
-                except OSError as error:
-                    if error.errno == errno.EADDRINUSE:  # any other error: the address is another machine's
-                        raise MedsiloError(
-                            f"port {port} of {host} is in use on this machine; choose another in the consortium's file"
-                        ) from error
 
 
 def _way(above: Mapping[str, str], name: str) -> Iterator[str]:

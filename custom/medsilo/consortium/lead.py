@@ -24,7 +24,7 @@ from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.text import is_safe_name, plain
 from medsilo.flare.patches import connect
 from medsilo.runs import paths
-from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS, read_progress, read_rounds, read_summary
+from medsilo.runs.reading import AFTER, PROGRESS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round, Summary
 
 COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
@@ -98,12 +98,10 @@ def submit(
     changes: Iterable[str] = (),
     with_code: bool = False,
     other_plan: Path | None = None,
-    share: bool = False,
 ) -> str:
     """Check a job against its plan and against who is there, submit it, and return NVFlare's id for it.
 
     It has started then; when hospitals can't take part as agreed, it ends with the reason before anything is trained.
-    share: everybody in the consortium may follow it.
     """
     from medsilo.flare.jobs import check_components, pack, plan_of  # what is heavy is imported where it is needed
 
@@ -111,8 +109,7 @@ def submit(
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
     with tempfile.TemporaryDirectory() as folder:
-        shared = {"share": True} if share else {}
-        packed = pack(job, Path(folder) / plan.algorithm.name, changes, with_code, other_plan, **shared)
+        packed = pack(job, Path(folder) / plan.algorithm.name, changes, with_code, other_plan)
         check_components(packed)
         with connected(kit) as session:
             here = {client.name for client in session.get_system_info().client_info}
@@ -383,7 +380,9 @@ class _Watching:
         if status == "RUNNING":
             # NVFlare goes on saying RUNNING for some seconds after the last round: there is nobody to ask then
             all_told = self.last == self.planned
-            study = None if all_told else _so_far(session, self.job_id, self.last, self._unshared)
+            study = None if all_told else _so_far(session, self.job_id, self.last)
+            if study is None and self.planned is None:
+                self._say_once("it tells no rounds yet: it is starting, or somebody else submitted it")
             if not study and _is_lost(job, session.get_system_info()):
                 raise MedsiloError(f"job {self.job_id} was lost when the server died; 'medsilo resume' goes on")
             self._tell(study)
@@ -401,9 +400,6 @@ class _Watching:
         if line not in self.said:
             self.say(line)
             self.said.add(line)
-
-    def _unshared(self) -> None:
-        self._say_once("it has told no rounds: it is starting, or its lead does not share them (submit --share)")
 
     def _tell(self, study: Progress | None) -> None:
         if study is None:
@@ -423,21 +419,13 @@ def _is_over(status: str) -> bool:
     return status.startswith("FINISHED")
 
 
-def _so_far(
-    session: Session, job_id: str, after: int = 0, unshared: Callable[[], None] = lambda: None
-) -> Progress | None:
-    """Return what the controller tells of the rounds after this one; nothing when the job is starting or just ends.
-
-    Who did not submit the job learns what its lead shares; `unshared` hears of it when that is nothing.
-    """
+def _so_far(session: Session, job_id: str, after: int = 0) -> Progress | None:
+    """Return what the controller tells of the rounds after this one; nothing when the job is starting or just ends, and
+    to nobody but who submitted it."""
+    nobody = (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply)
     try:
-        try:
-            found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
-        except api_spec.AuthorizationError:
-            found = session.show_stats(job_id, api_spec.TargetType.SERVER).get("server", {}).get(STATISTICS)
-            if not found:
-                unshared()
-    except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply):
+        found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
+    except (*nobody, api_spec.AuthorizationError):
         return None
     return read_progress(found) if found else None
 

@@ -18,12 +18,13 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.consortium.description import PRIVATE, Consortium
-from medsilo.consortium.supervision import guard, supervise
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, write_json, write_text
 from medsilo.site.policy import CONTROLLERS
 from medsilo.site.settings import read_settings
 
+HERE = Path(__file__).parent
+RUN, SERVICE, GUARD = "keep-running.sh", "medsilo.service", "site_guard.py"  # files beside this one
 # In the kit of a relay: where it listens; of who is behind one: where it is, and that nobody else is connected to.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
 OWN_COMPONENTS = {  # of the server's own process
@@ -212,3 +213,17 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     rights = json.loads((local / "authorization.json.default").read_text())
     rights["permissions"]["lead"]["app_command"] = "n:submitter"  # follow their own studies
     write_json(local / "authorization.json", rights)
+
+
+def supervise(kit: Path, role: str, *writes: Path) -> None:
+    """Write loop and unit into the kit of a server, relay or hospital. writes: what it writes beside the kit."""
+    shutil.copyfile(HERE / RUN, kit / RUN)
+    (kit / RUN).chmod(0o700)
+    unit = (HERE / SERVICE).read_text("utf-8")
+    write_text(kit / SERVICE, unit.format(name=kit.name, role=role, writes=" ".join(map(str, writes))))
+
+
+def guard(kit: Path) -> None:
+    """Put into a hospital's kit what refuses jobs where medsilo is missing."""
+    (kit / "local/custom").mkdir(mode=0o700, exist_ok=True)
+    shutil.copyfile(HERE / GUARD, kit / "local/custom" / GUARD)

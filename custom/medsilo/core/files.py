@@ -22,6 +22,8 @@ FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: i
 
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it that lack, for this account alone; one that is there stays as it is."""
+    if folder.is_dir():
+        return
     for place in (*reversed(folder.parents), folder):
         if not place.is_dir():
             place.mkdir(FOLDER, exist_ok=True)

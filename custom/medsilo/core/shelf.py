@@ -14,6 +14,7 @@ from pathlib import Path
 from medsilo.core.errors import MedsiloError, Refused
 
 FOLDER = "models"  # of files that a run needs, in its own folder
+IN_BUNDLES = ("models/model.safetensors", "models/model.pt")  # weights in a MONAI bundle
 HASH = re.compile(r"[0-9a-f]{64}")
 
 _folders: dict[Path, None] = {}  # in the order in which they were noted

@@ -115,7 +115,7 @@ class Algorithm(Section):
 
     # What makes no sense
     def cautions(self, sites: Sequence[str]) -> list[str]:
-        """Return what whoever starts the study should know of its numbers, one line each."""
+        """Return what the person who starts the study should know of its numbers, one line each."""
         return []
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:

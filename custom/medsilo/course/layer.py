@@ -95,9 +95,9 @@ class Layer(Feature):
         return None
 
     def site(self, inner: Any, place: Any) -> Any:
-        """Return a site that stands around another (`answer(parcel, stop)`); place says which hospital it is."""
+        """Return a site that wraps another (`answer(parcel, stop)`); place says which hospital it is."""
         return inner
 
     def server(self, inner: Any, plan: Any) -> Any:
-        """Return a channel that stands around another (`ask(sites, outgoing, receive, timeout)`, `pause(seconds)`)."""
+        """Return a channel that wraps another (`ask(sites, outgoing, receive, timeout)`, `pause(seconds)`)."""
         return inner

@@ -32,8 +32,6 @@ class SiteEnd:
     task: Task
     compute: Compute
     validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
-    spacings: Sequence[Sequence[float]]  # of the training images; empty at a site that does not train
-    smallest_average: int
     withheld: Collection[Part]  # parts with too few cases to tell anything of
     resolution: Mapping[str, Resolution]  # how finely numbers over a part are told
     stop: Callable[[], None]

@@ -19,7 +19,7 @@ class Participation(Feature):
     sites: tuple[str, ...] = Field(
         (),
         max_length=MOST_SITES,
-        description="names of the agreed sites; empty: whoever is connected when the job starts",
+        description="names of the agreed sites; empty: all that are connected when the job starts",
     )
     unseen: tuple[str, ...] = Field(
         (),
@@ -79,7 +79,7 @@ class Participation(Feature):
         if self.unseen and not self.sites:
             raise ValueError("unseen hospitals need named sites beside them; name those in participation.sites")
         if both := sorted({*self.sites} & {*self.unseen}):
-            raise ValueError(f"{both[0]} stands under sites and under unseen; a hospital either trains or it doesn't")
+            raise ValueError(f"{both[0]} is under sites and under unseen; a hospital either trains or it doesn't")
         if self.sites and self.minimum is not None and self.minimum > len(self.sites):
             raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
         if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):

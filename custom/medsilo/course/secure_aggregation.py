@@ -19,7 +19,7 @@ from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
-from medsilo.mixing.forms import Form, Unsealable, form_of
+from medsilo.mixing.forms import Exchanged, Form, Unsealable, form_of
 from medsilo.tasks.task import Task
 
 LEAST_SEALED = 3  # hospitals in a sealed round
@@ -27,7 +27,7 @@ COARSEST = 1e-5  # that sealed numbers may be apart: coarser ones cost what a ro
 Sealing = Literal["none", "pairwise"]
 
 SEALING: dict[Sealing, str] = {
-    "none": "Sealing none: the server, and whoever reads its disk, sees every tensor that leaves a hospital.",
+    "none": "Sealing none: the server, and anyone who can read its disk, sees every tensor that leaves a hospital.",
     "pairwise": "Sealing pairwise: the server learns sums over hospitals and nothing of a single one, as long as fewer "
     "hospitals than the threshold help it, and fewer than twice the threshold less the number of hospitals if it lies; "
     "all hospitals but one, put together, can work out that one from a sum, half of them the others from AdaFed's "
@@ -95,8 +95,8 @@ class TransportSettings(Feature):
     sealing_clear: tuple[str, ...] = Field(
         (),
         max_length=16,
-        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, such "
-        "as AdaFed's `statistics`",
+        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
+        "AdaFed's `statistics`, which hospitals tell each other otherwise",
     )
 
     @property
@@ -165,7 +165,7 @@ class TransportSettings(Feature):
         named = len(participation.sites)
         if not named:
             yield (
-                "transport.sealing: name the hospitals in participation.sites: else whoever is connected counts as one"
+                "transport.sealing: name the hospitals in participation.sites: else every connected site counts as one"
             )
         if min(named, participation.required) < LEAST_SEALED:
             yield (
@@ -198,7 +198,7 @@ class TransportSettings(Feature):
     def _form_that_cannot(self, method: str, group: str, form: Form) -> Iterable[str]:
         """Yield why a group that sites send can't be sealed so."""
         if group in self.sealing_clear:
-            if not isinstance(form, Unsealable):
+            if not isinstance(form, Unsealable | Exchanged):
                 yield (f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
             return
         if isinstance(form, Unsealable):

@@ -17,18 +17,20 @@ PLAIN = (WeightedMean, UniformMean)
 
 
 def mix_by_structure(mixers: Mapping[str, Mixer], groups: Groups, model: nn.Module, server: ServerSide) -> None:
-    """Let plain means weigh each output of the last layer by the sites that drew its structure.
+    """Let plain means weigh each output of the last layer by the sites that have its structure or class.
 
     groups: what they mix; those that hold the whole last layer are meant. Nothing changes where all drew everything.
     """
     goal = server.task.goal
-    if not isinstance(goal, Segmentation) or not any(answer.absent for answer in server.joined.values()):
+    found = tuple(goal.structures) if isinstance(goal, Segmentation) and goal.overlaps else goal.label_names
+    if not any({*answer.absent} & {*found} for answer in server.joined.values()):
         return
     axes = outputs_of(model, goal.outputs)
     shapes = {name: model.get_parameter(name).shape for name in axes}
 
     def weigh(names: Iterable[str], site: str, samples: float) -> Numbers:
-        drawn = torch.tensor([float(name not in server.joined[site].absent) for name in goal.label_names])
+        absent = server.joined[site].absent if site in server.joined else ()  # one that was refused when it joined
+        drawn = torch.tensor([float(name not in absent) for name in found])
         own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}
         return dict.fromkeys(names, samples) | own
 

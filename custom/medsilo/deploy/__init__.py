@@ -1,8 +1,0 @@
-"""The super model: a selector, one global and many personal models that together answer as one network."""
-
-from medsilo.deploy.model import GLOBAL
-from medsilo.deploy.origin import Origin, Spacing
-from medsilo.deploy.supermodel import SuperModel, assemble
-from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
-
-__all__ = ["GLOBAL", "THRESHOLDS", "Origin", "Spacing", "SuperModel", "Tuning", "assemble", "tune"]

@@ -16,8 +16,8 @@ from torch import nn
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
-from medsilo.deploy.card import INTENDED_USE, card
 from medsilo.deploy.exporter import Exporter
+from medsilo.deploy.model_card import INTENDED_USE
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
@@ -215,8 +215,6 @@ def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[s
 
 
 def _readme(source: Source, words: InMonai, needs_medsilo: bool) -> str:
-    model = source.network
-    about = card(model, model.origin) if isinstance(model, SuperModel) and model.origin else ""
     needs = f"`medsilo=={__version__}` and " if needs_medsilo else ""
     suffixes = ", ".join(f"`{suffix}`" for suffix in (FLAT if words.flat else VOLUMES))
     gets = "a mask of the same geometry"
@@ -233,6 +231,5 @@ Needs {needs}the packages in `configs/metadata.json`. In this folder:
         --dataset_dir IMAGES --output_dir MASKS
 
 Every file of {_place(words)} ({suffixes}) gets {gets}. Weights are safetensors, so that loading
-them runs no code; there is no `model.pt`.
-
-{about}"""
+them runs no code; there is no `model.pt`. `MODEL_CARD.md` says what the model is.
+"""

@@ -7,8 +7,8 @@ from typing import Any
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.core.package import package_facts
-from medsilo.deploy.card import INTENDED_USE, LIMITS
 from medsilo.deploy.source import Source
+from medsilo.deploy.supermodel import Origin, SuperModel
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import SiteResult, Summary
@@ -24,6 +24,27 @@ INTERVALS = (
     "wide. They take cases as independent; several of one patient make them too narrow. Where each hospital has a "
     "model of its own, its score is that model's."
 )
+INTENDED_USE = (
+    "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
+    "device. A person who can judge the result looks at each one before it is used."
+)
+LIMITS = (
+    "It was trained and validated on the hospitals above only: measure it on cases of your own first.",
+    "Scores are over test cases of the same hospitals; other scanners, protocols and patients may give worse ones.",
+    "A score is a mean: it says nothing about rare cases and small groups of patients.",
+)
+OF_A_SUPER_MODEL = (
+    "The selector compares appearance with the hospitals it was trained at. An image from elsewhere may resemble one "
+    "of them and yet need another model; low confidence is a hint, high confidence is no proof.",
+    "A hospital's personal model follows that hospital's way of annotating.",
+)
+RULES = {
+    "threshold": "A selector looks at each image and says which hospital's images it resembles. Where its probability "
+    "is strictly above gamma = {gamma}, that hospital's personal model answers, else the global model.",
+    "argmax": "A selector looks at each image and says whose model does best on such images: the global one or a "
+    "hospital's personal one. That model answers.",
+    "mixture": "All models answer, and a selector says for each image by what shares their probabilities are mixed.",
+}
 Interval = tuple[float, float]
 
 
@@ -36,7 +57,7 @@ def write_card(source: Source, folder: Path) -> None:
 
 def card_facts(source: Source) -> dict[str, Any]:
     """Return everything that the card says."""
-    plan, summary = source.plan, _summary(source)
+    plan, summary, model = source.plan, _summary(source), source.network
     results = {**summary.sites, **summary.unseen} if summary else {}
     package, goal = package_facts(), plan.task.goal
     return {
@@ -45,19 +66,22 @@ def card_facts(source: Source) -> dict[str, Any]:
         "task": plan.task.name,
         "task_title": plan.task.title,
         "synthetic": plan.task.synthetic,
-        "labels": list(goal.label_names[isinstance(goal, Segmentation) :]),  # without the background
+        # without the background
+        "labels": list(goal.structures if goal.overlaps else goal.label_names[1:])
+        if isinstance(goal, Segmentation)
+        else list(goal.label_names),
         "method": plan.algorithm.name,
         "method_title": plan.algorithm.title,
         "network": plan.network.name,
-        "parameters": sum(parameter.numel() for parameter in source.network.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "rounds": {"planned": plan.rounds, "done": summary.rounds.done if summary else None},
         "seed": plan.seed,
         "plan_hash": plan.hash,
         "trained_with": summary.package.as_json() if summary else None,
         "exported_with": {"version": package["version"], "hash": package["hash"]},
         "data": {site: result.cases for site, result in results.items()},
-        "personal": list(getattr(source.network, "agreed", ())),  # models of hospitals' own that are in a super model
-        "absent": {site: result.absent for site, result in results.items() if result.absent},
+        "personal": list(getattr(model, "agreed", ())),  # models of hospitals' own that are in a super model
+        "absent": {site: result.absent for site, result in results.items() if result.absent} or _lacking(model),
         "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,
@@ -67,9 +91,42 @@ def card_facts(source: Source) -> dict[str, Any]:
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
         "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
         "promised": source.card(),
+        "super_model": _super_model(model),
         "intended_use": INTENDED_USE,
-        "limits": list(LIMITS),
+        "limits": [*(OF_A_SUPER_MODEL if isinstance(model, SuperModel) else ()), *LIMITS],
     }
+
+
+def _lacking(model: Any) -> dict[str, list[str]]:
+    """Return what a super model says that hospitals have not, where no summary does."""
+    origin = model.origin if isinstance(model, SuperModel) else None
+    return {site: list(names) for site, names in origin.absent.items()} if origin else {}
+
+
+def _super_model(model: Any) -> list[str]:
+    """Return how a super model answers, whose models are in it, and how gamma was found; nothing of another model."""
+    if not isinstance(model, SuperModel) or model.origin is None:
+        return []
+    kept = ", ".join(site for site in model.sites if site not in model.agreed) or "none"
+    return [
+        f"One global model, {len(model.agreed)} personal models and a selector. "
+        + RULES[model.rule].format(gamma=model.threshold),
+        f"Hospitals that agreed to share their personal model: {', '.join(model.agreed) or 'none'}; represented by the "
+        f"global model: {kept}.",
+        *([] if model.threshold is None else [_gamma(model.threshold, model.origin)]),
+    ]
+
+
+def _gamma(threshold: float, origin: Origin) -> str:
+    if origin.tuning is None or origin.tuning.threshold != threshold:
+        return f"Gamma is {threshold:g}, as it was set; it was not tuned."
+    rows = "\n".join(f"| {gamma:g} | {cases} | {score:.4f} |" for gamma, cases, score in origin.tuning.curve)
+    metric, (low, high) = origin.plan.task.goal.metric, origin.tuning.plateau
+    return (
+        f"Gamma is {threshold:g}: the middle of the range from {low:g} to {high:g}, within which all values tried have "
+        f"the best mean {metric} over the validation cases of all hospitals together.\n\n"
+        f"| gamma | cases | mean {metric} |\n|---|---|---|\n{rows}"
+    )
 
 
 def _summary(source: Source) -> Summary | None:
@@ -109,6 +166,7 @@ def _page(facts: dict[str, Any]) -> str:
     synthetic = "\n**Trained on SYNTHETIC data: for trying out the software only.**\n" if facts["synthetic"] else ""
     limits = "\n".join(f"- {limit}" for limit in facts["limits"])
     promised = "\n".join(["\n## What is promised", *facts["promised"], ""]) if facts["promised"] else ""
+    answers = "\n\n".join(["\n## How it answers", *facts["super_model"], ""]) if facts["super_model"] else ""
     trained = facts["trained_with"] or {}
     about = [
         ("what it is", facts["model"]["kind"]),
@@ -125,7 +183,7 @@ def _page(facts: dict[str, Any]) -> str:
 | | |
 |---|---|
 {rows}
-
+{answers}
 ## Intended use
 {facts["intended_use"]}
 
@@ -141,8 +199,11 @@ def _page(facts: dict[str, Any]) -> str:
 
 
 def _hospitals(facts: dict[str, Any]) -> str:
+    lacks = [
+        f"\n{site} has not: {', '.join(absent)}. {_unknown(facts, site)}\n" for site, absent in facts["absent"].items()
+    ]
     if not facts["data"]:
-        return "Not recorded: the run's summary was not beside the model when it was exported."
+        return "\n".join(["Not recorded: the run's summary was not beside the model when it was exported.", *lacks])
     metric = facts["metric"]
     lines = [
         f"| hospital | training cases | validation | test | {metric} | 95 % interval |",
@@ -157,9 +218,6 @@ def _hospitals(facts: dict[str, Any]) -> str:
         where = f"{site} (did not train)" if site in facts["unseen"] else site
         lines.append(f"| {where} | {' | '.join(counts)} | {score} | {between} |")
     whole = [f"{name} {facts[key]:.4f}" for name, key in TOGETHER.items() if facts[key] is not None]
-    lacks = [
-        f"\n{site} has not: {', '.join(absent)}. {_unknown(facts, site)}\n" for site, absent in facts["absent"].items()
-    ]
     together = f"\nOver the hospitals that tell theirs: {', '.join(whole)}.\n" if whole else ""
     return "\n".join([*lines, *lacks, together, INTERVALS])
 
@@ -171,11 +229,11 @@ def _unknown(facts: dict[str, Any], site: str) -> str:
     if undrawn := [name for name in facts["absent"][site] if name in facts["labels"]]:
         whose = "This model is that hospital's own" if own else "Its personal model is in this super model"
         learned = (
-            f" {whose}: it never saw {', '.join(undrawn)} drawn there, and knows of it what other hospitals' weights "
+            f" {whose}: it never learned {', '.join(undrawn)} there, and knows of it what other hospitals' weights "
             "brought, untested."
         )
     agreed = site in facts["personal"]
-    return f"Its score does not cover structures among these.{learned * (own or agreed)}"
+    return f"Its score does not cover structures and classes among these.{learned * (own or agreed)}"
 
 
 def _told(count: int | None) -> str:

@@ -1,7 +1,5 @@
 """Prediction on a hospital's own images: masks on the images' own grids, and a table with one line per image."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +11,9 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.files import make_folder, write_json, write_text
+from medsilo.core.files import make_folder, write_json
 from medsilo.core.text import plain
+from medsilo.deploy.predicted_rows import write_rows
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import Source
 from medsilo.deploy.watch import MACHINE, SEEN, Seen, mean_of
@@ -24,10 +23,9 @@ from medsilo.tasks.scans import Scan
 from medsilo.tasks.use import ImageUse
 
 BATCH = 16  # cases (slices of a volume) that go through the network together
-FAR = 1.5  # a spacing this many times beyond the training images' is warned of
 VOLUME, PIXELS = "volume_ml_", "pixels_"  # before a structure's name
 MONTAGE, MOST = "overview.png", 24  # images of it
-COLUMNS = ("image", "mask", "error", "detail", "warnings", "expert", "experts", "confidence")  # whatever was found
+COLUMNS = ("image", "mask", "error", "detail", "expert", "experts", "confidence")  # whatever was found
 
 
 @dataclass
@@ -35,13 +33,12 @@ class Prediction:
     """One image's answer. `found` goes into the tables.
 
     >>> import numpy as np
-    >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}, ["nothing was found"]).warnings
-    ['nothing was found']
+    >>> Prediction(np.zeros((2, 4, 4)), {"volume_ml": 0.0}).found
+    {'volume_ml': 0.0}
     """
 
     labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
     found: dict[str, Any]
-    warnings: list[str] = field(default_factory=list)
     marked: np.ndarray | None = None  # a second mask: what layers of the plan mark
     seen: Seen = field(default_factory=dict)  # by what watches
 
@@ -91,7 +88,7 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
         if (marked := source.marked(output)) is not None:
             marks = use.labels_on(scan, marked).numpy().astype(np.uint8)
             found |= {f"promised_{name}": size for name, size in _sizes(marks, scan.spacing, called).items()}
-    return Prediction(labels, found, _far(source, scan), marks, _seen(source, scan, inputs, output, found))
+    return Prediction(labels, found, marks, _seen(source, scan, inputs, output, found))
 
 
 def _seen(source: Source, scan: Scan, inputs: Tensor, output: Tensor, found: dict[str, Any]) -> Seen:
@@ -119,15 +116,6 @@ def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -
     return {f"{VOLUME}{name}": round(voxels[label] * millilitres, 6) for label, name in structures}
 
 
-def _far(source: Source, scan: Scan) -> list[str]:
-    """Return what is unlike the training images, one line each."""
-    return [
-        f"spacing along {axis} is {own:.3g} mm, far from training ({low:g} to {high:g} mm)"
-        for axis, own, (low, high) in zip("xyz", scan.spacing, source.spacing or (), strict=False)
-        if not low / FAR <= own <= high * FAR
-    ]
-
-
 def predict_all(asked: PredictionRequest, images: Sequence[PredictedImage]) -> int:
     """Predict every image of a request; return how many failed."""
     import SimpleITK
@@ -147,8 +135,6 @@ def predict_all(asked: PredictionRequest, images: Sequence[PredictedImage]) -> i
             if picture is not None and len(tiles) < MOST:
                 tiles[number] = picture
             say(f"{number:>{len(str(len(images)))}}/{len(images)}  {_line(row)}")
-            for warning in row["warnings"]:
-                say(f"    warning: {warning}")
     finally:
         seen = [own for row in rows if (own := row.pop(SEEN, None))]
         write_tables(out, source.facts, rows)
@@ -163,7 +149,7 @@ def _case(
     source: Source, image: PredictedImage, out: Path, device: torch.device
 ) -> tuple[dict[str, Any], np.ndarray | None]:
     """Return one image's row, and its picture; what is wrong with it stands in the row and stops no other."""
-    row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None, "warnings": []}
+    row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None}
     picture = None
     try:
         scan = image.read()
@@ -176,7 +162,7 @@ def _case(
     except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
     seen = {SEEN: prediction.seen} if prediction.seen else {}
-    return row | {"warnings": prediction.warnings} | prediction.found | seen, picture
+    return row | prediction.found | seen, picture
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -201,15 +187,12 @@ def _shown(name: str) -> str:
 
 
 def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """predictions.json and predictions.csv."""
+    """Write predictions.json and predictions.csv."""
     write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
-    columns = list(dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
+    flat = []
     for row in rows:
-        told = {"warnings": "; ".join(row["warnings"]), "detail": " ".join((row["detail"] or "").split())}
+        told = {"detail": " ".join((row["detail"] or "").split())}
         if "experts" in row:  # an image that failed has none
             told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
-        writer.writerow(row | told)
-    write_text(out / "predictions.csv", text.getvalue())
+        flat.append(row | told)
+    write_rows(out / "predictions.csv", flat, COLUMNS)

@@ -113,7 +113,9 @@ def failures(rows: Sequence[Row]) -> int:
 def write_rows(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Write rows as CSV, under these columns and all others that any of them has."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys([*columns, *(key for row in rows for key in row)])), restval="")
+    writer = csv.DictWriter(
+        text, list(dict.fromkeys([*columns, *(key for row in rows for key in row)])), restval="", lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())

@@ -11,7 +11,6 @@ from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.core.text import is_safe_name
-from medsilo.deploy.origin import Spacing
 from medsilo.deploy.supermodel import MANIFEST, SuperModel
 from medsilo.deploy.watch import Watch
 from medsilo.plan import Plan, load_plan
@@ -24,17 +23,16 @@ GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # of a run whose hospitals share 
 
 @dataclass(frozen=True)
 class Source:
-    """A model that is ready to answer, the plan it was trained by, and its training images' spacing if it is known.
+    """A model that is ready to answer, and the plan it was trained by.
 
     >>> import torch
-    >>> output, experts, confidence = Source(torch.nn.Linear(4, 2), None, None, {}).answer(torch.ones(3, 4))
+    >>> output, experts, confidence = Source(torch.nn.Linear(4, 2), None, {}).answer(torch.ones(3, 4))
     >>> output.shape, confidence
     (torch.Size([3, 2]), None)
     """
 
     network: nn.Module
     plan: Plan
-    spacing: Spacing | None
     facts: dict[str, Any]  # for predictions.json: which model this is
     run: Path | None = None  # the folder of the run that made it, where the model lies in one
     own: Path | None = None  # the hospital's part of that run, where it is on this machine; else the model's folder
@@ -100,7 +98,7 @@ def open_source(folder: Path, site: str = "") -> Source:
         raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
     network = _filled_network(plan, tensors, name, bool(facts.get(PLAIN)))
     told = {"kind": "model", "file": name, "plan_hash": plan.hash}
-    return Source(network.eval(), plan, plan.task.spacing, told, folder, (folder / name).parent)
+    return Source(network.eval(), plan, told, folder, (folder / name).parent)
 
 
 def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bool) -> nn.Module:
@@ -133,7 +131,7 @@ def _super(model: SuperModel, run: Path, place: Path) -> Source:
     assert model.origin is not None
     plan = model.origin.plan
     facts = {"kind": "super model", "rule": model.rule, "threshold": model.threshold, "plan_hash": plan.hash}
-    return Source(model, plan, model.origin.spacing or plan.task.spacing, facts, run, place)
+    return Source(model, plan, facts, run, place)
 
 
 def _single(folder: Path, site: str) -> str:

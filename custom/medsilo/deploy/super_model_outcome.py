@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from medsilo.core.coarse import Resolution
@@ -18,34 +18,24 @@ from medsilo.core.text import plain
 from medsilo.course.group import Facts, Group
 from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
 from medsilo.course.phase import Phase
-from medsilo.deploy.model import GLOBAL, Rule
-from medsilo.deploy.origin import Origin, Spacing
-from medsilo.deploy.supermodel import SuperModel, assemble
+from medsilo.deploy.supermodel import GLOBAL, Origin, Rule, SuperModel, assemble
 from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
 from medsilo.learning.loop import refuse_nan
 from medsilo.models.network import Network
 from medsilo.runs import paths
 from medsilo.runs.messages import Message
+from medsilo.tasks.own.own_data import check_absent
 
 ALWAYS_COMMON = 1.0  # gamma: no confidence is above it
 DETAILS = "super_model"  # the key in the summary's details
-FURTHEST_APART = 1e6  # millimetres between the centres of two voxels
-Ends = Annotated[tuple[float, float], Field(strict=False)]
 
 
 class Choices(Message):
     """A site's counts of its cases: how often each model was chosen, and for each threshold that is tried the summed
-    score; of its training images the range of their spacing along two or three axes."""
+    score."""
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
     sums: list[float] = []
-    spacing: Annotated[list[Ends], Field(min_length=2, max_length=3)] | None = None
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
-        if any(not 0 < low <= high <= FURTHEST_APART for low, high in self.spacing or []):
-            raise ValueError("its spacing is not a range of millimetres")
-        return self
 
 
 class SuperModelNews(BaseModel):
@@ -56,7 +46,7 @@ class SuperModelNews(BaseModel):
     shown: tuple[str, ...] = ()
     common_only: bool = False
     curve: tuple[tuple[float, int, float], ...] = ()
-    spacing: Spacing | None = None
+    absent: dict[str, tuple[str, ...]] = {}
 
 
 class Counting(nn.Module):
@@ -105,7 +95,7 @@ class SuperModelOutcome(Outcome):
             "personal model: at the end it goes to the other hospitals that share theirs, if share_personal_model in "
             "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's training in one piece",
             "super model: how often each model was chosen for validation and test cases, and summed scores of them",
-            "super model: least and greatest spacing of smallest_average (medsilo.yaml) or more training images",
+            "super model: data.absent, where the personal model goes to other hospitals",
         ]
 
     # ------------------------------------------------------------------ at a site
@@ -119,14 +109,14 @@ class SuperModelOutcome(Outcome):
         model.save(end.folder / paths.SUPER_MODEL)
         answer = self._score(model.to(end.compute.device), end)
         if "validation" in end.withheld:
-            answer = {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
-        else:
-            answer = _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
-        return {**answer, "spacing": spacing_of(end.spacings, end.smallest_average)}
+            return {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
+        return _coarse(answer, end.task.goal.metric_range, end.resolution["validation"])
 
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
         """Return the site's super model with the threshold that all sites' validation cases speak for."""
         found = SuperModelNews.model_validate(told)
+        for names in found.absent.values():
+            check_absent(names, end.task)
         settled = settle(end.folder / paths.SUPER_MODEL, found)
         return Counting(settled).to(end.compute.device)
 
@@ -184,7 +174,7 @@ class SuperModelOutcome(Outcome):
         """Find the super model's threshold and keep it."""
         told: dict[str, Choices] = dict(answers)
         mine = [told[site] for site in end.plan.participation.sites if site in told]
-        tuning, spacing = tuned(mine), common_spacing(mine)
+        tuning = tuned(mine)
         share = recognised({site: own for site, own in told.items() if site in end.plan.participation.sites})
         common_only = self.rule == "threshold" and share is not None and share < self.least
         common, selector = (end.server.mixers[name].current(end.server.sites[0]) for name in ("global", "selector"))
@@ -194,7 +184,10 @@ class SuperModelOutcome(Outcome):
             for site in end.plan.participation.sites
             if site in sharing
         }
-        model = self._assemble(end.plan, end.layout, common, personal, selector, tuning, spacing)
+        absent = {site: tuple(names) for site in personal if (names := end.server.joined[site].absent)}
+        model = self._assemble(end.plan, end.layout, common, personal, selector, tuning)
+        assert model.origin
+        model.origin = replace(model.origin, absent=absent)
         if common_only:
             model.threshold = ALWAYS_COMMON
         model.save(end.folder / paths.SUPER_MODEL)
@@ -208,7 +201,9 @@ class SuperModelOutcome(Outcome):
             "curve": curve,
             "validated": _chosen(told),
         }
-        told_to_all: Facts = {"curve": curve, "spacing": spacing and [list(ends) for ends in spacing]}
+        told_to_all: Facts = {"curve": curve}
+        if absent:
+            told_to_all["absent"] = {site: list(names) for site, names in absent.items()}
         found: Facts = {DETAILS: details}
         if common_only:
             told_to_all["common_only"] = True
@@ -230,10 +225,9 @@ class SuperModelOutcome(Outcome):
         personal: Mapping[str, Tensors],
         selector: Tensors,
         tuning: Tuning | None = None,
-        spacing: Spacing | None = None,
     ) -> SuperModel:
         threshold = None if self.rule != "threshold" else tuning.threshold if tuning else 0.0
-        origin = Origin(plan, self.selector(modules["model"]), tuning, spacing)
+        origin = Origin(plan, self.selector(modules["model"]), tuning)
         sites = plan.participation.sites
         return assemble(origin, common, personal, selector, threshold, sites=sites, rule=self.rule)
 
@@ -256,19 +250,6 @@ def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, 
     return {name: int(count) for name, count in zip(chosen, told, strict=True) if count}
 
 
-def spacing_of(images: Sequence[Sequence[float]], least: int) -> list[list[float]] | None:
-    """Return the range of the images' spacing along each axis; None for fewer than so many images."""
-    if not images or len(images) < least:
-        return None
-    return [[min(along), max(along)] for along in zip(*images, strict=True)]
-
-
-def common_spacing(told: Sequence[Choices]) -> Spacing | None:
-    """Return the least and greatest spacing of the training images of all sites that tell; None where none does."""
-    along = zip(*(choices.spacing for choices in told if choices.spacing), strict=False)
-    return tuple((min(low for low, _ in axis), max(high for _, high in axis)) for axis in along) or None
-
-
 def tuned(told: Sequence[Choices]) -> Tuning | None:
     """Return the threshold from the pooled counts of these sites; None where the rule has none or nobody tells."""
     cases = sum(sum(choices.chosen.values()) for choices in told)
@@ -288,7 +269,7 @@ def settle(folder: Path, found: SuperModelNews) -> SuperModel:
     """Return the super model in a site's folder with what was found, and keep it so."""
     model = SuperModel.load(folder)
     assert model.origin
-    model.origin = replace(model.origin, spacing=found.spacing)
+    model.origin = replace(model.origin, absent=found.absent)
     if found.curve:
         tuning = Tuning(found.curve)
         model.threshold = ALWAYS_COMMON if found.common_only else tuning.threshold

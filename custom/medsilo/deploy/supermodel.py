@@ -1,13 +1,17 @@
-"""The super model that people use, and its folder: safetensors, the plan, a card and a manifest; all hashed."""
+"""FedSM's super model: a selector decides for each image whose model answers. Its folder holds safetensors, the plan
+and a manifest; all hashed."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import not_
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, ValidationError
 from torch import Tensor, nn
+from torch.nn import functional
 
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
@@ -15,24 +19,26 @@ from medsilo.core.files import load_tensors, save_tensors, write_json, write_tex
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section
 from medsilo.core.text import is_safe_name
-from medsilo.deploy.card import card
-from medsilo.deploy.model import Experts, Rule
-from medsilo.deploy.origin import Origin, Spacing
 from medsilo.deploy.tuning import Tuning
 from medsilo.models.network import Network
-from medsilo.plan import load_plan
+from medsilo.plan import Plan, load_plan
 from medsilo.registry import NETWORKS
 
-MANIFEST, PLAN, CARD = "supermodel.json", "plan.yaml", "card.md"
+MANIFEST, PLAN = "supermodel.json", "plan.yaml"
 GLOBAL_FILE, SELECTOR_FILE, PERSONAL = "global.safetensors", "selector.safetensors", "personal"
+GLOBAL = "global"  # the name of the model that all hospitals share
 Tensors = Mapping[str, Tensor]
+Rule = Literal["threshold", "argmax", "mixture"]
 
 
-class FileFacts(Section):
-    """One file of the folder."""
+@dataclass(frozen=True)
+class Origin:
+    """The origin of a super model: enough to build its networks again, and to say how gamma was chosen."""
 
-    sha256: str
-    bytes: int
+    plan: Plan
+    selector: Network  # the selector's network, a section as the plan has them
+    tuning: Tuning | None = None
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by site, what it has not
 
 
 class Manifest(Section):
@@ -44,17 +50,22 @@ class Manifest(Section):
     sites: tuple[str, ...]
     agreed: tuple[str, ...]
     selector: dict[str, Any]
-    spacing: Spacing | None
+    absent: dict[str, tuple[str, ...]] = Field({}, exclude_if=not_)
     tuning: tuple[tuple[float, int, float], ...] | None  # (gamma, cases, mean score) for each gamma tried
     plan_hash: str
     package: dict[str, str]
-    files: dict[str, FileFacts]
+    files: dict[str, str]  # the SHA-256 of each
 
 
-class SuperModel(Experts):
-    """A super model that knows where it comes from, so that it can be saved for other hospitals and loaded there.
+class SuperModel(nn.Module):
+    """One global model, personal models of the hospitals that agreed to share theirs, and the selector f_s (Alg. 2).
 
-    `origin` is needed for saving only; `Experts` says what the other arguments do.
+    `sites` are all hospitals that the selector tells apart, sorted; one that is not in `personal` is represented by
+    the global model. `origin` is needed for saving only. Rules:
+    - "threshold" (FedSM): the selector has one output per site; an image goes to the most likely site's model when
+      its probability is strictly above `threshold`, else to the global model.
+    - "argmax" (FedSM-extra): output 0 stands for the global model, 1 and on for the sites; the most likely answers.
+    - "mixture" (ensemble): outputs as for "argmax"; all models answer, and their probabilities are mixed.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -76,9 +87,80 @@ class SuperModel(Experts):
         rule: Rule = "threshold",
         origin: Origin | None = None,
     ) -> None:
-        super().__init__(global_model, personal, selector, threshold, sites=sites, rule=rule)
+        super().__init__()
         self.origin = origin
+        self.sites = tuple(sorted(personal if sites is None else sites))
+        if GLOBAL in self.sites:
+            raise MedsiloError(f"a site is named '{GLOBAL}', which is the shared model's name; rename the site")
+        if unknown := sorted(personal.keys() - set(self.sites)):
+            raise MedsiloError(f"a personal model of '{unknown[0]}', which is none of the sites; name it in `sites`")
+        if (rule == "threshold") == (threshold is None):
+            raise MedsiloError(f"rule '{rule}' {'needs a' if threshold is None else 'has no'} threshold (gamma)")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise MedsiloError(f"threshold (gamma) {threshold:g} lies outside 0 to 1; choose one within")
+        self.rule, self.threshold = rule, threshold
+        self.agreed = tuple(sorted(personal))  # the sites that share their personal models
+        self.global_model, self.selector = global_model, selector
+        self.personal = nn.ModuleList(personal[site] for site in self.agreed)  # names of sites may hold dots
+        # What each output of the selector stands for.
+        answering = tuple(site if site in personal else GLOBAL for site in self.sites)
+        self.labels = answering if rule == "threshold" else (GLOBAL, *answering)
 
+    def expert(self, name: str) -> nn.Module:
+        """The model of that name: "global" or a site that agreed."""
+        return self.global_model if name == GLOBAL else self.personal[self.agreed.index(name)]
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """softmax(f_s(x)): [B, outputs], float64."""
+        scores = self.selector(x).double()
+        if scores.shape[1] != len(self.labels):
+            raise MedsiloError(
+                f"the selector has {scores.shape[1]} outputs where rule '{self.rule}' of these "
+                f"{len(self.sites)} sites needs {len(self.labels)}; use the selector they trained"
+            )
+        if not scores.isfinite().all():
+            raise MedsiloError("the selector's output is NaN or infinite; check the image's values")
+        return scores.softmax(1)
+
+    def choose(self, x: Tensor) -> tuple[list[str], Tensor]:
+        """Return the site whose model answers for each image, and the selector's greatest probability, [B]."""
+        return self.chosen(self.probabilities(x))
+
+    def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:
+        """The choice that these probabilities of the selector lead to. Under "mixture": who has the greatest part."""
+        confidence, most_likely = probabilities.max(1)
+        sure = [True] * len(confidence) if self.threshold is None else (confidence > self.threshold).tolist()
+        picks = zip(most_likely.tolist(), sure, strict=True)
+        return [self.labels[index] if is_sure else GLOBAL for index, is_sure in picks], confidence
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, classes, ...]; under "mixture" the logarithm of the mixed probabilities."""
+        return self.answer(x)[0]
+
+    def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor]:
+        """Output, chosen experts and confidence; selector and experts see each image at most once."""
+        probabilities = self.probabilities(x)
+        names, confidence = self.chosen(probabilities)
+        output = self._mixed(x, probabilities) if self.rule == "mixture" else self._routed(x, names)
+        return output, names, confidence
+
+    def _routed(self, x: Tensor, names: list[str]) -> Tensor:
+        """Each chosen expert runs once, on its images; the outputs go back to their images' places."""
+        rows, outputs = [], []
+        for name in sorted(set(names)):
+            own = torch.tensor([row for row, chosen in enumerate(names) if chosen == name], device=x.device)
+            rows.append(own)
+            outputs.append(self.expert(name)(x[own]))
+        return torch.cat(outputs)[torch.cat(rows).argsort()]
+
+    def _mixed(self, x: Tensor, probabilities: Tensor) -> Tensor:
+        """log h, where h = sum_k y_k h_k (Sec. 3.1.1), from logarithms: nothing vanishes, and gradients flow."""
+        logarithms = {name: functional.log_softmax(self.expert(name)(x), 1) for name in sorted(set(self.labels))}
+        outputs = torch.stack([logarithms[name] for name in self.labels])  # [outputs, B, classes, ...]
+        weights = probabilities.log().to(outputs.dtype).T
+        return (outputs + weights.reshape(*weights.shape, *(1,) * (outputs.dim() - 2))).logsumexp(0)
+
+    # ------------------------------------------------------------------ its folder
     def save(self, folder: Path) -> None:
         """Write everything that another hospital needs into a folder; needs `origin`.
 
@@ -96,18 +178,17 @@ class SuperModel(Experts):
             save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
         shelf.keep_beside(origin.plan.network.files, folder / shelf.FOLDER)
         write_text(folder / PLAN, origin.plan.to_yaml())
-        write_text(folder / CARD, card(self, origin))
         manifest = Manifest(
             rule=self.rule,
             threshold=self.threshold,
             sites=self.sites,
             agreed=self.agreed,
             selector=origin.selector.model_dump(mode="json"),
-            spacing=origin.spacing,
+            absent=dict(origin.absent),
             tuning=origin.tuning and origin.tuning.curve,
             plan_hash=origin.plan.hash,
             package=package_facts(),
-            files={name: _facts(folder / name) for name in _files(self.agreed)},
+            files={name: _sha256(folder / name) for name in _files(self.agreed)},
         )
         write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
@@ -118,7 +199,7 @@ class SuperModel(Experts):
         for name in _files(manifest.agreed):
             _check(folder / name, name, manifest.files.get(name))
         tuning = Tuning(manifest.tuning) if manifest.tuning else None
-        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing)
+        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.absent)
         tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
         return assemble(
             origin,
@@ -188,22 +269,22 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _files(agreed: Iterable[str]) -> list[str]:
     """Every file of the folder beside the manifest."""
-    return [PLAN, CARD, GLOBAL_FILE, SELECTOR_FILE, *map(_personal_file, agreed)]
+    return [PLAN, GLOBAL_FILE, SELECTOR_FILE, *map(_personal_file, agreed)]
 
 
 def _personal_file(site: str) -> str:
     return f"{PERSONAL}/{site}.safetensors"
 
 
-def _facts(path: Path) -> FileFacts:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return FileFacts(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=path.stat().st_size)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check(path: Path, name: str, expected: FileFacts | None) -> None:
+def _check(path: Path, name: str, expected: str | None) -> None:
     if expected is None or not path.is_file():
         raise MedsiloError(f"{name} is missing from the super model; fetch it again", private=str(path))
-    if _facts(path) != expected:
+    if _sha256(path) != expected:
         message = f"{name} is not the file that {MANIFEST} was written for (its SHA-256 differs); fetch it again"
         raise MedsiloError(message, private=str(path))
 

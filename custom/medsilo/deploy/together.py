@@ -58,4 +58,4 @@ def answering_together(sources: Sequence[Source]) -> Source:
     committee = Committee(task, [source.network for source in sources]).eval()
     facts = {"kind": "committee", "members": [source.facts for source in sources]}
     plan = first.plan.model_copy(update={"layers": ()})  # what layers say was found of one model
-    return Source(committee, plan, first.spacing, facts, first.run)
+    return Source(committee, plan, facts, first.run)

@@ -1,10 +1,7 @@
 """The threshold gamma of FedSM (Alg. 2), chosen on the hospitals' pooled validation cases."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from medsilo.core.errors import MedsiloError
 
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # those that are tried by default
 EQUAL = 1e-9  # mean scores that are nearer to each other are equal
@@ -38,18 +35,4 @@ class Tuning:
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:
     """The curve and its best threshold, from (cases, summed score) of all hospitals together for each threshold."""
-    if not counts:
-        raise MedsiloError("the threshold can't be tuned without scores; give cases and summed score per threshold")
-    for threshold, (cases, score) in counts.items():
-        check_threshold(threshold)
-        if cases < 1 or not math.isfinite(score):
-            raise MedsiloError(f"threshold {threshold:g} was scored on {cases} cases with sum {score}; score it anew")
-    if len({cases for cases, _ in counts.values()}) > 1:
-        raise MedsiloError("the thresholds were scored on different numbers of cases; score all on the same cases")
     return Tuning(tuple((float(gamma), cases, score / cases) for gamma, (cases, score) in sorted(counts.items())))
-
-
-def check_threshold(threshold: float) -> None:
-    """Raises MedsiloError when a threshold is no share of one."""
-    if not 0 <= threshold <= 1:
-        raise MedsiloError(f"threshold (gamma) {threshold:g} lies outside 0 to 1; choose one within")

@@ -219,7 +219,7 @@ class LedgerWatch:
         if before and (head.lines < before.lines or (head.lines == before.lines and head.hash != before.hash)):
             return (
                 f"its privacy ledger had {before.lines} lines and now has {head.lines} others, so an old copy was "
-                "restored; ask the hospital to run medsilo ledger verify"
+                "restored; ask the hospital to run medsilo ledger"
             )
         if known and not before:
             return (

@@ -15,7 +15,7 @@ from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.around import aggregation_of, asking
 from medsilo.federation.asking import Exchange, Questioner
 from medsilo.federation.blame import Blame
-from medsilo.federation.directions import rounded
+from medsilo.federation.directions import changed_weights, rounded
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.federation.seams import Channel, Missing
 from medsilo.federation.server_state import ServerState
@@ -177,6 +177,7 @@ class Coordinator:
                 site: _line(exchange, site, updates.get(site, {}), shares.get(site))
                 for site in sorted(exchange.replies)
             },
+            weights=changed_weights((self.state.mixers.get(group.name) for group in phase.sent), self.rounds),
         )
         self.rounds.append(line)
         self.record.add_round(line)

@@ -1,14 +1,17 @@
 """Record what shows of every site's updates in a round: how far they go, and where they point beside the others'."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median_high
+
+from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.mixing.layout import Layout
+from medsilo.mixing.mixers import Mixer, SimilarityMix
 from medsilo.mixing.updates import Direction, Sketcher, standings
-from medsilo.runs.schema import LARGEST, SentUpdate
+from medsilo.runs.schema import LARGEST, Round, SentUpdate
 
 DIGITS = 4  # that are recorded
 FAR = 1e6  # times as far as the middle one of the last round's updates: no honest training goes there
@@ -97,3 +100,10 @@ def _short(value: float | None) -> float | None:
 def rounded(value: float) -> float:
     """Return a number with as many digits as are recorded."""
     return float(f"{value:.{DIGITS}g}")
+
+
+def changed_weights(mixers: Iterable[Mixer | None], rounds: Sequence[Round]) -> list[list[float]] | None:
+    """Return W by which sites' models are mixed, where it is another than in the rounds before."""
+    found = (mixer.weights for mixer in mixers if isinstance(mixer, SimilarityMix))
+    weights = next((own.double().round(decimals=4).tolist() for own in found if isinstance(own, Tensor)), None)
+    return None if weights == next((line.weights for line in reversed(rounds) if line.weights), None) else weights

@@ -184,12 +184,12 @@ class Disclosure:
         """Return a loss over training cases that a method asks for within a round, and count it."""
         told = finite(self.train_loss(loss, samples))
         self.protection.note(train=told is not None)
-        return self.settings.rounded(told)
+        return told
 
     def score_within(self, score: float) -> float | None:
         """Return a score over validation cases that a method asks for within a round, and count it."""
         self.protection.note(validation=1)
-        return self.settings.rounded(finite(self.score("validation", score)))
+        return finite(self.score("validation", score))
 
     @property
     def scores_within(self) -> bool:
@@ -284,6 +284,7 @@ class Disclosure:
         of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
+        if CHANCES in of_classes:
             told[CHANCES] = coarse_chances(of_classes[CHANCES], task.goal.classes, resolution)
             told[RELIABILITY] = coarse_reliability(
                 of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.goal.classes, resolution
@@ -371,9 +372,4 @@ class DisclosingSite:
             warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
             **disclosure.told(found),
         )
-        reply = answer.parcel(found.groups)
-        reply.metrics = {
-            name: disclosure.settings.rounded(value) if isinstance(value, float) else value
-            for name, value in reply.metrics.items()
-        }
-        return reply
+        return answer.parcel(found.groups)

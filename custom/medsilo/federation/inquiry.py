@@ -55,10 +55,10 @@ class SiteOfInquiry:
         """A name of the hospital's data that tells nothing of them."""
         return data_set(self.settings.data.folder if self.settings.data else None, "")
 
-    def check_approved(self, question: str, method: str, sites: Sequence[str], told: Mapping[str, Any]) -> None:
+    def check_approved(self, question: str, sites: Sequence[str], told: Mapping[str, Any]) -> None:
         """Raise Refused unless the hospital approved the question with this hash, where it wants to approve.
 
-        method: what an approval may be bound to; sites: those that the question names; told: its title, and what
+        sites: those that the question names; told: its title, and what
         `medsilo approve` says of it before somebody decides.
         """
         if self.settings.approval == "none":
@@ -75,7 +75,7 @@ class SiteOfInquiry:
             about = {"study": self.study[:200], "lead": self.lead[:200], "sites": tuple(sites), "at": int(time.time())}
             approvals.keep(AskingPlan(plan={"question": dict(told)}, hash=question, **about))
             raise Refused(f"this hospital has not approved {own}; {where}")
-        if objection := decision.objection(own, method, sites, sites, 0, self.data, time.time()):
+        if objection := decision.objection(own, sites, sites, 0, self.data, time.time()):
             raise Refused(f"this hospital {objection}; {where}")
 
     def count_answer(self) -> None:

@@ -216,7 +216,6 @@ class Participant:
     def _end(self, stop: Stop) -> SiteEnd:
         """Return what an outcome works with; a site that did not train shows its images' spacing to no study."""
         place, disclosure = self.place, self.disclosure
-        guarded = disclosure.numbers and disclosure.numbers.guarded
 
         def validation() -> Iterator[tuple[Tensor, Tensor]]:
             cases = self.evaluation.pieces(self.data.validation, "super model")
@@ -230,8 +229,6 @@ class Participant:
             place.plan.task,
             self.state.compute,
             validation,
-            self.data.spacings if place.site in place.plan.participation.sites and not guarded else (),
-            place.settings.smallest_average,
             [*disclosure.withheld, *disclosure.noisy],
             disclosure.resolution,
             stop,

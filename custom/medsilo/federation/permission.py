@@ -66,9 +66,9 @@ class Permission:
         if decision is None:
             self._keep()
             raise Undecided(self._refusal(f"has not approved {plan}"))
-        method, told = self.place.plan.algorithm.name, self.place.sites if sites is None else sites
+        told = self.place.sites if sites is None else sites
         own = self.place.plan.participation.everyone
-        if objection := decision.objection(plan, method, own, told, number, self.approvals.data, time.time()):
+        if objection := decision.objection(plan, own, told, number, self.approvals.data, time.time()):
             raise Refused(self._refusal(objection))
         return decision
 

@@ -48,7 +48,7 @@ class SumRequest(Message):
 
 def _terms(study: str, about: str, sites: Sequence[str]) -> Terms:
     if not sites:
-        raise Refused("the question names no hospitals, so whoever is connected would count as one; set sites in it")
+        raise Refused("the question names no hospitals, so every connected site would count; set sites in it")
     return Terms(study, about, tuple(sorted(sites)), threshold=len(sites))
 
 

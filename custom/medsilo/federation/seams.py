@@ -1,4 +1,4 @@
-"""The two seams of a study: a site answers a parcel, and a channel asks sites. Whatever is optional stands around them.
+"""The two seams of a study: a site answers a parcel, and a channel asks sites. All that is optional wraps them.
 
 A layer around a site is a site, and a layer around a channel is a channel (around.py has their order).
 """
@@ -104,7 +104,7 @@ class Place:
 
 
 class Site(Protocol):
-    """A site of a study. Layers stand around one, and are one.
+    """A site of a study. Layers wrap one, and are one.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Site) -> None:
@@ -119,7 +119,7 @@ class Site(Protocol):
 
 
 class Channel(Protocol):
-    """The server's side of the line to the sites. Layers stand around one, and are one.
+    """The server's side of the line to the sites. Layers wrap one, and are one.
 
     >>> class Counting:  # a layer
     ...     def __init__(self, inner: Channel) -> None:

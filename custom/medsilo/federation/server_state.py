@@ -18,6 +18,7 @@ from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
 from medsilo.federation.sealed.store import SealedStore
+from medsilo.federation.summary import says_of
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
@@ -162,8 +163,8 @@ class ServerState:
     def consider_best(self, scores: Mapping[str, float | None], rounds: int) -> None:
         """Keep the model after so many rounds when its mean validation score is strictly greater than the best so far.
 
-        The mean is over the sites that scored both, so that a site's absence makes no model look better. With a score
-        that could not be computed, the model is not considered.
+        The mean is over the sites that scored both, so that a site's absence makes no model look better. All structures
+        count alike in it. With a score that could not be computed, the model is not considered.
         """
         known = {site: score for site, score in scores.items() if score is not None}
         if not known or len(known) < len(scores) or not self.course.used_as_scored(rounds):
@@ -172,7 +173,10 @@ class ServerState:
             return
         if self.best is not None:
             both = known.keys() & self.best["scores"].keys()
-            if sum(known[site] for site in both) <= sum(self.best["scores"][site] for site in both):
+            joined = self.server.joined
+            says = says_of(self.plan.task.goal, {site: joined[site].absent if site in joined else () for site in both})
+            now, before = (sum(says[site] * own[site] for site in both) for own in (known, self.best["scores"]))
+            if now <= before:
                 return
         self.record.keep_as_best(rounds)
         self.best = {"round": rounds, "scores": known}

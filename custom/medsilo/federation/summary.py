@@ -1,6 +1,6 @@
 """The outcome of a study as summary.json has it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ from medsilo.runs.schema import (
 )
 from medsilo.runs.standing import standing_out
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
+from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
+from medsilo.tasks.segmentation import judged_by
 from medsilo.tasks.task import Task
 
 
@@ -99,14 +101,40 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
 
 
 def means(task: Task, sites: Mapping[str, SiteResult]) -> dict[str, float | None]:
-    """Return the mean test score over the sites that tell theirs, and the mean over their cases."""
-    tests = [site.test for site in sites.values() if site.test]
-    told = [(score, test["cases"] or 0) for test in tests if (score := test[task.goal.metric]) is not None]
-    cases = sum(count for _, count in told)
+    """Return the mean test score over the sites that tell theirs, and the mean over their cases.
+
+    Where sites drew different structures, that is of each structure over the sites that drew it, and then the mean over
+    structures: sites' own means are of different things then.
+    """
+    goal = task.goal
+    judged = judged_by(goal, {site: own.absent for site, own in sites.items()})
+    each = [[(sites[site], sites[site].figures.get(name)) for site in own] for name, own in judged.items()]
+    known = [own for own in map(_scored, each) if own]
+    known = known or [_scored([(own, own.test[goal.metric]) for own in sites.values() if own.test])]
+    pooled = [(sum(score * count for score, count in own), sum(count for _, count in own)) for own in known]
     return {
-        "mean_test": sum(score for score, _ in told) / len(told) if told else None,
-        "pooled_test": sum(score * count for score, count in told) / cases if cases else None,
+        "mean_test": _mean([sum(score for score, _ in own) / len(own) for own in known if own]),
+        "pooled_test": _mean([total / cases for total, cases in pooled if cases]),
     }
+
+
+def _scored(told: Iterable[tuple[SiteResult, float | None]]) -> list[tuple[float, float]]:
+    """Return scores that sites tell, with their test cases."""
+    return [(score, own.test["cases"] or 0) for own, score in told if own.test and score is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def says_of(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, float]:
+    """Return what each site's score counts in the mean that chooses a round, so that all structures count alike.
+
+    Sites tell one score of all that they drew, and none of a structure.
+    """
+    judged = judged_by(goal, absent)
+    each = {site: sum(1 / len(own) for own in judged.values() if site in own) for site in absent}
+    return each if judged else dict.fromkeys(absent, 1.0)
 
 
 def _site_result(led: Account, site: str) -> SiteResult:

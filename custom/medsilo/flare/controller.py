@@ -10,7 +10,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core import shelf
 from medsilo.core.errors import Aborted, MedsiloError
@@ -37,7 +36,7 @@ from medsilo.flare.workspace import (
     settings_of_site,
     submitter_of,
 )
-from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS
+from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
 
@@ -52,17 +51,13 @@ class MedsiloController(Controller):
         study: str = "",
         resume: bool = False,
         engine: str = "nvflare",
-        share: bool = False,
     ) -> None:
         """`study` names the run's folder (by default method, task and time); `resume` goes on from its checkpoint.
 
         A clone of a job whose study did not end goes on with that study by itself: so `medsilo resume` works.
-        `share` lets everybody in the consortium follow
-        the study, and not only its lead.
         """
         super().__init__(task_check_period=0.05)
         self.study, self.resume, self.engine = study, resume, engine
-        self.share = share
         self.running: Coordinator | None = None
         self.transport: FlareTransport | None = None
         self.gate: Gate | None = None
@@ -76,17 +71,6 @@ class MedsiloController(Controller):
         self.gate = Gate(cell_of_job(fl_ctx))
         self.gate.guard_server()
         fl_ctx.get_engine().register_app_command(PROGRESS, self._tell_lead)
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell the last rounds to who asks for the job's statistics, if the lead shares them.
-
-        Anybody in the consortium may ask. Who asks can't say which rounds they know, so the answer is kept small.
-        """
-        super().handle_event(event_type, fl_ctx)
-        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running and self.share:
-            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
-            told = self._progress(self.running, self.running.record.last_rounds(TOLD))
-            collector.set_info(STATISTICS, told.as_json())
 
     def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Return the rounds after the one that is asked from; NVFlare lets the job's submitter and admins ask."""

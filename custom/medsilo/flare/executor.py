@@ -172,7 +172,7 @@ class Busy:
                 self.worked = now
             self.looked, self.used = now, used
         if now - self.worked > STOOD_STILL:
-            raise Died(f"its training stood still for {now - self.worked:.0f} s")
+            raise Died(f"its training stalled for {now - self.worked:.0f} s")
 
 
 def _used() -> float:

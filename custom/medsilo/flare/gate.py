@@ -85,8 +85,12 @@ class Gate:
 
     def _fetched(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
         """Take a piece that a sender announces, unless it is more than belongs to one message."""
+        if not self.replies.is_awaited(stream):  # it was asked for again
+            return self.replies.refuse(stream, "nobody waits for it any more")
         origin, size = str(stream.get_headers().get(MessageHeaderKey.ORIGIN)), stream.get_size()
         known = isinstance(size, int) and size > 0
+        if size == 0:  # a ping's
+            return self.replies.settle(stream, make_reply(CellCode.OK))
         with self.lock:
             total = self.taken.get(origin, 0) + (size if known else 0)
             fits = known and total <= self.most.size

@@ -134,10 +134,9 @@ def pack(
     changes: Iterable[str] = (),
     with_code: bool = False,
     plan: Path | None = None,
-    **controller_args: Any,
 ) -> Path:
     """Write the job as it is submitted, with the package's code inside if asked (for sites that allow custom code)."""
-    write_job(destination, plan_of(job, changes, plan), job, **controller_args)
+    write_job(destination, plan_of(job, changes, plan), job)
     if with_code:
         add_code(destination)
     return destination

@@ -284,14 +284,23 @@ class Replies:
         """Take a reply."""
         return self.handler.handle_blob_cb(future, stream, resume)
 
+    def is_awaited(self, stream: Stream) -> bool:
+        """Return whether somebody still waits for a reply that is announced."""
+        return stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID) in self.cell.requests_dict
+
     def refuse(self, stream: Stream, reason: str) -> int:
         """Let the request fail at once that a stream answers."""
+        self.settle(stream, make_reply(ReturnCode.MSG_TOO_BIG, error=reason))
+        end_stream(stream, reason)
+        return 0
+
+    def settle(self, stream: Stream, reply: Message) -> int:
+        """Let a request have another reply than the stream that answers it."""
         waiter = self.cell.requests_dict.get(stream.get_headers().get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
-            waiter.stream_error = reason
-            waiter.result = make_reply(ReturnCode.MSG_TOO_BIG, error=reason)
+            waiter.stream_error = "it is not read"
+            waiter.result = reply
             waiter.in_receiving.set()
-        end_stream(stream, reason)
         return 0
 
 
@@ -306,6 +315,51 @@ def send_requests_by(cell: Cell, request: Send) -> Send:
     own: Send = cell.send_request
     cell.send_request = request
     return own
+
+
+def reply_once(cell: Cell, to: str) -> None:
+    """Send a cell's replies to requests once. to: the requests' channel and topic
+
+    Issue (2.9.0): a line that needs more than five seconds for a reply carries it several times. `Adapter` has each
+    reply sent again every `streaming_retry_wait` until its last byte is acknowledged, as if it were lost. Please let
+    the wait follow the line's speed, or whoever registers a callback say that its replies are asked for again.
+    """
+    own = cell.send_blob
+
+    def send(channel: str, topic: str, *given: Any, **asked: Any) -> StreamFuture:
+        if (channel, topic) == (CellChannel.RETURN_ONLY, to):
+            asked["reliable"] = False
+        return own(channel, topic, *given, **asked)
+
+    cell.send_blob = send
+
+
+def end_reply(request: Message) -> None:
+    """End what has begun to come in reply to a request that nobody waits for any more.
+
+    Issue (2.9.0): a reply of which a part has come is kept for five minutes when its request has timed out. Its stream
+    holds a thread and its bytes, and its sender goes on to send. Please end the stream with the request.
+    """
+    own = request.get_header(StreamHeaderKey.STREAM_REQ_ID)
+    with RxTask.map_lock:
+        tasks = [task for task in RxTask.rx_task_map.values() if _request_of(task) == own]
+    for task in tasks:
+        task.stop(StreamError("it is asked for again"))
+
+
+def received(cell: Cell, request: Message) -> int:
+    """Return the bytes that have come so far in reply to a request."""
+    waiter = cell.requests_dict.get(request.get_header(StreamHeaderKey.STREAM_REQ_ID))
+    return waiter.receiving_future.get_progress() if waiter and waiter.receiving_future else 0
+
+
+def _request_of(task: RxTask) -> str | None:
+    return (task.headers or {}).get(StreamHeaderKey.STREAM_REQ_ID)
+
+
+def ping() -> Message:
+    """Return a request that who has tensors answers with a few bytes, whatever it has."""
+    return new_cell_message({}, {_PropKey.REF_ID: "ping", _PropKey.CANCEL: True})
 
 
 class AskedPiece:

@@ -17,7 +17,7 @@ PIECE_SECONDS = 10.0  # that a piece of a tensor takes on the slowest line
 LARGEST_PIECE = 16 << 20  # bytes
 SMALLEST_PIECE = 1 << 14
 PIECE = 1 << 20  # bytes, where lines are measured
-ASK_AGAIN = 30.0  # seconds after which a request is made again whose reply a cut line may have swallowed
+ASK_AGAIN = 30.0  # seconds after which a reply is late on any line
 DOWN = 1200.0  # seconds that a line may be down where nobody says less: twice the longest cuts that hospitals told of
 LONGEST = 86_400.0  # seconds for one answer of a site that shows signs of life
 
@@ -28,7 +28,7 @@ class Patience:
 
     silence: float  # of a site
     rate: float | None = None  # bytes a second of the slowest line; None: lines are measured
-    again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
+    again: float = ASK_AGAIN  # until a reply is late that does not begin to come, however slow its line
     away: float = 0.0  # that a round waits for a site that is lost
 
     @classmethod
@@ -71,8 +71,8 @@ LIMITS = (
         "request",
         600.0,
         lambda patience: patience.again,
-        "seconds until a piece is asked for again that does not begin to come; NVFlare itself asks four times, and "
-        "never again once the line is down",
+        "seconds until it is asked whether a piece was lost that does not begin to come: at most; the line's own pace "
+        "says how soon. NVFlare itself asks four times, and never again once the line is down",
     ),
     Limit(
         "get_task_timeout",

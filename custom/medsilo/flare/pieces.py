@@ -5,6 +5,7 @@ NVFlare 2.9 sends a tensor as a whole however large it is, and begins it anew af
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,14 +20,26 @@ from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, ProduceRC
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC, ProduceRC
 from safetensors.torch import save
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.spill import Spill
 from medsilo.core.tensors import Tensors
-from medsilo.flare.patches import LEFTOVERS, NEXT, PIECES, AskedPiece, number_of, pieces_in, send_requests_by
+from medsilo.flare.patches import (
+    LEFTOVERS,
+    NEXT,
+    PIECES,
+    AskedPiece,
+    end_reply,
+    number_of,
+    pieces_in,
+    ping,
+    received,
+    reply_once,
+    send_requests_by,
+)
 from medsilo.flare.patience import Patience
 
 LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
@@ -223,14 +236,111 @@ class PiecedTensors(TensorDecomposer):
 
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
 PAUSE = 1.0  # seconds until a request is made again that could not be sent
+SOONEST = 2.0  # seconds until a piece counts as late, however fast the line
+UNKNOWN = 10.0  # the same, of a line on which nothing has come yet
+
+
+class Pace:
+    """The time of a piece on a line, smoothed as TCP does (RFC 6298), and what is due.
+
+    Replies come about in the order of their requests. So a late one is lost when one has come that was asked for well
+    after it. When nothing comes at all, whoever waits for the first pings until the line is back.
+    """
+
+    def __init__(self) -> None:
+        self.smooth, self.varies = 0.0, 0.0  # seconds; 0: nothing has come yet
+        self.due: list[_Wanted] = []  # in the order in which they were first asked for
+        self.last = -math.inf  # when something came
+        self.came = -math.inf  # of all that came, when the last was asked for
+
+    def late(self) -> float:
+        """Return the seconds after which a piece is late."""
+        return max(SOONEST, self.smooth + 4 * self.varies) if self.smooth else UNKNOWN
+
+    def heard(self, asked: float) -> None:
+        """Note that a reply has come. asked: when it was asked for"""
+        self.came, self.last = max(self.came, asked), monotonic()
+
+    def took(self, seconds: float) -> None:
+        """Note how long a piece took."""
+        self.smooth, self.varies = self.smooth or seconds, self.varies or seconds / 2
+        self.varies += (abs(seconds - self.smooth) - self.varies) / 4
+        self.smooth += (seconds - self.smooth) / 8
+
+
+@dataclass(eq=False)
+class _Wanted:
+    """A piece that somebody waits for."""
+
+    own: _OnTheirWay
+    line: Pace
+    patience: Patience
+    cell: Cell
+    send: Callable[..., Message]
+    request: dict[str, Any]
+    begun: float = field(default_factory=monotonic)
+    asked: float = 0.0
+
+    def come(self) -> Message:
+        """Ask for it until it has come, or nothing more is worth waiting for."""
+        again = False
+        while True:
+            self.asked = monotonic()
+            given = {"timeout": min(self.line.late(), self.patience.again), "progress_wait_cb": self._may_come}
+            reply = self.send(**self.request | given)
+            code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+            if code not in PASSING:
+                self.line.heard(self.asked)
+                self.own.came += 1
+                if not again:  # else nobody knows which request this answers
+                    self.line.took(monotonic() - self.asked)
+                return reply
+            end_reply(self.request["request"])
+            self.own.came, self.own.since = 0, monotonic()  # its speed is measured anew
+            if self._is_over():
+                return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
+            again |= code == ReturnCode.TIMEOUT
+            sleep(max(0.0, self.asked + PAUSE - monotonic()))
+
+    def _is_over(self) -> bool:
+        aborted = self.request.get("abort_signal")
+        ended = self.own.ended or bool(aborted and aborted.triggered)
+        return ended or monotonic() - self.begun > self.patience.silence
+
+    def _may_come(self) -> bool:
+        """Return whether it is still on its way, as far as one knows, when it is late."""
+        before = self._received()
+        if self._is_silent():
+            while self._is_silent() and not self._is_over():
+                self._look()
+            sleep(PAUSE)  # what is on its way comes in the moment after
+        lost = self.line.came > self.asked + AHEAD and self._received() == before
+        return not lost and not self._is_over()
+
+    def _received(self) -> int:
+        return received(self.cell, self.request["request"])
+
+    def _is_silent(self) -> bool:
+        return monotonic() - max(self.line.last, self.asked) > self.line.late()
+
+    def _look(self) -> None:
+        """Look whether the line is back, by a ping of the first of those that wait."""
+        asked = monotonic()
+        if self.line.due[0] is self:
+            reply = self.send(**self.request | {"request": ping(), "timeout": SOONEST})
+            if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK:
+                return self.line.heard(asked)
+        sleep(max(0.0, asked + PAUSE / 4 - monotonic()))
 
 
 class PatientRequests:
     """The requests of one of a job's processes, made again as long as the plan grants."""
 
     def __init__(self, cell: Cell, patience: Patience) -> None:
-        self.patience, self.send = patience, send_requests_by(cell, self.request)
+        self.patience, self.cell, self.send = patience, cell, send_requests_by(cell, self.request)
+        reply_once(cell, f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}")
         self.fetchers = ThreadPoolExecutor(256, "pieces")  # nearly all that one does is wait
+        self.lines: defaultdict[str, Pace] = defaultdict(Pace)  # by who has the tensors
 
     def request(self, *given: Any, **asked: Any) -> Message:
         """Send a request and return the reply, in the place of NVFlare's cell."""
@@ -248,7 +358,6 @@ class PatientRequests:
         own = ON_THEIR_WAY.get(piece.tensors, _OnTheirWay())
         there = own.coming.pop(piece.number, None)
         reply = there.result() if there else self._patiently(own, request=request, **asked)
-        own.came += 1
         for number in range(piece.number + 1, min(pieces_in(reply), piece.number + 1 + own.room())):
             if number not in own.coming:
                 asking = {**asked, "request": piece.other(number)}
@@ -257,15 +366,13 @@ class PatientRequests:
 
     def _patiently(self, own: _OnTheirWay, **asked: Any) -> Message:
         """Ask for a piece until it is there, or its owner was silent for too long."""
-        aborted, since = asked.get("abort_signal"), monotonic()
-        while True:
-            reply = self.send(**asked | {"timeout": self.patience.again})
-            if reply.get_header(MessageHeaderKey.RETURN_CODE) not in PASSING or (aborted and aborted.triggered):
-                return reply
-            own.came, own.since = 0, monotonic()  # its speed is measured anew
-            if own.ended or monotonic() - since > self.patience.silence:
-                return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
-            sleep(PAUSE)
+        line = self.lines[str(asked.get("target"))]
+        wanted = _Wanted(own, line, self.patience, self.cell, self.send, asked)
+        line.due.append(wanted)
+        try:
+            return wanted.come()
+        finally:
+            line.due.remove(wanted)
 
     def _is_being_fetched(self) -> bool:
         """Return whether an answer is still worth waiting for that the server was told to fetch."""

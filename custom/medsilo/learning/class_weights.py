@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 
 from medsilo.learning.loop import LossFunction
-from medsilo.learning.undrawn import marginal
+from medsilo.learning.undrawn import class_entropies, labels_in, marginal
 
 NEVER = -1e4  # added to a score: its probability is exactly 0, also in half precision
 
@@ -32,12 +32,14 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
     """
 
     def extra(output: Tensor, target: Tensor, kept: list[int] | None) -> Tensor:
-        entropies = functional.cross_entropy(output, target, reduction="none")
+        of_cases = target.ndim == 1
+        entropies = class_entropies(output, target) if of_cases else cross_entropy(output, target, reduction="none")
         own = weights if kept is None else weights[kept]
-        return ((own.to(output.device)[target] - 1) * entropies).mean()
+        return ((own.to(output.device)[labels_in(target)] - 1) * entropies).mean()
 
     def weighted_loss(output: Tensor, target: Tensor) -> Tensor:
-        return loss(output, target) + share * marginal(extra, output, target)
+        more = extra(output, target, None) if target.ndim == 1 else marginal(extra, output, target)
+        return loss(output, target) + share * more
 
     return weighted_loss
 

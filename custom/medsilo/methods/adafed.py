@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,7 +33,7 @@ from medsilo.learning.statistics import (
 )
 from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean
+from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, UniformMean
 from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 from medsilo.tasks.task import Task
 
@@ -110,7 +111,7 @@ class StatisticsMixture(Algorithm):
         return Group(
             "statistics",
             network("statistics"),
-            lambda server: Identity(),
+            lambda server: Compared(self.compare, "model"),
             travels="up",
             personal=True,
             title="feature statistics",
@@ -128,20 +129,26 @@ class StatisticsMixture(Algorithm):
         return {name: everything[name] for name in self.kept(modules)}
 
     def mixer(self, server: ServerSide) -> SimilarityMix:
-        """Return the mixer with W as it follows from what was measured so far. Uniform rows while nothing was; a site
-        that was not measured keeps its own model and counts for nobody else."""
-        sites, measured = server.sites, server.mixers.get("statistics")
-        rows = {site: measured.current(site) for site in sites} if measured else {}
-        statistics = {site: statistics_of(row) for site, row in rows.items() if row["samples"] > 0}
+        return SimilarityMix(self.matrix(server))
+
+    def matrix(self, server: ServerSide) -> Tensor:
+        """Return W as it follows from what was measured so far."""
+        measured = server.mixers.get("statistics")
+        return measured.weights() if isinstance(measured, Compared) else self.compare(server.sites, {})
+
+    def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
+        """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and
+        counts for nobody else."""
+        statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
         if self.measures and not statistics:
-            return SimilarityMix(uniform_weights(len(sites)))
+            return uniform_weights(len(sites))
         if self.weights == "uniform":
-            return SimilarityMix(uniform_weights(len(sites), self.self_weight))
+            return uniform_weights(len(sites), self.self_weight)
         weights = torch.eye(len(sites), dtype=torch.float64)
         here = torch.tensor([place for place, site in enumerate(sites) if site in statistics])
         distances = wasserstein_distances([statistics[site] for site in sites if site in statistics])
         weights[here[:, None], here] = mixing_weights(distances, self.self_weight)
-        return SimilarityMix(weights)
+        return weights
 
     def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
         assert isinstance(mixer, SimilarityMix)
@@ -160,7 +167,7 @@ class StatisticsMixture(Algorithm):
             f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "
             f"{numbers} numbers, once; the method adds no noise of its own",
             "statistics: means over few cases come close to single cases' features; with one case they are its own",
-            "statistics: how similar two sites' data are shows in the mixing weights that the summary holds",
+            "statistics: how similar two sites' data are shows in the mixing weights, which the run records",
         ]
 
     def hold(self, bench: Workbench, statistics: Statistics) -> None:
@@ -195,10 +202,18 @@ class AdaFed(StatisticsMixture):
 
     name: Literal["adafed"] = "adafed"
     pretraining: Pretraining = Field(Pretraining(), description="how the network f that measures the sites is made")
+    init_from_pretrained: bool = Field(
+        False, description="the models start from f, too; the paper leaves it open, its code does not do it"
+    )
 
     @property
     def measures(self) -> bool:
         return self.weights == "similarity"
+
+    @property
+    def needs_f(self) -> bool:
+        """Return whether there is a network f."""
+        return self.measures or self.init_from_pretrained
 
     def networks(self, build: Blueprint) -> Modules:
         modules = super().networks(build)
@@ -215,7 +230,7 @@ class AdaFed(StatisticsMixture):
 
     def _private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""
-        if self.measures and self.pretraining.source != "file":
+        if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
                 "algorithm.pretraining.source: a share of the cases is declared public and read at the server, so the "
                 "promise would be false; use file, with a network that was trained on other data"
@@ -223,25 +238,33 @@ class AdaFed(StatisticsMixture):
         return Private(("model",), says="the statistics leave once, cut and with noise of their own account")
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        if not self.measures:
+        if not self.needs_f:
             return super().phases(training)
         pretrained = Group("pretrained", network("pretrained"), travels="down")
         measure = Phase(
             "measure",
             1,
-            (pretrained, self.statistics()),
-            self.measure,
+            (pretrained, *((self.statistics(),) if self.measures else ())),
+            self.begin,
             before=self.make_f,
             trains=False,
-            releases=1,
+            releases=int(self.measures),
             says=self._public_share(),
         )
-        return [measure, *super().phases(training)]
+        train, *more = super().phases(training)
+        before = self.start_from_f if self.init_from_pretrained else None
+        return [measure, replace(train, before=before), *more]
 
     # What the server does
     def make_f(self, server: ServerSide, modules: Modules) -> Facts:
         """Read f, or train it on the public share of the data."""
-        return {"pretraining": self.pretraining.obtain(modules["pretrained"], server)}
+        facts = self.pretraining.obtain(modules["pretrained"], server)
+        return {"pretraining": {**facts, "start": self.init_from_pretrained}}
+
+    def start_from_f(self, server: ServerSide, modules: Modules) -> Facts:
+        """Let the models begin with f's weights."""
+        modules["model"].load_state_dict(server.mixers["pretrained"].current(server.sites[0]))
+        return {}
 
     def _public_share(self) -> tuple[str, ...]:
         if self.pretraining.source != "share":
@@ -250,6 +273,12 @@ class AdaFed(StatisticsMixture):
         return (f"pre-training: {share} themselves are declared public and read at the server",)
 
     # What a site does
+    def begin(self, bench: Workbench) -> float:
+        """Measure with f, and begin with it where the plan says so."""
+        if self.init_from_pretrained:
+            bench.modules["model"].load_state_dict(bench.modules["pretrained"].state_dict())
+        return self.measure(bench) if self.measures else math.nan
+
     def measure(self, bench: Workbench) -> float:
         """Run f over the training data; no network learns."""
         what = bench.modules["pretrained"], bench.data(), bench.compute.device, self.measured

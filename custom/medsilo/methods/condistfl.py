@@ -6,11 +6,14 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn, no_grad
 
+from medsilo.core.errors import PlanError
 from medsilo.course.workbench import Workbench
 from medsilo.learning.undrawn import absent_in, labels_in, marks_in
 from medsilo.methods.fedavg import FedAvg
+from medsilo.tasks.task import Task
 
 SMALL = 1e-5
+PLACES = 3  # axes of an output that has places
 
 
 class ConDistFL(FedAvg):
@@ -18,8 +21,9 @@ class ConDistFL(FedAvg):
 
     Where the hospital drew nothing, background or one of the undrawn U, p(u | not drawn) = p_u / (p_0 + Σ_U p_u). The
     loss of these is 1 − Dice between both models', p of the one that arrived being as sure as τ makes it. It leaves out
-    places where the hospital drew something, or the one that arrived finds something that it did draw. Where all was
-    drawn, it is FedAvg.
+    places where the hospital drew something, or the one that arrived finds something that it did draw. Of outputs of
+    several sizes the largest, which comes first, is distilled. Where all was drawn, and of cases with a class, it is
+    FedAvg.
     """
 
     title = "ConDistFL"
@@ -29,17 +33,24 @@ class ConDistFL(FedAvg):
     weight: float = Field(1.0, ge=0, le=1000, description="weight of the distillation")
     temperature: float = Field(0.5, gt=0, le=100, description="τ of both models' scores in it")
 
+    def fits(self, task: Task) -> None:
+        if task.goal.overlaps:
+            raise PlanError(
+                f"algorithm.name: {self.name} shares a place out among structures, and regions overlap; choose fedavg"
+            )
+
     def work(self, bench: Workbench) -> float:
         arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False).eval()
 
         def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             output = model(inputs)
             loss = bench.loss(output, targets)
-            if not isinstance(output, Tensor):  # nnU-Net's outputs of several sizes, whose task has all drawn
+            largest = output if isinstance(output, Tensor) else output[0]
+            if largest.ndim < PLACES or not any(marks_in(targets)):
                 return loss
             with no_grad():
-                taught = arrived(inputs)
-            return loss + self.weight * distilled(output, taught, targets, self.temperature)
+                taught = arrived(inputs)  # of a model that is not training, the largest alone
+            return loss + self.weight * distilled(largest, taught, targets, self.temperature)
 
         return bench.train(bench.lesson(objective=objective))
 

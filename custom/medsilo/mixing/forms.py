@@ -3,9 +3,11 @@
 A mixer declares one of these forms; neither the server's side nor a site's knows methods.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from medsilo.mixing.layout import Tensors
 
@@ -37,10 +39,26 @@ class Pulled:
 class Rows:
     """Each site gets a mixture of its own, by a row of weights that are known before anything is sent.
 
-    weights: the rows, as the plan alone has them; the server may tell others where it reads what they follow from.
+    weights: the rows, as they are while sites have told nothing that they follow from.
     """
 
     weights: tuple[tuple[float, ...], ...]
+
+
+Compare = Callable[[Sequence[str], Mapping[str, Tensors]], Tensor]
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Every hospital reads what each of them sends, and the server does not.
+
+    compare: what they all make of it by themselves, the rows of weights of another group: from the names of all sites
+        in order, and the tensors of those that sent some. The server is told these rows.
+    rows: the name of that group.
+    """
+
+    compare: Compare
+    rows: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ class Unsealable:
     why: str
 
 
-Form = Summed | Pulled | Rows | Unsealable
+Form = Summed | Pulled | Rows | Exchanged | Unsealable
 MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of a mixer that decide what is computed
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
 from medsilo.mixing.defence import Defence, Shield
-from medsilo.mixing.forms import Form, Pulled, Rows, Summed, Unsealable
+from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
 from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, TypeSection, numbers_of, spread
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
@@ -646,6 +646,48 @@ class Identity(PersonalMixer):
         return Unsealable("the server takes each site's values as they are, and does not add them up")
 
 
+class Compared(Identity):
+    """Identity whose rows are only compared with each other: the weights of another group follow from them.
+
+    compare: returns these weights, from the names of all sites in order and what each of them sent.
+    rows: the name of the group whose weights they are. In a sealed study hospitals compare, and the server is told.
+    """
+
+    def __init__(self, compare: Compare, rows: str) -> None:
+        super().__init__()
+        self._compare, self._for = compare, rows
+        self._agreed: Tensor | None = None
+
+    @property
+    def sealed(self) -> Form:
+        """Return how it is mixed where the server cannot read what sites send."""
+        return Exchanged(self._compare, self._for)
+
+    @property
+    def sites(self) -> list[str]:
+        """The names of all sites, in order."""
+        return list(self._sites)
+
+    def take_weights(self, weights: Tensor) -> None:
+        """Take what the sites have made of what they told each other."""
+        self._agreed = _mixing_matrix(weights)
+
+    def weights(self) -> Tensor:
+        """Return the weights that follow from what the sites have sent last."""
+        if self._agreed is not None:
+            return self._agreed
+        return self._compare(self._sites, {site: self.current(site) for site in self._sites})
+
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        tensors, facts = super()._save()
+        return tensors, facts if self._agreed is None else {**facts, "agreed": self._agreed.tolist()}
+
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
+        super()._load(tensors, facts)
+        agreed = facts.get("agreed")
+        self._agreed = None if agreed is None else torch.tensor(agreed, dtype=torch.float64)
+
+
 # -- what is checked --------------------------------------------------------------------------------------------------
 
 
@@ -661,7 +703,7 @@ def _site_names(sites: Iterable[str]) -> list[str]:
         raise Refused("no sites: a study needs at least one")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise Refused(f"{twice}: this site stands twice in the list of sites")
+        raise Refused(f"{twice}: this site is twice in the list of sites")
     return sorted(names)
 
 

@@ -16,7 +16,6 @@ from medsilo.privacy.mechanisms import (
     Charge,
     Gaussian,
     Geometric,
-    Laplace,
     Mechanism,
     Public,
     SampledGaussian,
@@ -49,14 +48,6 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
     return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
 
 
-def delta_of(charges: Iterable[Charge], epsilon: float) -> float:
-    """Return the δ that holds at this ε for all charges together."""
-    parts = _parts(counted(charges))
-    if parts is None or _step(parts) > COARSEST:
-        return 1.0
-    return float(_composed(parts).get_delta_for_epsilon(epsilon)) if parts else 0.0
-
-
 def noise_for(
     epsilon: float, delta: float, rate: float, steps: int, cases: int = 1, beside: Sequence[Charge] = ()
 ) -> float:
@@ -69,13 +60,9 @@ def noise_for(
         steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps, cases=cases))
         return epsilon_of(counted([*beside, steps_at]), delta)
 
-    found = _least(cost, epsilon) if epsilon_of(counted(beside), delta) < epsilon else None
-    if found is None:
-        raise MedsiloError(
-            f"no noise keeps {steps} steps within ε = {epsilon:g} at δ = {delta:g}, beside what else leaves: allow "
-            "more ε, or let less leave"
-        )
-    return found
+    if epsilon_of(counted(beside), delta) >= epsilon:
+        raise MedsiloError(_no_noise(f"{steps} steps", epsilon, delta))
+    return _least(cost, f"{steps} steps", epsilon, delta)
 
 
 def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) -> float:
@@ -83,10 +70,11 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
 
     It is over what one unit changes. Raises MedsiloError where no noise is enough.
     """
-    found = _least(lambda scale: epsilon_of({Geometric(scale=scale, sensitivity=sensitivity): count}, delta), epsilon)
-    if found is None:
-        raise MedsiloError(f"no noise keeps {count} scores within ε = {epsilon:g} at δ = {delta:g}: allow more ε")
-    return found
+
+    def cost(scale: float) -> float:
+        return epsilon_of({Geometric(scale=scale, sensitivity=sensitivity): count}, delta)
+
+    return _least(cost, f"{count} scores", epsilon, delta)
 
 
 def gaussian_for(epsilon: float, delta: float, count: int) -> float:
@@ -94,23 +82,24 @@ def gaussian_for(epsilon: float, delta: float, count: int) -> float:
 
     It is over what one unit changes, in length. Raises MedsiloError where no noise is enough.
     """
-    found = _least(lambda noise: epsilon_of({Gaussian(noise=noise): count}, delta), epsilon)
-    if found is None:
-        raise MedsiloError(f"no noise keeps {count} releases within ε = {epsilon:g} at δ = {delta:g}: allow more ε")
-    return found
+    return _least(lambda noise: epsilon_of({Gaussian(noise=noise): count}, delta), f"{count} releases", epsilon, delta)
 
 
-def _least(cost: Callable[[float], float], epsilon: float) -> float | None:
-    """Return the least noise, to a thousandth, that costs at most ε; None where none up to MOST_NOISE does."""
+def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
+    """Return the least noise, to a thousandth, that costs at most ε; raises where none up to MOST_NOISE does."""
     high, above = 1.0, math.inf  # noise that is enough, and what it costs
     while (above := cost(high)) > epsilon:
         high *= 2
         if high > MOST_NOISE:
-            return None
+            raise MedsiloError(_no_noise(what, epsilon, delta))
     low = high / 2
     while low > 1e-2 and (below := cost(low)) <= epsilon:
         low, high, above = low / 2, low, below
     return _crossing(cost, epsilon, (low, cost(low)), (high, above))
+
+
+def _no_noise(what: str, epsilon: float, delta: float) -> str:
+    return f"no noise keeps {what} within ε = {epsilon:g} at δ = {delta:g}: allow more ε, or let less leave"
 
 
 def _crossing(cost: Callable[[float], float], target: float, low: Point, high: Point) -> float:
@@ -175,8 +164,6 @@ def _parts(used: Mapping[Mechanism, int]) -> Parts | None:
                 squares.append(times * (of.cases / of.noise) ** 2)
             else:
                 found["sampled", of.noise, of.rate, of.cases] += times
-        elif isinstance(of, Laplace):
-            found["laplace", of.scale, 1.0, 1] += times
         elif isinstance(of, Geometric):
             found["geometric", of.scale, 1.0, of.sensitivity] += times
     if squares:
@@ -213,14 +200,14 @@ def _step(parts: Parts) -> float:
 def _spread(part: Part) -> float:
     """Return about the standard deviation of the privacy loss of one use."""
     kind, noise, rate, cases = part
-    if kind in ("laplace", "geometric"):
+    if kind == "geometric":
         return 1 / noise
     return min(1.0, rate * cases) * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
 
 
 def _reach(part: Part, times: int) -> float:
     kind, noise, rate, cases = part
-    if kind in ("laplace", "geometric"):
+    if kind == "geometric":
         return times / noise
     square = (cases / noise) ** 2
     chance = min(1.0, rate * cases)
@@ -242,8 +229,6 @@ def _once(part: Part, step: float) -> Any:
 
     kind, noise, rate, cases = part
     given: dict[str, Any] = {"value_discretization_interval": step}
-    if kind == "laplace":
-        return losses.from_laplace_mechanism(noise, **given)
     if kind == "geometric":
         return losses.from_discrete_laplace_mechanism(1 / (noise * cases), cases, **given)
     if kind == "sampled" and cases > 1:

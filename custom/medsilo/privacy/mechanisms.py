@@ -40,14 +40,6 @@ class SampledGaussian(Section):
     cases: int = Field(1, ge=1, le=MOST_CASES)
 
 
-class Laplace(Section):
-    """Laplace noise on what was computed from all records."""
-
-    kind: Literal["laplace"] = "laplace"
-    scale: Noise = Field(description="scale / Δ₁, for one unit")
-    count: Count = 1
-
-
 class Geometric(Section):
     """Two-sided geometric (discrete Laplace) noise on a whole number: P(k) ∝ exp(-|k| / (scale · sensitivity))."""
 
@@ -72,7 +64,7 @@ class Unprotected(Section):
 
 
 Mechanism: TypeAlias = Annotated[
-    Gaussian | SampledGaussian | Laplace | Geometric | Public | Unprotected, Field(discriminator="kind")
+    Gaussian | SampledGaussian | Geometric | Public | Unprotected, Field(discriminator="kind")
 ]
 
 

@@ -10,7 +10,7 @@ from medsilo.report.curves import Line, curves, sum_of, together
 from medsilo.report.formats import cell
 from medsilo.report.read import RunResult
 from medsilo.report.table import number
-from medsilo.runs.schema import Decisions, SiteResult
+from medsilo.runs.schema import Decisions
 
 EVERYONE = "all sites' cases"
 FIGURES = ("sensitivity", "specificity", "calibration_error")
@@ -74,14 +74,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
     whole = last if several or len(sites) < 2 else [(EVERYONE, len(sites), row) for _, _, row in last]
     return decision_section(rows, last if several else sites, whole, runs)
-
-
-def of_site(run: RunResult, site: str, told: SiteResult) -> dict[str, Any]:
-    """Return the same of one site alone."""
-    if told.decisions is None:
-        return {}
-    row = DecisionRow(site, told.decisions, told.figures)
-    return decision_section([row], [(site, 0, row)], [(site, 0, row)], [run])
 
 
 def decision_section(

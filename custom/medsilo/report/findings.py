@@ -12,7 +12,7 @@ STANDS_OUT = "Stands out"
 MOST_SITES_IN_A_SENTENCE = 5
 SYNTHETIC = (
     "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
-    "of the methods may be another on real images."
+    "of the methods may differ on real images."
 )
 CHOSEN = (
     "What is tested was chosen on validation data, unless the method or the plan takes the last round, so validation "
@@ -35,14 +35,6 @@ class Answer:
 
     headline: str
     remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Gain:
-    """One method against training alone, site by site."""
-
-    label: str
-    differences: dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -128,19 +120,6 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
     return failed + missing + told + _cautions(runs) + _synthetic(runs)
 
 
-def gains(runs: Sequence[RunResult]) -> list[Gain]:
-    """Every method against the local run; empty without one or when the runs cannot be compared."""
-    local = _local(runs)
-    if local is None or incomparable(runs):
-        return []
-    found = []
-    for run in runs:
-        if run is not local and not run.failed:
-            differences = {site: _difference(run.score(site), local.score(site)) for site in all_sites(runs)}
-            found.append(Gain(run.label, differences))
-    return found
-
-
 def costs(runs: Sequence[RunResult]) -> list[Cost]:
     """Return what each run cost, in the runs' order."""
     return [
@@ -173,7 +152,7 @@ def limits(runs: Sequence[RunResult]) -> list[str]:
             "than the same method would score again."
         )
     else:
-        found.append("This is a single run with a single seed. Another seed moves every score, by how much is unknown.")
+        found.append("This is a single run with a single seed. Another seed changes every score, by an unknown amount.")
     known = [
         (cases, run.tested_in_words(site), site)
         for run in runs
@@ -220,8 +199,8 @@ def _seed_remark(ranked: Sequence[RunResult]) -> str:
     seed = ranked[0].summary.seed
     which = "one seed" if seed is None else f"one seed ({seed})"
     if len(ranked) == 1:
-        return f"This is one run with {which}: how another seed would have trained is not known."
-    return f"Each method was run once, with {which}, and another seed may turn their order: no winner is claimed."
+        return f"This is one run with {which}: the result of another seed is not known."
+    return f"Each method was run once, with {which}, and another seed may change their order: no winner is claimed."
 
 
 def _joining(best: RunResult, complete: Sequence[RunResult], sites: Sequence[str]) -> list[str]:
@@ -283,7 +262,7 @@ def _cautions(runs: Sequence[RunResult]) -> list[Notice]:
             told = ", ".join(f"{site} not {' and '.join(names)}" for site, names in lacks.items() if names)
             found.append(
                 f"{run.label}: its sites do not have the same ({told}). Scores of sites that drew different "
-                "structures, and their mean, are of different things: compare a structure."
+                "structures are of different things: compare a structure. Their mean is one over structures."
             )
         untested = [site for site in run.sites if run.score(site) is None]
         if not run.failed and untested:

@@ -1,14 +1,19 @@
-"""The sites' cases by part and by class: how many, and how common each class is there."""
+"""The sites' cases by part and by class, and how their data differ: files that are here, and what was disclosed."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.report.formats import cell
 from medsilo.report.pictures import Dot, dot_chart, dot_ticks
 from medsilo.report.read import RunResult
+from medsilo.runs.reading import read_text
 from medsilo.runs.schema import FilesFound, Pair
 
+ANSWERS = "answers.json"  # of medsilo statistics
 PARTS = ("train", "validation", "test")
 Table = tuple[str, Sequence[str], list[tuple[str, list[dict[str, Any]]]]]  # its title, its heads, its rows
 
@@ -20,6 +25,7 @@ class Holding:
     sites: tuple[str, ...]
     parts: tuple[tuple[int | None, ...], ...]
     classes: tuple[tuple[int, ...] | None, ...]
+    unit: str = "cases"
 
     @classmethod
     def of(cls, run: RunResult) -> "Holding":
@@ -29,25 +35,34 @@ class Holding:
             tuple(run.sites),
             tuple(tuple((site.cases or {}).get(part) for part in PARTS) for site in told),
             tuple(None if one is None else tuple(one) for one in counts),
+            "slices" if run.summary.sliced else "cases",
         )
 
     def tables(self) -> Iterator[Table]:
         """Yield the cases by part, and by class; the darker a cell, the larger its share of the site's."""
-        yield "Cases by part", PARTS, self._rows(self.parts, 0)
+        yield f"{self.unit.capitalize()} by part", PARTS, _rows(self.sites, self.parts, 0)
         if widest := max((len(counts) for counts in self.classes if counts), default=0):
             rows = [counts or (None,) * widest for counts in self.classes]
-            yield "Training cases by class", [str(label) for label in range(widest)], self._rows(rows, 1)
+            yield (
+                f"Training {self.unit} by class",
+                [str(label) for label in range(widest)],
+                _rows(self.sites, rows, 1),
+            )
 
-    def _rows(self, rows: Sequence[Sequence[int | None]], shaded: float) -> list[tuple[str, list[dict[str, Any]]]]:
-        told = []
-        for site, counts in zip(self.sites, rows, strict=True):
-            whole = sum(filter(None, counts)) or 1
-            shares = [(count or 0) / whole for count in counts]
-            texts = ["–" if count is None else str(count) for count in counts]
-            asides = [f"{share:.0%}" if shaded and count else "" for count, share in zip(counts, shares, strict=True)]
-            cells = [cell(*one, "heat") for one in zip(counts, texts, asides, strict=True)]
-            told.append((site, [one | {"heat": shaded * share} for one, share in zip(cells, shares, strict=True)]))
-        return told
+
+def _rows(
+    sites: Sequence[str], rows: Sequence[Sequence[int | None]], shaded: float, unknown: str = "–"
+) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return counts as cells, the darker, the larger their share of the site's."""
+    told = []
+    for site, counts in zip(sites, rows, strict=True):
+        whole = sum(filter(None, counts)) or 1
+        shares = [(count or 0) / whole for count in counts]
+        texts = [unknown if count is None else str(count) for count in counts]
+        asides = [f"{share:.0%}" if shaded and count else "" for count, share in zip(counts, shares, strict=True)]
+        cells = [cell(*one, "heat") for one in zip(counts, texts, asides, strict=True)]
+        told.append((site, [one | {"heat": shaded * share} for one, share in zip(cells, shares, strict=True)]))
+    return told
 
 
 def tables(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
@@ -86,3 +101,32 @@ def _quantities(files: FilesFound) -> Iterator[tuple[str, Pair]]:
             yield what, pair
     for name, (mean, deviation) in files.scales.items():
         yield f"{name}, mean ± standard deviation", (mean - deviation, mean + deviation)
+
+
+# ---------------------------------------------------------------------------------------------- what was disclosed
+def disclosed(answer: Path) -> list[Table]:
+    """Return histograms and categories by hospital from the folder of an answer to `medsilo statistics`.
+
+    A run's page takes them from there alone: hospitals approved that question, and left out what is below their floor.
+    """
+    with reading(f"the answer in {answer}"):
+        told = json.loads(read_text(answer, ANSWERS, "answer"))
+        own = {site: part["columns"][-1] for site, part in told["own"].items() if part["columns"]}
+        if not own:
+            raise MedsiloError("hospitals told nothing of their own there; ask with by_hospital: true", str(answer))
+        known = [_disclosed(name, about, own) for name, about in told["question"]["variables"].items()]
+    return [table for table in known if table]
+
+
+def _disclosed(name: str, about: dict[str, Any], own: dict[str, dict[str, Any]]) -> Table | None:
+    key, unit = "levels" if about.get("levels") else "bins", f", {about['unit']}" if about.get("unit") else ""
+    rows = {site: counts for site, column in own.items() if (counts := column["cells"].get(name, {}).get(key))}
+    if not rows:
+        return None
+    if key == "levels":
+        heads = [str(level) for level in about["levels"]]
+    else:
+        (low, high), parts = about["range"], len(next(iter(rows.values())))
+        heads = [f"{low + n * (high - low) / parts:g}" for n in range(parts)]
+    whole = [[None if count is None else round(count) for count in counts] for counts in rows.values()]
+    return f"{name}{unit}", heads, _rows(list(rows), whole, 1, "few")

@@ -27,16 +27,16 @@ from medsilo.runs.schema import SiteResult
 HERE = Path(__file__).parent
 
 
-def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
-    """Read the run folders, write the page and return where it is."""
+def write(runs: Sequence[Path], destination: Path, title: str, statistics: Path | None = None) -> Path:
+    """Read the run folders, write the page and return where it is. statistics: a folder of `medsilo statistics`."""
     every = read_all(runs)
     with reading("what these runs tell, in summary.json, rounds.jsonl or test.csv,"):  # each file may be well by itself
-        page = render(every, title)
+        page = render(every, title, holdings.disclosed(statistics) if statistics else ())
     return save(page, destination)
 
 
-def render(runs: Sequence[RunResult], title: str) -> str:
-    """The page as text; it depends on nothing but the runs and the title."""
+def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.Table] = ()) -> str:
+    """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
     looks = styles([findings.is_reference(run) for run in runs])
     chances, answer = guessing_at(all_sites(runs), runs), findings.answer(runs)
@@ -52,7 +52,6 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         dots=_dots(runs, looks, chances),
         guessing=any(chances),
         checks=checks(subjects),
-        gains=_gains(runs),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
         by_case=by_case.pictures(runs),
@@ -60,7 +59,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         overlays=panels.overlays_of_runs(runs),
         holdings=holdings.tables(runs),
         shifts=holdings.shifts(runs),
-        crossed=[_crossed(run) for run in runs if run.cross],
+        disclosed=disclosed,
         curves=_curves(runs, looks),
         harmonised=panels.harmonised(subjects),
         similarity=panels.similarity(subjects),
@@ -142,24 +141,6 @@ def _figure(site: SiteResult, name: str) -> dict[str, Any]:
     if name in site.figures or not site.withheld:
         return cell(site.figures.get(name))
     return cell(None, WITHHELD)
-
-
-def _gains(runs: Sequence[RunResult]) -> list[Any]:
-    return [
-        (gain.label, [cell(value, findings.signed(value)) for value in gain.differences.values()])
-        for gain in findings.gains(runs)
-    ]
-
-
-def _crossed(run: RunResult) -> dict[str, Any]:
-    """One site's model per row, one site's test data per column."""
-    rows = []
-    for owner in run.sites:
-        scores, mean, pooled = run.elsewhere(owner)
-        there = zip(run.sites, scores, strict=True)
-        cells = [cell(score, look="own" if site == owner else "") for site, score in there]
-        rows.append((owner, [cell(mean, look="total"), cell(pooled), *cells]))
-    return {"label": run.label, "metric": run.summary.metric, "sites": run.sites, "rows": rows}
 
 
 def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from markupsafe import Markup
+
 from medsilo.report.charts import Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell
-from medsilo.report.pictures import Dot, dot_chart, dot_ticks
+from medsilo.report.pictures import Dot, dot_chart, dot_ticks, matrix_strip
 from medsilo.report.read import OVERLAYS, RunResult, same
 from medsilo.report.table import MISSING, number
 from medsilo.runs.schema import SuperModelFacts
 
+MOST_MATRICES = 6  # of weights by round
 MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
 
 
@@ -50,7 +53,7 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     """Return who learns from whom, where the method weighs sites: W, its mean over seeds."""
     panels = []
-    for subject in having(subjects, lambda run: run.summary.details.similarity):
+    for place, subject in enumerate(having(subjects, lambda run: run.summary.details.similarity)):
         found = [one for run in subject.runs if (one := run.summary.details.similarity)]
         sites = found[0].sites
         columns = [list(zip(*rows, strict=True)) for rows in zip(*(one.weights for one in found), strict=True)]
@@ -60,6 +63,7 @@ def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
             {
                 "subject": subject,
                 "source": same(subject.runs, lambda run: _pretrained(run.summary.details.pretraining)),
+                "by_round": _by_round(subject.runs[0], f"weights-{place}"),
                 "sites": sites,
                 "rows": [
                     (
@@ -75,6 +79,14 @@ def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
             }
         )
     return panels
+
+
+def _by_round(run: RunResult, key: str) -> Markup | None:
+    """Return W by round, where it changed; some of many."""
+    changes = [(f"round {line.round}", line.weights) for line in run.rounds if line.weights]
+    kept = {round(n * (len(changes) - 1) / (MOST_MATRICES - 1)) for n in range(MOST_MATRICES)}
+    drawn = [one for n, one in enumerate(changes) if len(changes) <= MOST_MATRICES or n in kept]
+    return matrix_strip(drawn, sorted(run.summary.agreed.sites), key) if len(drawn) > 1 else None
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:

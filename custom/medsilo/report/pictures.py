@@ -1,6 +1,6 @@
 """Dots with whiskers, as inline SVG like the line charts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
@@ -67,6 +67,38 @@ def dot_chart(
             ElementTree.SubElement(group, "path", {"class": "whisker", "d": f"M{low} {middle}H{high}"})
         ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(dot.style, place(dot.value), middle)})
     return to_markup(svg)
+
+
+def matrix_strip(told: Sequence[tuple[str, Sequence[Sequence[float]]]], sites: Sequence[str], key: str) -> Markup:
+    """Draw matrices beside each other: the darker a cell, the larger its number. What a site keeps is only framed."""
+    size = max(4, min(14, 112 // len(sites)))
+    wide, most = size * len(sites), max((row[j] for _, rows in told for row, j in _others(rows)), default=0) or 1
+    words = " ".join(f"{caption}: {_strongest(rows, sites)}" for caption, rows in told)
+    svg = start_svg(len(told) * (wide + 24), wide + 22, key, "Who learned from whom, by round", words, small=True)
+    for place, (caption, rows) in enumerate(told):
+        left = place * (wide + 24) + 12
+        draw_text(svg, caption, x=left + wide / 2, y=12, **{"text-anchor": "middle"})
+        for i, row in enumerate(rows):
+            for j, value in enumerate(row):
+                shade = (
+                    {"class": "gridline", "fill": "none"}
+                    if i == j
+                    else {"class": "worked", "fill-opacity": f"{value / most:.2f}"}
+                )
+                area = f"M{left + j * size} {20 + i * size}h{size - 1}v{size - 1}h{1 - size}z"
+                cell = ElementTree.SubElement(svg, "path", shade | {"d": area})
+                draw_text(cell, f"{caption}: {sites[i]} takes {value:.2f} of {sites[j]}", "title")
+    return to_markup(svg)
+
+
+def _others(rows: Sequence[Sequence[float]]) -> Iterator[tuple[Sequence[float], int]]:
+    """Yield each row with the place of each other site."""
+    return ((row, j) for i, row in enumerate(rows) for j in range(len(row)) if i != j)
+
+
+def _strongest(rows: Sequence[Sequence[float]], sites: Sequence[str]) -> str:
+    value, i, j = max((value, i, j) for i, row in enumerate(rows) for j, value in enumerate(row) if i != j)
+    return f"most, {value:.2f}, goes from {sites[j]} to {sites[i]}."
 
 
 def shortened(name: str, most: int = 14) -> str:

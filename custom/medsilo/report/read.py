@@ -15,7 +15,6 @@ from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.text import counted
 from medsilo.runs import paths
 from medsilo.runs.reading import (
-    read_cross,
     read_files_found,
     read_provenance,
     read_rounds,
@@ -23,7 +22,7 @@ from medsilo.runs.reading import (
     read_summary,
     read_text,
 )
-from medsilo.runs.schema import Cross, FilesFound, Provenance, Round, SiteResult, Spent, Summary
+from medsilo.runs.schema import FilesFound, Provenance, Round, SiteResult, Spent, Summary
 
 LARGEST_PICTURE = 2_000_000  # bytes
 Interval = tuple[float, float]
@@ -74,7 +73,6 @@ class RunResult:
     provenance: Provenance
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by site: (before, after) as data URIs
     amplitude: str | None = None  # the picture of the amplitude that all sites share
-    cross: Cross | None = None
     intervals: dict[str, Interval] = field(default_factory=dict)  # of the score, where the cases' scores are here
     patients: dict[str, int] = field(default_factory=dict)  # by site: those of the test cases, where they are here
     means: dict[str, float] = field(default_factory=dict)  # by site: the score of the mean, where a number is learned
@@ -134,18 +132,6 @@ class RunResult:
         rounds = [sum(sent.bytes_up + sent.bytes_down for sent in line.sites.values()) for line in self.rounds]
         return [0.0, *accumulate(map(float, rounds))]
 
-    def elsewhere(self, owner: str) -> tuple[list[float | None], float | None, float | None]:
-        """One site's model on every site's test data; mean over sites, and over cases. From cross.json."""
-        assert self.cross is not None
-        row = self.cross.scores.get(owner, {})
-        scores = [row.get(site) for site in self.sites]
-        cases = [self.test_cases(site) for site in self.sites]
-        known = [(score, count) for score, count in zip(scores, cases, strict=True) if score is not None and count]
-        if len(known) < len(scores):
-            return scores, None, None
-        pooled = sum(score * count for score, count in known) / sum(count for _, count in known)
-        return scores, sum(score for score, _ in known) / len(known), pooled
-
     def absences(self) -> list[Absence]:
         """Every site and round without a part in the result, from both files, in order of the rounds."""
         found: list[Absence] = []
@@ -177,10 +163,9 @@ def _read(folder: Path, name: str) -> RunResult:
     summary, provenance = read_summary(folder), read_provenance(folder)
     plan, rounds = read_text(folder, paths.PLAN), _rounds(folder, summary)
     amplitude = picture_of(folder / paths.FIGURES / paths.AMPLITUDE)
-    pictures, cross = _pictures(folder), read_cross(folder)
     (intervals, patients, ranks, means), cases = _cases(folder, summary), _drawn_cases(folder, summary)
     overlays = _overlays(folder, ranks)
-    run = RunResult(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
+    run = RunResult(name, summary.title, summary, rounds, plan, provenance, _pictures(folder), amplitude)
     return replace(
         run,
         intervals=intervals,

@@ -14,9 +14,9 @@ from medsilo.report.table import number
 from medsilo.report.template import fill, save
 
 LIMITS = (
-    "A trial shows that data, plan and machine work together. It does not show how well a method does.",
-    "Choices are those of one folder: hospitals with other devices may need other sizes or scales.",
-    "Who is a patient, and what labels mean, is guessed from names: only the hospital knows.",
+    "A trial shows that data, plan and machine work together. It does not show how good a method is.",
+    "The choices fit one folder: hospitals with other devices may need other sizes or scales.",
+    "Patients and the meaning of labels are guessed from names: only the hospital knows them.",
 )
 
 
@@ -66,7 +66,7 @@ def write_start_page(started: StartFacts, destination: Path) -> Path:
 def _headline(started: StartFacts, run: RunResult | None) -> str:
     stopped = [site for site, (verdict, _) in started.checked.items() if verdict.startswith("NO-GO")]
     if stopped:
-        return f"Something must be settled before training begins: {', '.join(stopped)}."
+        return f"Solve the problems that the check found before training begins: {', '.join(stopped)}."
     if run is None:
         return "Data, plan and machine fit together; nothing has been trained yet."
     told = [f"{site} {number(run.score(site))}" for site in run.sites if run.score(site) is not None]

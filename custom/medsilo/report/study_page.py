@@ -44,8 +44,10 @@ def write_study(folder: Path, destination: Path | None = None, *, template: str 
     return save(render(verdict, found, template, **more), destination or folder / paths.REPORT)
 
 
-def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: Any) -> str:
-    """The page as text; it depends on nothing but the verdict and the runs."""
+def render(
+    verdict: Verdict, found: Rows, template: str = "study.html", statistics: Path | None = None, **more: Any
+) -> str:
+    """The page as text; it depends on nothing but these."""
     runs = [run for own in found.values() for run in own]
     about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
     looks = styles([_is_reference(row) for row in rows])
@@ -69,6 +71,7 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", **more: 
         guessing=any(chances),
         holdings=holdings.tables(runs),
         shifts=holdings.shifts(runs),
+        disclosed=holdings.disclosed(statistics) if statistics else (),
         checks=checks(subjects),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
@@ -285,7 +288,7 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
     else:
         found.append("There is one seed: intervals are for other patients only, and nothing is said to be sure.")
     found.append(
-        "An interval that reaches zero does not say that two methods are alike; it says that these runs cannot tell "
+        "An interval that includes zero does not mean that two methods are equal; it means that these runs cannot tell "
         "them apart. Hyper-parameters were the same for all rows unless a row says otherwise, which may suit one "
         "method better than another."
     )

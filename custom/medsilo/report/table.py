@@ -1,7 +1,6 @@
 """The result as plain text for the terminal: one row per method, one column per site."""
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
 from medsilo.core.text import plain
 from medsilo.report.read import RunResult, all_sites, spans
@@ -31,27 +30,6 @@ def text_table(runs: Sequence[RunResult]) -> str:
     if shortest > 5:
         lines += ["", f"{WITHHELD}: fewer test cases than a site tells the score of (smallest_metric in medsilo.yaml)"]
     return "\n".join(lines + _absence_lines(runs))
-
-
-def cross_table(run: RunResult) -> str:
-    """Every site's model (row) on every site's test data (column)."""
-    rows = {plain(owner): run.elsewhere(owner) for owner in run.sites}
-    told = {owner: [*scores, mean, pooled] for owner, (scores, mean, pooled) in rows.items()}
-    return _table([f"model of, {plain(run.summary.metric)} at", *map(plain, run.sites), "mean", "pooled"], told)
-
-
-def committee_table(together: Mapping[str, float | None], alone: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Several runs' models alone (a row each) and together, on every site's test data (column)."""
-    rows = {**{plain(run): own for run, own in alone.items()}, "all together": together}
-    known = {name: [score for score in own.values() if score is not None] for name, own in rows.items()}
-    told = {name: [*own.values(), fmean(known[name]) if known[name] else None] for name, own in rows.items()}
-    return _table(["models of", *map(plain, together), "mean"], told)
-
-
-def _table(header: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> str:
-    first, widths = max(map(len, [header[0], *rows])), [max(len(title), 5) for title in header[1:]]
-    lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
-    return "\n".join([*lines, *(_line([name, *map(number, own)], first, widths) for name, own in rows.items())])
 
 
 def _heading(runs: Sequence[RunResult]) -> str:

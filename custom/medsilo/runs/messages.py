@@ -22,7 +22,9 @@ MOST_CASES = 10_000_000  # of one site
 MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal["join", "agree", "offer", "deal", "defend", "round", "confirm", "unmask", "deliver", "try", "test"]
+Task = Literal[
+    "join", "agree", "offer", "deal", "defend", "round", "confirm", "unmask", "compare", "deliver", "try", "test"
+]
 End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -228,7 +230,7 @@ class Joined(SiteAnswer):
 class Lettered(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
-    task: Literal["agree", "offer", "deal", "defend", "confirm", "unmask"]
+    task: Literal["agree", "offer", "deal", "defend", "confirm", "unmask", "compare"]
     sealing: dict[str, Any]
 
 
@@ -291,7 +293,7 @@ class Tested(SiteAnswer):
         return self
 
 
-LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask")
+LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask", "compare")
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,
@@ -300,6 +302,9 @@ ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "test": Tested,
     **dict.fromkeys(LETTERED, Lettered),
 }
+
+
+HARMLESS = (float, str, type(None))
 
 
 def check_values(values: Any, most: int) -> None:
@@ -318,11 +323,12 @@ def check_values(values: Any, most: int) -> None:
             if depth == DEEPEST:
                 raise Refused(f"its answer is nested more than {DEEPEST} deep")
             if isinstance(value, list):
-                left += ((inner, where, depth + 1) for inner in value)
+                left += ((inner, where, depth + 1) for inner in value if type(inner) not in HARMLESS)
                 continue
             if not all(isinstance(key, str) for key in value):
                 raise Refused(f"its {where} has a key that is no text")
-            left += ((inner, plain(key, 80), depth + 1) for key, inner in value.items())
+            rest = ((key, inner) for key, inner in value.items() if type(inner) not in HARMLESS)
+            left += ((inner, plain(key, 80), depth + 1) for key, inner in rest)
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise Refused(f"its {where}: a number of {value.bit_length()} bits is out of range")
         elif value is not None and not isinstance(value, str | int | float):

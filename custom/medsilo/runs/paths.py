@@ -19,7 +19,6 @@ SUMMARY = "summary.json"
 NOW = "now.json"
 REPORT = "report.html"
 HOSPITALS = "hospitals"
-CROSS = "cross.json"
 CHECKPOINTS = "checkpoints"
 GLOBAL = "global"
 SUPER_MODEL = "supermodel"
@@ -58,7 +57,6 @@ MODELS = "_models"  # of files that were sent to a hospital for its studies, bes
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
 VERDICT = "verdict.json"
-TABLE = "table.json"
 LOCKS = ".locks"
 
 RUN_TREE: Mapping[str, str] = {
@@ -71,17 +69,16 @@ RUN_TREE: Mapping[str, str] = {
     SUMMARY: "the outcome, success or failure",
     NOW: "while the study runs: which sites the server has asked, and which have answered",
     REPORT: "the page (`medsilo report`)",
-    f"{HOSPITALS}/<site>.html": "a page for one hospital, which may be mailed to it (`medsilo report --hospitals`)",
-    CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
+    f"{HOSPITALS}/<site>.html": "one hospital's sheet, which may be mailed to it (`medsilo report --hospitals`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
     f"{CHECKPOINTS}/{BEFORE}/": "the same after the round before a hospital's first, where it came later than others: "
     "from there the study goes on without it (`medsilo leave`)",
     f"{GLOBAL}/{BEST}": "the model that all sites share, after the best round; absent where every site has its own",
-    f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
+    f"{GLOBAL}/{LAST}": "the same after the last round; the only one where sites choose a model of their own beside "
     "the shared one ([methods.md](methods.md#methods-with-a-model-of-the-hospitals-own))",
     f"{SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the selector as "
-    "safetensors, `plan.yaml`, `card.md`, and `supermodel.json` with the threshold and every file's SHA-256. Each site "
+    "safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each site "
     "has one of its own, too",
     f"{FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
     f"{FIGURES}/{AMPLITUDE}": "the amplitude that all sites share (HarmoFL)",
@@ -122,8 +119,7 @@ RUN_TREE: Mapping[str, str] = {
 
 STUDY_TREE: Mapping[str, str] = {
     "<row>-<seed>/": "one run's folder for each row and seed",
-    TABLE: "what came out of every row and seed; it is renewed after every run",
-    VERDICT: "scores, differences and intervals; it is written at the end",
+    VERDICT: "scores, differences and intervals of what is finished",
     REPORT: "the page about all of it",
     f"{HOSPITALS}/<site>.html": "a decision sheet for one hospital, one printed page (`medsilo report --hospitals`)",
     f"{LOCKS}/": "empty files, held by the comparison and by its runs as long as they go on",

@@ -12,7 +12,6 @@ from medsilo.core.text import plain
 from medsilo.runs import paths
 from medsilo.runs.schema import (
     SCHEMA,
-    Cross,
     DiaryLine,
     Doing,
     FilesFound,
@@ -26,7 +25,6 @@ from medsilo.runs.schema import (
     Verdict,
 )
 
-STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told, if the lead shares them
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 AnyPart = TypeVar("AnyPart", bound=RecordPart)
@@ -57,14 +55,6 @@ def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
             where = f"{_where(folder, paths.ROUNDS)}, line {number}"
             rounds.append(_checked(Round, _parsed(line, where), where))
     return rounds
-
-
-def read_cross(folder: Path) -> Cross | None:
-    """Read cross.json, or return None where there is none."""
-    if not (folder / paths.CROSS).exists():
-        return None
-    where = _where(folder, paths.CROSS)
-    return _checked(Cross, _parsed(read_text(folder, paths.CROSS), where), where)
 
 
 def read_verdict(folder: Path) -> Verdict:

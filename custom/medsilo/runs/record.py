@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from medsilo.runs.schema import Package, Provenance, Round, Summary, Turns
 
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
+version_of = cache(importlib.metadata.version)  # which reads a file of headers
 
 
 def now() -> str:
@@ -91,7 +93,7 @@ class Record:
             started=now(),
             python=platform.python_version(),
             platform=platform.platform(),
-            versions={name: importlib.metadata.version(name) for name in PACKAGES},
+            versions={name: version_of(name) for name in PACKAGES},
         )
         write_json(self.folder / paths.PROVENANCE, provenance.as_json())
 
@@ -161,23 +163,6 @@ class Record:
                 (self.folder / paths.NOW).unlink(missing_ok=True)
         else:
             write_passing(self.folder / paths.NOW, turns.as_json())
-
-    def last_rounds(self, size: int) -> list[Round]:
-        """Return as many of the last rounds as lie in the last `size` bytes, and the very last whatever its size."""
-        path = self.folder / paths.ROUNDS
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            while True:
-                start = max(0, end - size)
-                file.seek(start)
-                text = file.read(end - start)
-                text = text[: text.rfind(b"\n") + 1]  # a line that is being written does not count
-                lines = (text if start == 0 else text.partition(b"\n")[2]).splitlines()
-                if lines or start == 0:
-                    return [Round.model_validate_json(line) for line in lines]
-                size *= 2
 
     def add_round(self, line: Round) -> None:
         """Append one line to rounds.jsonl."""

@@ -129,6 +129,11 @@ class Round(RecordPart):
     lost: dict[str, Text] = Field({}, description="site → reason: no answer came")
     warnings: dict[str, list[Text]] = Field({}, description="site → lines that it had to say beside its answer")
     sites: dict[str, SiteRound] = Field({}, description="site → its numbers")
+    weights: list[list[Number]] | None = Field(
+        None,
+        description="AdaFed's weights W, where they differ from those of the rounds before: row i, what site i takes "
+        "from each site, in the order of `asked`",
+    )
 
     def absence(self, site: str) -> str | None:
         """Return why a site is missing from the round, or None."""
@@ -277,7 +282,9 @@ class SiteResult(RecordPart):
         "the site told them on joining; what differs from the server's is among its warnings",
     )
     absent: list[Text] = Field(
-        [], description="the plan's structures, modalities and columns that the site has not, as it told on joining"
+        [],
+        description="the plan's structures, classes, modalities and columns that the site has not, as it told on "
+        "joining",
     )
     contributed: Count | None = Field(None, description="rounds that the site is part of")
     missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")
@@ -419,7 +426,9 @@ class Summary(RecordPart):
         {}, description="the same for sites that were tested and did not train; the means below leave them out"
     )
     mean_test: Score | None = Field(
-        None, description="mean over the sites that tell their test score; `null` if none does"
+        None,
+        description="mean over the sites that tell their test score; `null` if none does. Where sites drew different "
+        "structures: of each structure over the sites that drew it, and then over structures",
     )
     pooled_test: Score | None = Field(None, description="the mean weighted by test cases")
     pooled: dict[str, Number | None] = Field(
@@ -509,32 +518,6 @@ class Provenance(RecordPart):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class Cross(RecordPart):
-    """cross.json: the score of every site's model on every site's test data."""
-
-    metric: str = Field(description="the name of the score")
-    plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
-    scores: dict[str, Scores] = Field(description="site whose model it is → site whose data it is → score")
-
-
-class CellResult(RecordPart):
-    """One run of a comparison, as table.json has it."""
-
-    test: Score | None = Field(None, description="mean test score over sites")
-    pooled: Score | None = Field(None, description="the same, weighted by cases")
-    sites: Scores = Field({}, description="site → test score")
-    validation: list[Score | None] = Field([], description="mean validation score over sites after 0, 1, 2, … rounds")
-    measuring: Count = Field(0, description="rounds without training; they come first")
-    seconds: Seconds | None = Field(None, description="time that the run took")
-    bytes_up: Number | None = Field(None, description="bytes that a site sent in a round, on average")
-    run: str | None = Field(None, description="the run's folder")
-    details: Details = Field(Details(), description="as in `summary.json`")
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the values as they stand in the file; of the details, those that there are."""
-        return {**super().as_json(), "details": self.details.as_json()}
-
-
 class Level(RecordPart):
     """A row's score over its seeds."""
 
@@ -561,7 +544,7 @@ class PairedDifference(RecordPart):
 
 
 class Differences(RecordPart):
-    """A row's differences from the row that all are held against."""
+    """A row's differences from the row that all are compared with."""
 
     mean: PairedDifference | None = Field(None, description="of the mean over sites")
     pooled: PairedDifference | None = Field(None, description="of the mean over all cases")
@@ -597,7 +580,7 @@ class VerdictRow(RecordPart):
     pooled: Level | None = Field(None, description="the same over all cases")
     worst: Level | None = Field(None, description="the same at the site with the lowest score")
     sites: dict[str, Level | None] = Field({}, description="the same at each site")
-    against: Text | None = Field(None, description="the row that this one is held against; `null` if there is none")
+    against: Text | None = Field(None, description="the row that this one is compared with; `null` if there is none")
     unlike: Text | None = Field(
         None, description="in what the two networks differ, if they do: then the difference is not the method's alone"
     )
@@ -634,8 +617,6 @@ class DetectableGain(RecordPart):
 
     seeds: Count = Field(description="seeds of the comparison")
     gain: Number = Field(description="the gain, in the score's unit")
-    more_seeds: Count = Field(description="seeds with which half of that gain would be found, if there are as many")
-    smaller_gain: Number = Field(description="the gain that these would find")
     low: Number | None = Field(None, description="the least that `gain` may be, as the spread is an estimate")
     high: Number | None = Field(None, description="the most, at the comparison's `level`")
     words: Text = Field(description="the same as a sentence")
@@ -659,7 +640,7 @@ class Verdict(RecordPart):
     )
     sites: list[str] = Field(description="the sites with a score")
     level: Share = Field(description="how sure the intervals are, 0.95")
-    against: Text | None = Field(None, description="the row that all are held against")
+    against: Text | None = Field(None, description="the row that all are compared with")
     primary: Literal["mean", "pooled", "worst-site"] = Field(
         "mean",
         description="what was declared before as the question to be answered: the score's mean over sites or over all "
@@ -672,17 +653,13 @@ class Verdict(RecordPart):
         [], description="sites whose test cases are all one patient's: their own intervals are for other seeds alone"
     )
     headline: str = Field(description="the answer to the first question in words")
-    between: str = Field("", description="which methods are surely above the row that all are held against, in words")
-    winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
+    between: str = Field("", description="which methods are surely above the row that all are compared with, in words")
     first: PairedDifference | None = Field(
         None,
-        description="the first question, declared before: the row that all are held against, minus training alone; "
+        description="the first question, declared before: the row that all are compared with, minus training alone; "
         "`null` without either",
     )
     declared: Text | None = Field(None, description="the row of which this is asked; `null`: every federation is")
-    joining: dict[str, Literal["yes", "no", "open", "unknown"]] = Field(
-        description="site → whether joining pays, by the declared row: `yes`, `no`, `open` or `unknown`"
-    )
     gains: dict[str, HospitalGain] = Field({}, description="site → the verdict on joining, see below")
     rows: list[VerdictRow] = Field(description="the rows, see below")
     about: About = Field(description="`title`, `command`, `machine`, `cells`, `failures`")

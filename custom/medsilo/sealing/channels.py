@@ -5,17 +5,35 @@ the private half of that key: so everybody can see what is in this box, and in n
 """
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from secrets import token_bytes
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from torch import Tensor, uint8
 
 from medsilo.core.errors import Refused
-from medsilo.sealing.letters import NONCE, SIGNATURE, SIGNED_SHARE, Accusation, Introduction, Offered
+from medsilo.core.tensors import Tensors
+from medsilo.sealing.fixed_point import Flat
+from medsilo.sealing.letters import BOXED, NONCE, SIGNATURE, SIGNED_SHARE, TAG, Accusation, Introduction, Offered
 from medsilo.sealing.masks import agree, assembly_digest, confirmed, offered, public_of, shared
 from medsilo.sealing.streams import KEY, derive, statement
 from medsilo.sealing.terms import Terms
+
+LOCKED = NONCE + TAG  # that a box has more than its content
+KEY_BOX = KEY + BOXED
+
+
+def box_of(key: bytes, content: bytes, *about: str | int | bytes) -> bytes:
+    """Return a box that only who has the key can open, and only as what it is about."""
+    nonce = token_bytes(NONCE)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, statement(*about))
+
+
+def content_of(key: bytes, box: bytes, *about: str | int | bytes) -> bytes:
+    """Return what is in a box; raises InvalidTag."""
+    return ChaCha20Poly1305(key).decrypt(box[:NONCE], box[NONCE:], statement(*about))
 
 
 class Assembled:
@@ -75,8 +93,7 @@ class Assembled:
     def opened(self, secret: bytes, sender: str, reader: str, subject: bytes, box: bytes) -> bytes:
         """Return what is in a box, by the secret that its one-time key and its reader's make; raises Refused."""
         try:
-            key, locked = self.box_key(secret, sender, reader, subject, box[:KEY]), box[KEY:-SIGNATURE]
-            return ChaCha20Poly1305(key).decrypt(locked[:NONCE], locked[NONCE:], statement())
+            return content_of(self.box_key(secret, sender, reader, subject, box[:KEY]), box[KEY:-SIGNATURE])
         except InvalidTag as error:
             raise Refused(f"{sender}: what it sent {reader} through the server cannot be opened") from error
 
@@ -125,8 +142,7 @@ class Channels:
         """Return a box that only its reader can open, and only as what it is about."""
         once = self.once(reader, subject)
         public, secret = public_of(once), agree(once, reader, self.all.key_of(reader))
-        key, nonce = self.all.box_key(secret, self.site, reader, subject, public), token_bytes(NONCE)
-        box = public + nonce + ChaCha20Poly1305(key).encrypt(nonce, content, statement())
+        box = public + box_of(self.all.box_key(secret, self.site, reader, subject, public), content)
         return box + self.sign(self.all.said_of("box", self.site, reader, subject, box))
 
     def unlock(self, sender: str, box: bytes, subject: bytes) -> bytes:
@@ -159,3 +175,30 @@ def verdict(all_of: Assembled, own: Accusation, once: bytes | None, use: Callabl
     except Refused as error:
         return own.sender, str(error)
     return own.reader, f"{own.reader}: it complains of what {own.sender} sent it, which can be used"
+
+
+# ------------------------------------------------------------ what one tells all
+def told_boxes(site: str, sealed: object, readers: int, place: int) -> tuple[bytes, bytes]:
+    """Return the box of what a site told all, and that with its key for one reader; raises Refused, naming the site."""
+    if not isinstance(sealed, Tensor) or sealed.dtype != uint8 or sealed.dim() != 1 or len(sealed) < KEY_BOX * readers:
+        raise Refused(f"{site}: what it told the hospitals is no row of bytes, or too short")
+    content = sealed.cpu().contiguous().numpy().tobytes()
+    end = len(content) - KEY_BOX * readers
+    mine = end + KEY_BOX * place
+    return content[:end], content[mine : mine + KEY_BOX]
+
+
+def told_subject(number: int, name: str, content: bytes) -> bytes:
+    """Return what the box with the key of such a box is about."""
+    return statement("key of told", number, name, sha256(content).digest())
+
+
+def told_tensors(key: bytes, content: bytes, site: str, number: int, name: str, flat: Flat) -> Tensors:
+    """Return what a site told all; raises Refused, naming it."""
+    try:
+        return flat.split(content_of(key, content, "told", site, number, name))
+    except (InvalidTag, ValueError) as error:
+        raise Refused(
+            f"{site}: what it told the hospitals as {name} in round {number} cannot be opened: it was changed, or is "
+            "of another round or size"
+        ) from error

@@ -118,6 +118,11 @@ class Flat:
         for name, tensor in sorted(tensors.items()):
             if not tensor.is_floating_point():
                 raise MedsiloError(f"{name} has the type {tensor.dtype}; only floating point numbers are added sealed")
+        return cls.like(tensors)
+
+    @classmethod
+    def like(cls, tensors: Mapping[str, Tensor]) -> "Flat":
+        """Return the order for tensors like these, of any type."""
         names = tuple(sorted(tensors))
         return cls(names, tuple(tuple(tensors[n].shape) for n in names), tuple(tensors[n].dtype for n in names))
 
@@ -130,6 +135,17 @@ class Flat:
     def words(self) -> int:
         """The words of all tensors and of the check behind them."""
         return sum(self.sizes) + CHECK
+
+    def split(self, content: bytes) -> Tensors:
+        """Return the tensors whose bytes these are, one after the other; raises ValueError where they do not fit."""
+        if len(content) != sum(size * dtype.itemsize for size, dtype in zip(self.sizes, self.dtypes, strict=True)):
+            raise ValueError("the tensors have another number of bytes")
+        tensors, start = {}, 0
+        for name, shape, size, dtype in zip(self.names, self.shapes, self.sizes, self.dtypes, strict=True):
+            end = start + size * dtype.itemsize
+            flat = torch.frombuffer(bytearray(content[start:end]), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+            tensors[name], start = flat.reshape(shape), end
+        return tensors
 
     def encode(self, tensors: Mapping[str, Tensor], fixed: FixedPoint, weight: int = 1) -> Words:
         """Return the tensors as words, times an integer weight; raises Refused before anything is made of them."""

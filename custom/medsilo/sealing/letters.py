@@ -35,6 +35,7 @@ Bytes32 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=
 Bytes64 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=64, max_length=64)]
 OneShare = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=SIGNED_SHARE, max_length=SIGNED_SHARE)]
 Box = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=BOX, max_length=BOX)]
+AnyBox = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=BOXED, max_length=BOX)]
 Subject = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(max_length=LONGEST_SUBJECT)]
 Certificate = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=1, max_length=LONGEST_CERTIFICATE)]
 Signature = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(max_length=LONGEST_SIGNATURE)]
@@ -128,7 +129,7 @@ class Accusation(Letter):
     sender: SiteName
     reader: SiteName
     subject: Subject
-    box: Box
+    box: AnyBox
     complaint: Bytes64
 
 

@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from secrets import token_bytes
 from typing import Self
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing import letters, masks
-from medsilo.sealing.channels import Assembled, Channels
-from medsilo.sealing.fixed_point import as_tensor, as_words
+from medsilo.sealing.channels import Assembled, Channels, box_of, told_boxes, told_subject, told_tensors
+from medsilo.sealing.fixed_point import Flat, as_tensor, as_words
 from medsilo.sealing.keeping import NOTHING, Secrets, SumMemory, SumNote, Turn
 from medsilo.sealing.shamir import split
 from medsilo.sealing.signing import Signer
@@ -113,6 +115,30 @@ class Member:
 
     def _keep(self, **changed: object) -> None:
         self._kept = self._kept.model_copy(update=changed)
+
+    # ------------------------------------------------------------------ what hospitals tell each other
+    def tell(self, number: int, name: str, tensors: Tensors) -> Tensor:
+        """Return tensors as bytes that every hospital can read, and the server cannot.
+
+        They are in one box; its key, drawn for it, lies in a box for each hospital behind it.
+        """
+        content = b"".join(bytes_of(tensors[key].detach().cpu().contiguous()) for key in sorted(tensors))
+        key = token_bytes(KEY)
+        box = box_of(key, content, "told", self.site, number, name)
+        boxes = [self._linked.lock(site, key, told_subject(number, name, box)) for site in self.terms.sites]
+        return torch.frombuffer(bytearray(b"".join((box, *boxes))), dtype=torch.uint8)
+
+    def told(self, site: str, number: int, name: str, flat: Flat, sealed: Tensor) -> Tensors:
+        """Return what another hospital told all; raises Refused, naming it, unless it is of this round and name."""
+        self.terms.place(site)
+        content, box = told_boxes(site, sealed, len(self.terms.sites), self.terms.place(self.site))
+        key = self._linked.unlock(site, box, told_subject(number, name, content))
+        return told_tensors(key, content, site, number, name, flat)
+
+    def complain_of_told(self, site: str, number: int, name: str, sealed: Tensor) -> bytes:
+        """Return this site's signature on that it can make nothing of what another told."""
+        content, box = told_boxes(site, sealed, len(self.terms.sites), self.terms.place(self.site))
+        return self._linked.complaint(site, box, told_subject(number, name, content))
 
     def defend(self, accusations: letters.Accusations) -> letters.OneTimeKeys:
         """Return the one-time keys of boxes that their readers complain of, so that all can see what is in them.

@@ -51,7 +51,6 @@ class ApprovalLimits(Section):
     expires: When | None = None
     rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # rounds that are answered, of all studies of the plan
     sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)  # nobody else may take part
-    method: Text = ""
 
     @classmethod
     def of(cls, **limits: Any) -> Self:
@@ -67,7 +66,6 @@ class ApprovalLimits(Section):
             *([f"until {moment(self.expires)}"] if self.expires is not None else []),
             *([f"at most {counted(self.rounds, 'round')}"] if self.rounds is not None else []),
             *([f"with no other sites than {', '.join(self.sites)}"] if self.sites else []),
-            *([f"with the method {self.method} only"] if self.method else []),
         ]
 
 
@@ -83,7 +81,7 @@ class Decision(Section):
     data: Text = ""  # what stands for the hospital's data set
 
     def objection(
-        self, plan: str, method: str, named: Collection[str], sites: Collection[str], number: int, data: str, now: float
+        self, plan: str, named: Collection[str], sites: Collection[str], number: int, data: str, now: float
     ) -> str:
         """Return why the plan may not go on here, as the rest of "this hospital ..."; nothing where it may.
 
@@ -101,8 +99,6 @@ class Decision(Section):
             return f"approved {plan} for named sites only, and the plan names none"
         if own.sites and (others := sorted({*named, *sites} - set(own.sites))):
             return f"approved {plan} only for studies without {plain(', '.join(others), 200)}, and this one has them"
-        if own.method and own.method != method:
-            return f"approved {plan} for the method {own.method} only, and its method is {method}"
         if self.package != (installed := installed_package()):
             before, now_is = (
                 f"{version} ({code[:12]})"

@@ -8,8 +8,7 @@ Whose key signs is known beforehand: the kit's. A later key is let in by the hos
 before it signs that, too. Without a kit a key of its own lies beside the ledger, and shows nothing to whoever may write
 there. What is noticed: a changed, removed, added or exchanged line, a file that was cut, another history that was
 written without the key. What the key's owner does is not. Both files can be put back together to an earlier state:
-the head that the kit keeps tells of it, the heads that servers keep of what they were sent (`check_heads`), and an
-export that is kept elsewhere (`medsilo ledger verify --against`).
+the head that the kit keeps tells of it, and the heads that servers keep of what they were sent (`check_heads`).
 """
 
 import hashlib
@@ -350,23 +349,6 @@ class Ledger:
                 told = f"{number} lines were told to a server, and {len(standing.entries)} others are there"
                 raise Refused(_changed(told))
 
-    def export(self) -> str:
-        """Return the ledger as it is in the file, with its signatures."""
-        with self._folder.alone():
-            self.read()
-            lines, _ = _lines(self.file)
-        return "".join(f"{line.decode()}\n" for line in lines)
-
-    def check_against(self, exported: str) -> int:
-        """Return how many lines came since an earlier export; raises MedsiloError unless the ledger continues it."""
-        with self._folder.alone():
-            self.read()
-            lines, _ = _lines(self.file)
-        earlier = exported.encode().splitlines()
-        if lines[: len(earlier)] != earlier:
-            raise MedsiloError(_changed(f"it does not continue the export of {len(earlier)} lines"))
-        return len(lines) - len(earlier)
-
     # ------------------------------------------------------------------ keys and locks
     @cached_property
     def _key(self) -> PrivateKey:
@@ -495,7 +477,7 @@ def _check_signature(key: str, text: str, signature: bytes, what: str) -> None:
 def _changed(how: str) -> str:
     return (
         f"this hospital's privacy ledger was changed or is damaged: {how}; nothing leaves until it is put back from a "
-        "copy, or its engineer looks at it and says so (medsilo ledger verify, accept)"
+        "copy, or its engineer looks at it and says so (medsilo ledger show, accept)"
     )
 
 

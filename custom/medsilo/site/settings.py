@@ -137,9 +137,6 @@ class SiteSettings(Section):
     calibration: bool = Field(
         True, description="whether the calibration of test cases, and a threshold chosen on validation cases, may leave"
     )
-    score_digits: int | None = Field(
-        None, ge=1, le=15, description="decimals that leave of scores and losses besides; null: all"
-    )
     records: Path | None = Field(
         None,
         description="folder in which this hospital remembers its split and what it answered; null: `_hospital` in "
@@ -185,10 +182,6 @@ class SiteSettings(Section):
     def count_unit(self, synthetic: bool) -> int:
         """Return what counts are multiples of when they leave."""
         return self.least(synthetic) if self.protects(synthetic) else 1
-
-    def rounded(self, score: float | None) -> float | None:
-        """A score or a loss as it leaves this site."""
-        return score if score is None or self.score_digits is None else round(score, self.score_digits)
 
     def least(self, synthetic: bool) -> int:
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""

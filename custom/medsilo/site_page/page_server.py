@@ -1,4 +1,4 @@
-"""The hospital's own web server: on this machine's loopback address only, for whoever has the start address.
+"""The hospital's own web server: on this machine's loopback address only, for the person who has the start address.
 
 The start address holds a token that is good for one use, and is exchanged for a cookie. Everything else lies under a
 path that nobody can guess, since a browser sends cookies of 127.0.0.1 to every port of it. A request must name this
@@ -7,7 +7,8 @@ server as its host, and one that changes something must come from a page of this
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -38,7 +39,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-HTML, EVENTS = "text/html; charset=utf-8", "text/event-stream; charset=utf-8"
+HTML = "text/html; charset=utf-8"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class Query:
     path: str  # below the session's own
     fields: Mapping[str, str] = field(default_factory=dict)  # of a form that was sent; empty where one only looks
     sends: bool = False  # whether it may change something
-    seen: str = ""  # where a stream of events goes on
     word: str = ""  # for the forms of the answer
 
 
@@ -56,7 +56,7 @@ class Query:
 class Reply:
     """An answer to a request."""
 
-    content: str | bytes | Iterable[str] = ""  # pieces of a stream come one after the other
+    content: str | bytes = ""
     status: HTTPStatus = HTTPStatus.OK
     kind: str = HTML
     goes_to: str = ""  # a path below the session's own, where a browser goes on
@@ -174,8 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         return path[len(self.server.base) :]
 
     def _looked(self) -> Reply:
-        query = Query(self._path(), seen=self.headers.get("Last-Event-ID", "")[:100], word=self.server.word)
-        return self.server.site(query)
+        return self.server.site(Query(self._path(), word=self.server.word))
 
     def _sent(self) -> Reply:
         path, origin = self._path(), self.headers.get("Origin")
@@ -211,8 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
     _cookie = ""
 
     def _send(self, reply: Reply) -> None:
-        text = reply.content.encode() if isinstance(reply.content, str) else reply.content
-        body = text if isinstance(text, bytes) else None
+        body = reply.content.encode() if isinstance(reply.content, str) else reply.content
         self.close_connection = True
         self.send_response(HTTPStatus.SEE_OTHER if reply.goes_to else reply.status)
         for name, value in HEADERS.items():
@@ -225,15 +223,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Disposition", f"attachment; filename*=UTF-8''{quote(reply.saved_as)}")
         if self._cookie:
             self.send_header("Set-Cookie", self._cookie)
-        if body is not None:
-            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        try:
-            for piece in [text] if isinstance(text, bytes) else (one.encode() for one in text):
-                self.wfile.write(piece)
-                self.wfile.flush()
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            return  # whoever looked has gone
+        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # the reader has gone
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Write no log: its lines would hold the token."""

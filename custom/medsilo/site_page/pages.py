@@ -1,11 +1,9 @@
 """The pages that a hospital sees: plans that ask, what each would send and cost, decisions, studies as they run."""
 
 import getpass
-import json
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -31,16 +29,13 @@ from medsilo.report.charts import Series, validation_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import read_policy
-from medsilo.site_page.page_server import EVENTS, HTML, Query, Reply
-from medsilo.site_page.watching import Row, StudyMoment, known_rows, mark, stamp, studies
+from medsilo.site_page.page_server import HTML, Query, Reply
+from medsilo.site_page.watching import Row, StudyMoment, studies
 from medsilo.study.progress import duration
 
 HERE = Path(__file__).parent
-LOOK = 0.5  # seconds between two looks at the files of a study
-BURST = 500  # rows that are sent at once
 DRAWN = 400  # points of a chart at most
 SHOWN_ROWS, SHOWN_LINES = 200, 30  # of the table and of the diary: the last ones
-ALIVE = 15.0  # seconds after which a stream says that it is there, so that one whose reader has gone ends
 HOUR = 3600
 COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # of the table
 CHECK = "check"
@@ -62,8 +57,8 @@ class _Work:
 class SitePages:
     """Answers the requests that the server let in. Everything shown is read anew from the hospital's own files."""
 
-    def __init__(self, kit: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kit, self._clock = kit, clock
+    def __init__(self, kit: Path) -> None:
+        self._kit = kit
         self._home()  # a kit that can't be read is said before anybody looks
         self._works: dict[tuple[str, str], _Work] = {}  # by plan and name
         self._working = threading.Lock()
@@ -90,7 +85,6 @@ class SitePages:
             (False, "plan", 1): self._plan,
             (False, "plan", 3): self._file,
             (False, "study", 1): self._study,
-            (False, "study", 2): self._events,
             (False, "page.css", 0): self._style,
             (False, "page.js", 0): self._script,
             (True, "plan", 2): self._decide,
@@ -225,40 +219,6 @@ class SitePages:
 
         threading.Thread(target=work, daemon=True).start()
 
-    # ------------------------------------------------------------------ as it comes
-    def _events(self, query: Query, name: str, what: str) -> Reply:
-        home = self._home()
-        if what != "events" or StudyMoment.read(home.output, name, home.kit.name) is None:
-            return self._missing(query)
-        return Reply(self._stream(home, name, query.seen), kind=EVENTS)
-
-    def _stream(self, home: KitAtHome, name: str, seen: str) -> Iterator[str]:
-        """Yield each row once, in order, from where the reader stopped; and how the study stands when that changes."""
-        shown, files, said = "", "", -math.inf
-        while (there := stamp(home.output, name, home.kit.name)) is not None:
-            if there == files and self._clock() - said < ALIVE:
-                time.sleep(LOOK)
-                continue
-            watched = StudyMoment.read(home.output, name, home.kit.name)
-            if watched is None:
-                return
-            files, said = there, self._clock()
-            yield from self._new_rows(watched, seen)
-            seen = mark(watched.rows, len(watched.rows))
-            if (now := self._now(watched)) != shown:
-                shown = now
-                yield _event("now", json.dumps(now), seen)
-            else:
-                yield ": here\n\n"
-
-    def _new_rows(self, watched: StudyMoment, seen: str) -> Iterator[str]:
-        known = known_rows(watched.rows, seen)
-        if known is None:
-            yield _event("anew", "", mark(watched.rows, 0))
-        for start in range(known or 0, len(watched.rows), BURST):
-            some = watched.rows[start : start + BURST]
-            yield _event("rows", json.dumps([_cells(row) for row in some]), mark(watched.rows, start + len(some)))
-
     def _now(self, watched: StudyMoment) -> str:
         return self._rendered(
             "now.html",
@@ -323,7 +283,6 @@ def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
         expires=int(time.time()) + int(hours) * HOUR if hours else None,
         rounds=int(rounds) if rounds else None,
         sites=tuple(sorted({site.strip() for site in fields.get("sites", "").split(",")} - {""})),
-        method=fields.get("method", "").strip(),
     )
 
 
@@ -336,9 +295,7 @@ def _ledger_lines(home: KitAtHome) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    return [
-        _shown(row.get(name) or "–") for name in ("round", "validation", "train_loss", "validation_loss", "seconds")
-    ]
+    return [_shown(row.get(name) or "–") for name in COLUMNS]
 
 
 def _shown(text: str) -> str:
@@ -361,7 +318,3 @@ def _chart(rows: tuple[Row, ...], planned: int) -> Any:
             continue
     last = max([planned, *places]) if places else planned
     return validation_chart([Series("this hospital", values, places=places)], "score", key="own", last_x=last)
-
-
-def _event(name: str, data: str, number: str) -> str:
-    return f"id: {number}\nevent: {name}\ndata: {data}\n\n"

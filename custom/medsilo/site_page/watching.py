@@ -1,10 +1,8 @@
 """A study at this hospital as its own files tell it: what goes on, its rounds, what has left, why it stopped."""
 
 import csv
-import hashlib
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -92,34 +90,6 @@ def studies(output: Path, site: str) -> list[StudyMoment]:
     names = (path.name for path in output.glob("*") if path.name not in (paths.HOSPITAL, paths.MODELS))
     found = (StudyMoment.read(output, name, site) for name in names)
     return sorted((one for one in found if one), key=lambda one: (-one.last, one.name))
-
-
-def stamp(output: Path, name: str, site: str) -> str | None:
-    """Return what changes whenever a file does that `StudyMoment` reads; None where there is no such study."""
-    folder = paths.site_folder(output / name, site)
-    if not folder.is_dir():
-        return None
-    told = []
-    for file in (paths.METRICS, paths.DIARY, paths.NOW, paths.SPENT):
-        with suppress(OSError):
-            facts = (folder / file).stat()
-            told.append(f"{file} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns}")
-    return " ".join(told)
-
-
-def mark(rows: Sequence[Row], number: int) -> str:
-    """Return what stands for so many of these rows: their number, and a hash of the last, which has its time."""
-    last = repr(rows[number - 1]) if number else ""
-    return f"{number}-{hashlib.sha256(last.encode()).hexdigest()[:16]}"
-
-
-def known_rows(rows: Sequence[Row], seen: str) -> int | None:
-    """Return how many rows somebody with this mark has seen; None where those were others: a round was repeated."""
-    number = seen.partition("-")[0]
-    known = int(number) if number.isdecimal() and len(number) < 10 else 0
-    if not known:
-        return 0
-    return known if known <= len(rows) and mark(rows, known) == seen else None
 
 
 def _rows(folder: Path) -> Iterator[Row]:

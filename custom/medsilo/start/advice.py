@@ -16,13 +16,13 @@ def found_lines(looks: Looks) -> list[str]:
     kind, unit = ("flat images", "pixels") if looks.flat else ("volumes", "voxels")
     task = "segmentation" if looks.segments else "classification"
     cases, patients = sum(looks.cases.values()), sum(looks.patients.values())
-    lines = [f"{task} of {kind}: {cases} cases of {patients} patients ({looks.layout.kind})"]
+    lines = [f"{task}: {cases} {kind} of {patients} patients ({looks.layout.kind})"]
     if looks.layout.hospitals:
         told = ", ".join(f"{site} {count}" for site, count in looks.cases.items())
         lines.append(f"{len(looks.layout.hospitals)} hospitals, each a folder: {told}")
     sizes = ranges([look.size for look in looks.looked])
     spacing = "" if looks.flat else f", {ranges([look.spacing for look in looks.looked])} mm apart"
-    lines.append(f"{len(looks.looked)} cases were opened: {sizes} {unit}{spacing}")
+    lines.append(f"{len(looks.looked)} {kind} were opened: {sizes} {unit}{spacing}")
     lines += [f"left out: {what} ({count})" for what, count in looks.left_out.items()]
     if looks.layout.unused:
         lines.append(f"not looked at: {', '.join(looks.layout.unused)}")
@@ -77,7 +77,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, 
         return [(f"settle what the check found at {', '.join(stopped)}, then check again:", command), *steps]
     counted = f"medsilo statistics {job} {given} -o {out / 'cases'}"
     if several:
-        steps.append(("who has how many cases of each class, and how many an interval needs:", counted))
+        steps.append(("how many patients each hospital has of each class, and how many an interval needs:", counted))
         command = f"medsilo compare --plan {job} --methods local,fedavg --minutes 60 {given} --engine inprocess"
         return [*steps, ("does joining pay for these hospitals?", command)]
     return [

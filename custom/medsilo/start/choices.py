@@ -58,7 +58,7 @@ class Draft:
         return nested(self.settings)
 
 
-METHOD = Choice("algorithm.name", "fedavg", "the plainest; 'medsilo compare' holds others against it")
+METHOD = Choice("algorithm.name", "fedavg", "the plainest; 'medsilo compare' compares others with it")
 
 
 def nested(choices: Sequence[Choice]) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def settings_of(looks: Looks, label_map: Mapping[Any, str], shares: Choice) -> l
     if looks.layout.images:
         images = looks.layout.images[0] if len(looks.layout.images) == 1 else list(looks.layout.images)
         series = ", a DICOM series in each folder" if looks.layout.images[0].endswith("/") else ""
-        found.append(Choice("data.images", images, f"what the stars stand for is a case's name{series}"))
+        found.append(Choice("data.images", images, f"the text that * matches is a case's name{series}"))
     if looks.layout.labels:
         found.append(Choice("data.labels", looks.layout.labels, "a mask finds its image by that name"))
     if source.patient:

@@ -200,7 +200,7 @@ def _refuse_what_stops(listings: Mapping[str, Listing]) -> None:
     for own in listings.values():
         stops = [problem for problem in own.problems if problem.severity == "stops"]
         if stops:
-            raise DataError("; ".join(f"{p.what} ({p.count})" for p in stops), private=", ".join(stops[0].private[:6]))
+            raise DataError("; ".join(problem.counted for problem in stops), private=", ".join(stops[0].private[:6]))
         if not own.entries:
             left = own.problems[0]
             told = "no image has a label of its name; give each image and its label the same name"

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,12 +25,12 @@ from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_provenance
 from medsilo.runs.record import Record
-from medsilo.runs.schema import STOPPED, CellResult, Summary
+from medsilo.runs.schema import STOPPED, Summary
 from medsilo.site.settings import SiteSettings
 
 Engine = Literal["simulator", "inprocess"]
+ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
 LET_GO = 30.0  # seconds in which processes of a comparison that was killed have ended
-SITES, EPOCHS = "participation.sites", "training.local_epochs"
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,6 @@ class Row:
 
     title: str
     changes: tuple[str, ...]
-    unswept: str = ""  # the title without the sweep's values
-    values: tuple[str, ...] = ()  # the sweep's
-
-    @property
-    def name(self) -> str:
-        """The title as it was given."""
-        return self.unswept or self.title
 
     @property
     def method(self) -> str | None:
@@ -63,59 +56,39 @@ class Row:
         name, *own = text.split(":")
         return cls(text, (f"algorithm.name={name}", *(f"algorithm.{change}" for change in own)))
 
-    def swept(self, sweep: Mapping[str, Sequence[str]], work: int | None = None) -> "Iterator[Row]":
-        """This row with every combination of the values of the sweep's keys that its method has.
 
-        With `work`, so many local epochs in all: rounds are fewer where there are more local epochs.
-        """
-        own = {key: values for key, values in sweep.items() if self._has(key)}
-        for values in product(*own.values()):
-            changes = tuple(f"{key}={value}" for key, value in zip(own, values, strict=True))
-            meant = [_meant(key, value) for key, value in zip(own, values, strict=True)]
-            epochs = dict(zip(own, values, strict=True)).get(EPOCHS)
-            if work and epochs:
-                meant.append(f"training.rounds={_rounds(work, epochs)}")
-            title = " ".join([self.title, *changes])
-            yield Row(title, (*self.changes, *meant), self.title if changes else "", changes)
-
-    def _has(self, key: str) -> bool:
-        section, _, rest = key.partition(".")
-        algorithm = METHODS.get(self.method or "")
-        return section != "algorithm" or algorithm is None or rest.partition(".")[0] in algorithm.model_fields
+# ---------------------------------------------------------------------------------------------------- norms
+def kind_of(plan: Plan) -> tuple[str, str]:
+    """Return the network's name and its norm."""
+    return plan.network.name, str(getattr(plan.network, "norm", "none"))
 
 
-def parse_sweep(texts: Iterable[str]) -> dict[str, list[str]]:
-    """ "algorithm.pull=0.1,0.3" as the key and its values."""
-    sweep = {}
-    for text in texts:
-        key, equals, values = text.partition("=")
-        if not equals or not all(values.split(",")):
-            raise PlanError(f"--sweep {text!r}: write it as key=value,value, for example algorithm.pull=0.1,0.3")
-        sweep[key] = values.split(",")
-    return sweep
+def unlike(one: Plan, other: Plan) -> str | None:
+    """Return in words how the network of one plan differs from that of another; None if it does not."""
+    (mine, norm), (theirs, their_norm) = kind_of(one), kind_of(other)
+    if mine != theirs:
+        return f"network {mine} against {theirs}"
+    return None if norm == their_norm else f"norm {norm} against {their_norm}"
 
 
-def _meant(key: str, value: str) -> str:
-    """The change to the plan that a value of a sweep stands for: a number of sites stands for so many of them."""
-    if key != SITES or not value.isdecimal():
-        return f"{key}={value}"
-    return f"{SITES}=[{','.join(f'site-{number:02d}' for number in range(1, int(value) + 1))}]"
-
-
-def _rounds(work: int, epochs: str) -> int:
-    if not epochs.isdecimal() or int(epochs) == 0 or work % int(epochs):
-        raise PlanError(f"--equal-work: {work} epochs in all can't be rounds of {epochs}; choose divisors of {work}")
-    return work // int(epochs)
-
-
-def swept_rows(rows: Sequence[Row], sweep: Mapping[str, Sequence[str]], work: int | None = None) -> list[Row]:
-    """All rows with all values of the sweep; an error for a key that no row's method has."""
-    if work and EPOCHS not in sweep:
-        raise PlanError(f"--equal-work needs --sweep {EPOCHS}=1,2,...")
-    found = [swept for row in rows for swept in row.swept(sweep, work)]
-    for key in sweep:
-        if not any(value.startswith(f"{key}=") for row in found for value in row.values):
-            raise PlanError(f"--sweep {key}: no row's method has it")
+def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row]:
+    """Return the rows, and for each federation whose norm no local row has, a local row with that norm."""
+    found = list(rows)
+    kinds = {row: kind_of(plan) for row, plan in plans.items()}
+    for row in rows:
+        if row.method in (ALONE, POOLED):
+            continue
+        own = [other for other in found if other.method == ALONE]
+        if not own or any(kinds[other] == kinds[row] for other in own):
+            continue
+        network, norm = kinds[row]
+        more = () if network == kinds[own[0]][0] else (f"network.name={network}",)
+        if hasattr(plans[row].network, "norm"):
+            more = (*more, f"network.norm={norm}")
+        named = norm if len(more) == 1 else f"{network} {norm}"
+        pair = Row(f"{own[0].title} ({named})", (*own[0].changes, *more))
+        kinds[pair] = kinds[row]
+        found.append(pair)
     return found
 
 
@@ -141,8 +114,8 @@ class Cell:
         """Return the rounds that are done of a run that goes on or was stopped; None of any other."""
         if not self.folder.is_dir() or (self.folder / paths.SUMMARY).exists():
             return None
-        last = Record(self.folder).last_rounds(1)
-        return last[-1].round if last else 0
+        rounds = Record(self.folder).rounds()
+        return rounds[-1].round if rounds else 0
 
     def summary(self) -> Summary | None:
         """Return the finished run's summary, if it is one of this very plan and tells a score."""
@@ -282,60 +255,6 @@ def alone(path: Path, what: str, wait: float = 0.0) -> Iterator[None]:
 
 def _folder_name(title: str) -> str:
     return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in title)
-
-
-def results_of(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
-    """Return what a table needs of a row's seeds: those whose folds are all finished."""
-    found = {}
-    for seed in dict.fromkeys(cell.seed for cell in cells):
-        results = [result_of(cell) for cell in cells if cell.row == row and cell.seed == seed]
-        finished = [result for result in results if result]
-        if finished and len(finished) == len(results):
-            found[seed] = over_folds(finished)
-    return found
-
-
-def over_folds(results: Sequence[CellResult]) -> CellResult:
-    """Return the results of a seed's folds as one: the means of scores, and the sum of times."""
-    if len(results) == 1:
-        return results[0]
-    curves = zip(*(result.validation for result in results), strict=False)
-    return results[0].changed(
-        test=_mean(result.test for result in results),
-        pooled=_mean(result.pooled for result in results),
-        sites={site: _mean(result.sites.get(site) for result in results) for site in results[0].sites},
-        validation=[_mean(column) for column in curves],
-        seconds=sum(result.seconds or 0 for result in results),
-        bytes_up=_mean(result.bytes_up for result in results),
-    )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def result_of(cell: Cell) -> CellResult | None:
-    """Return what a table needs of a cell, if it is finished."""
-    summary = cell.summary()
-    if summary is None:
-        return None
-    lines, sites = Record(cell.folder).rounds(), summary.sites.values()
-    trained = [line for line in lines if any(site.train_loss is not None for site in line.sites.values())]
-    columns = zip(*(site.validation for site in sites), strict=True)
-    known = [[value for value in column if value is not None] for column in columns]
-    contributed = sum(site.contributed or 0 for site in sites)
-    return CellResult(
-        test=summary.mean_test,
-        pooled=summary.pooled_test,
-        sites={site: summary.score(site) for site in summary.sites},
-        validation=[sum(values) / len(values) if values else None for values in known],
-        measuring=len(lines) - len(trained),
-        seconds=summary.seconds,
-        bytes_up=sum(site.bytes_up or 0 for site in sites) / max(contributed, 1),
-        run=cell.folder.name,
-        details=summary.details,
-    )
 
 
 def base_plan() -> dict[str, Any]:

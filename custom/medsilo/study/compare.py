@@ -32,14 +32,11 @@ from medsilo.study.cells import (
     base_plan,
     cells_of,
     fill,
-    parse_sweep,
     plan_of,
-    results_of,
     run_cell,
-    swept_rows,
+    with_local_pairs,
 )
 from medsilo.study.evidence import Endpoint
-from medsilo.study.norms import with_local_pairs
 from medsilo.study.verdict import Statistics, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
@@ -158,12 +155,10 @@ class Study:
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
             say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
-            if (now := time.monotonic()) < due:
-                self._write_table()
-                return
-            self.conclude(failures)
-            self.show()
-            due = time.monotonic() + SELDOM * (time.monotonic() - now)
+            if (now := time.monotonic()) >= due:
+                self.conclude(failures)
+                self.show()
+                due = time.monotonic() + SELDOM * (time.monotonic() - now)
 
         fill(self.cells, engine, settings, at_once, done)
         self.conclude(failures)
@@ -191,17 +186,7 @@ class Study:
                 headline=f"So far, with {len(runs)} of {len(self.cells)} runs: {verdict.headline}"
             )
         write_json(self.folder / paths.VERDICT, verdict.as_json())
-        self._write_table()
         return verdict
-
-    def _write_table(self) -> None:
-        """Write table.json: what came out of each row and seed."""
-        found = {row: results_of(self.cells, row) for row in dict.fromkeys(cell.row for cell in self.cells)}
-        rows = [
-            {"title": row.title, "changes": row.changes, "seeds": {seed: one.as_json() for seed, one in own.items()}}
-            for row, own in found.items()
-        ]
-        write_json(self.folder / paths.TABLE, rows)
 
 
 def _time(seconds: float) -> str:
@@ -242,8 +227,6 @@ class Asked:
     methods: Sequence[str]
     row: Sequence[str]
     seeds: Sequence[int]
-    sweep: Sequence[str]
-    equal_work: bool
     protocol: str | None
     changes: Sequence[str]
     out: Path
@@ -264,11 +247,6 @@ def asked(options: Asked) -> tuple[Plan, list[Cell]]:
     if not rows:
         raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
     rows = [_suited(row, plan, options.changes) for row in rows]
-    work = None
-    if options.equal_work:
-        training = plan.with_changes(options.changes).training
-        work = training.rounds * training.local_epochs
-    rows = swept_rows(rows, parse_sweep(options.sweep), work)
     rows = with_local_pairs(rows, {row: plan_of(plan, row, options.changes) for row in rows})
     return plan, cells_of(plan, rows, options.seeds, options.changes, options.out, options.folds)
 

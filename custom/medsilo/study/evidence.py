@@ -451,9 +451,7 @@ def sensitivity(found: Collection[Difference]) -> DetectableGain | None:
     few = gains[more] > WORTH * gain
     more_words = "more seeds would hardly help, as the test patients are too few"
     words += f"; {more_words if few else f'{more} seeds would find {smaller} points'}."
-    return DetectableGain(
-        seeds=seeds, gain=gain, more_seeds=more, smaller_gain=gains[more], low=low, high=high, words=words
-    )
+    return DetectableGain(seeds=seeds, gain=gain, low=low, high=high, words=words)
 
 
 def needed(

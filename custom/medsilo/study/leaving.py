@@ -19,7 +19,7 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
-from medsilo.study.cross import finished_run
+from medsilo.study.judging import finished_run
 
 MODELS = "*.safetensors"
 MOST = 10_000  # files of models

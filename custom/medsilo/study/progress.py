@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
@@ -12,7 +11,6 @@ if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
 
 LATE = 1.5  # times the site's longest answer so far: from there on it is late
 GRACE = 5.0  # seconds that are never late
-SLOW = 2.0  # times the others' usual round
 NAMED = 5  # sites in a line
 STARTING = "still starting"
 ASKED_FOR = {
@@ -22,16 +20,6 @@ ASKED_FOR = {
     "try": "calibrating",
     "test": "testing",
 }
-
-
-@dataclass
-class SiteProgress:
-    """The facts of one site after the last round."""
-
-    state: str = "waiting"
-    score: float | None = None
-    loss: float | None = None
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,7 @@ class Moment:
 
 
 class StudyProgress:
-    """The state of a study that runs: its sites, the rounds done, the best so far, the time left."""
+    """The state of a study that runs: its sites, the rounds done, the time left."""
 
     def __init__(
         self,
@@ -69,13 +57,11 @@ class StudyProgress:
         look: Callable[[], Moment] = Moment,
     ) -> None:
         """look: tells what happens between two rounds."""
-        self.sites = {site: SiteProgress() for site in sites}
+        self.states = dict.fromkeys(sites, "waiting")  # after the last round
         self.planned, self.metric, self.done, self.look = planned, metric, 0, look
-        self.best: tuple[int, float] | None = None  # the round and the mean score of the model it began with
         self.last: dict[str, Any] = {}  # the last round, as JSON
-        self.exceptional: list[str] = []  # its lines about missing sites, warnings and sites that stand out
-        self.standing_out: dict[str, list[str]] = {}  # site → what stands out in its updates, in all rounds so far
         self.rounds: list[Round] = []
+        self._standing_out: set[str] = set()  # sites of which that was said
         self._clock = clock
         self._ends = [clock()]  # of the start here and of the rounds seen
 
@@ -83,38 +69,25 @@ class StudyProgress:
         """Take in one round; returns its lines."""
         self.done, self.last = line.round, line.as_json()
         for site in line.asked:
-            state = self.sites.setdefault(site, SiteProgress())
-            own = line.sites.get(site)
-            if own:
-                state.state, state.loss, state.seconds = "answered", own.train_loss, own.seconds
-                if own.validation is not None:  # else the last that there is
-                    state.score = own.validation
-            else:
-                state.state = "refused" if site in line.refused else "lost"
-        scores = [own.validation for own in line.sites.values() if own.validation is not None]
-        mean = sum(scores) / len(scores) if scores else None
-        if mean is not None and (self.best is None or mean > self.best[1]):
-            self.best = (self.done, mean)
+            self.states[site] = "answered" if site in line.sites else "refused" if site in line.refused else "lost"
         self._ends.append(self._clock())
-        told = [*_told(line, self.planned, self.metric), *self._newly_standing_out(line)]
-        self.exceptional = [text for text, usual in told if not usual]
-        return [text for text, _ in told]
+        return [*round_lines(line, self.planned, self.metric), *self._newly_standing_out(line)]
 
-    def _newly_standing_out(self, line: "Round") -> Iterator[tuple[str, bool]]:
+    def _newly_standing_out(self, line: "Round") -> Iterator[str]:
         """Yield what stands out since this round: each site once, until it no longer does."""
         from medsilo.runs.standing import standing_out
 
         self.rounds.append(line)
-        before, self.standing_out = self.standing_out, standing_out(self.rounds)
-        for site, lines in self.standing_out.items():
+        found, before = standing_out(self.rounds), self._standing_out
+        self._standing_out = {*found}
+        for site, lines in found.items():
             if site not in before:
-                yield from ((f"{_head(line, self.planned)}  STANDS OUT: {text}", False) for text in lines)
+                yield from (f"{_head(line, self.planned)}  STANDS OUT: {text}" for text in lines)
 
     # ------------------------------------------------------------------ between two rounds
     def now(self) -> dict[str, str]:
         """Return site → what it does at the moment, as far as it is known here; else how it stood after the round."""
-        states = {site: state.state for site, state in list(self.sites.items())}
-        moment = self.look()
+        states, moment = dict(self.states), self.look()
         if moment.turns is None or self._is_over(moment.turns):
             return states
         for site, turn in moment.turns.sites.items():
@@ -142,23 +115,6 @@ class StudyProgress:
         left = self.seconds_left()
         facts = [f"{where}: {listed(self.now())}", *([f"about {duration(left)} left"] if left else [])]
         return "; ".join(facts)
-
-    def slow(self) -> list[str]:
-        """Return a line for each site whose rounds take much longer than the others'."""
-        usual = {
-            site: median(line.sites[site].seconds for line in self.rounds if site in line.sites)
-            for site in {site for line in self.rounds for site in line.sites}
-        }
-        lines = []
-        for site, own in sorted(usual.items()):
-            others = [seconds for name, seconds in usual.items() if name != site]
-            if others and own > max(SLOW * median(others), 1.0):
-                lines.append(f"{site} is slow: {duration(own)} a round, the others {duration(median(others))}")
-        return lines
-
-    def elapsed(self) -> float:
-        """Return the seconds since the study began here."""
-        return self._clock() - self._ends[0]
 
     def seconds_left(self) -> float | None:
         """Return the seconds that the remaining rounds take at the pace so far; None before the first has ended."""
@@ -198,19 +154,13 @@ def listed(states: Mapping[str, str]) -> str:
 
 def round_lines(line: "Round", rounds: int, metric: str) -> list[str]:
     """Return the lines of one round; a site that is missing says why."""
-    return [text for text, _ in _told(line, rounds, metric)]
-
-
-def _told(line: "Round", rounds: int, metric: str) -> Iterator[tuple[str, bool]]:
-    """Yield each line of a round, and whether it is a usual one."""
-    head = _head(line, rounds)
-    width = max(map(len, line.asked), default=0)
+    told, width = [], max(map(len, line.asked), default=0)
     for site in line.asked:
-        own = line.sites.get(site)
-        reason = line.refused.get(site) or line.lost.get(site)
-        yield f"{head}  {site:<{width}}  {_numbers(own, metric) if own else f'MISSING: {reason}'}", bool(own)
-        for warning in line.warnings.get(site, []):
-            yield f"{head}  {site:<{width}}  WARNING: {warning}", False
+        head = f"{_head(line, rounds)}  {site:<{width}}"
+        own, reason = line.sites.get(site), line.refused.get(site) or line.lost.get(site)
+        told.append(f"{head}  {_numbers(own, metric) if own else f'MISSING: {reason}'}")
+        told += [f"{head}  WARNING: {warning}" for warning in line.warnings.get(site, [])]
+    return told
 
 
 def _head(line: "Round", rounds: int) -> str:

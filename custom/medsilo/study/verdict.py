@@ -21,7 +21,7 @@ from medsilo.runs.schema import (
     VerdictRow,
 )
 from medsilo.study.boundaries import error_at
-from medsilo.study.cells import Cell, Row
+from medsilo.study.cells import ALONE, POOLED, Cell, Row, unlike
 from medsilo.study.evidence import (
     LEVEL,
     Difference,
@@ -39,7 +39,6 @@ from medsilo.study.evidence import (
     seeds_of,
     sensitivity,
 )
-from medsilo.study.norms import ALONE, POOLED, unlike
 from medsilo.study.scores import scores_in
 from medsilo.study.words import in_patients, points
 
@@ -58,7 +57,7 @@ ENDPOINTS: Mapping[Endpoint, str] = {
 
 def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
     """The row that all are held against: the one that was asked for, else FedAvg where it is among them."""
-    names = {row.name for row in rows}
+    names = {row.title for row in rows}
     if against is not None and against not in names:
         raise MedsiloError(f"--against {against!r}: no row has this title; rows: {', '.join(sorted(names))}")
     return against or (DEFAULT if DEFAULT in names else None)
@@ -80,7 +79,7 @@ class Statistics:
             if scores := _scores_of([cell for cell in cells if (cell.row, cell.seed) == (row, seed)]):
                 self.found[row][seed] = scores
         self.against = chosen_baseline(self.rows, against)
-        self.base = {row: self._kin(row, lambda other: other.name == self.against) for row in self.rows}
+        self.base = {row: self._kin(row, lambda other: other.title == self.against) for row in self.rows}
         alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows}
         self.alone = {row: own if own and not self._unlike(row, own) else None for row, own in alone.items()}
 
@@ -93,7 +92,7 @@ class Statistics:
         at_site = {site: self._tested(self._against([site])) for site in sites}
         found_at = {site: self._joining([site]) for site in sites}
         first, joining = self._first(), self._joined(found_at)
-        between, named = self.sentence(differences[self.primary])
+        between = self.sentence(differences[self.primary])
         seen = sensitivity([one for row, one in found[self.primary].items() if row.method not in (ALONE, POOLED)])
         rows = []
         for row in self.rows:
@@ -135,10 +134,8 @@ class Statistics:
             could_have_seen=seen,
             headline=self._whether_joining_pays(first) or between,
             between=between,
-            winner=named,
             first=first,
             declared=self._declared.title if self._declared else None,
-            joining={site: self._pays(joining[site]) for site in sites},
             gains={site: gain for site in sites if (gain := self._gain(site, found_at, joining[site]))},
             rows=rows,
             planned=self.planned,
@@ -158,12 +155,11 @@ class Statistics:
 
     # ------------------------------------------------------------------ what is held against what
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
-        """The baseline with the same values of the sweep, else the one without; of the same norm if there is one."""
+        """The baseline, the one of the same norm if there is one."""
         bases = [other for other in self.rows if is_base(other)]
         if row in bases:
             return None
-        alike = [other for other in bases if other.values == row.values] or [o for o in bases if not o.values]
-        alike = [other for other in alike if not self._unlike(row, other)] or alike
+        alike = [other for other in bases if not self._unlike(row, other)] or bases
         return alike[0] if alike and alike[0] != row else None
 
     def _pairs(self, row: Row, base: Row) -> Iterator[int]:
@@ -243,7 +239,7 @@ class Statistics:
         """The federation of which it is asked first, before anything is known, whether joining pays: the row that all
         are held against, or the only one."""
         federated = [row for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)]
-        named = [row for row in federated if row.name == self.against and not row.values]
+        named = [row for row in federated if row.title == self.against]
         return named[0] if named else federated[0] if len(federated) == 1 else None
 
     def _first(self) -> PairedDifference | None:
@@ -304,21 +300,17 @@ class Statistics:
             why = "There is one seed, so training's luck is not known"
         return f"It is open whether joining pays: {gain} ({interval}). {why}."
 
-    def sentence(self, differences: Mapping[Row, PairedDifference]) -> tuple[str, str | None]:
-        """The answer, and the method it names if it names one."""
+    def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:
+        """Return which methods are surely better than the row that all are held against."""
         where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.goal.metric)
         held = {row: found for row, found in differences.items() if row.method not in (ALONE, POOLED)}
         if self.against is None:
-            return "No row is named to hold the others against, so nothing is tested; see --against.", None
+            return "No row is named to hold the others against, so nothing is tested; see --against."
         if not held:
-            if self._declared:
-                return "", None
-            return f"No other federated method has a finished run on {self.against}'s test cases.", None
+            none = f"No other federated method has a finished run on {self.against}'s test cases."
+            return "" if self._declared else none
         if all(found.seeds == 1 for found in held.values()):
-            return (
-                "One seed says nothing about the luck of training, so no winner is named; repeat with --seeds 0,1,2.",
-                None,
-            )
+            return "One seed says nothing about the luck of training, so no winner is named; repeat with --seeds 0,1,2."
         ahead = [row for row, found in held.items() if found.sure and found.mean > 0]
         ahead.sort(key=lambda row: -held[row].mean)
         rest = self._also(differences, ahead) + self._other_norms(held)
@@ -326,14 +318,14 @@ class Statistics:
             return (
                 f"No federated method is surely better than {self.against} {where}: no interval stays "
                 f"above zero after correction for {len(differences)} comparisons.{rest}"
-            ), None
+            )
         listed = "; ".join(f"{row.title} by {with_interval(held[row])}" for row in ahead)
         text = f"Better than {self.against} {where}: {listed}.{rest}"
         rivals = {row: self._difference(ahead[0], row, endpoint=self.primary) for row in held if row != ahead[0]}
         known = {row.title: difference for row, difference in rivals.items() if difference}
         if len(better(known)) < len(rivals):
-            return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best.", None
-        return text, ahead[0].title
+            return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best."
+        return text
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
@@ -349,16 +341,6 @@ class Statistics:
         return "".join(
             f" {title} differs from {self.against} in more than the method: {w}." for title, w in told.items()
         )
-
-    def _pays(self, found: Mapping[Row, PairedDifference]) -> str:
-        """Return whether joining pays for a site: yes, no, open; or nothing where there is no model of its own. It is
-        asked of the declared federation, or of any where none is declared."""
-        found = {row: one for row, one in found.items() if self._declared in (None, row)}
-        if not found:
-            return "unknown"
-        if any(one.sure and one.mean > 0 for one in found.values()):
-            return "yes"
-        return "no" if all(one.sure and one.mean < 0 for one in found.values()) else "open"
 
 
 def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:

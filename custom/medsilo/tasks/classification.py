@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, cat, stack, zeros_like
+from torch import Tensor, cat, ones_like, stack, zeros_like
 from torch.nn import functional
 
+from medsilo.learning.undrawn import class_entropies, heard, is_marked, labels_in
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.metrics import (
@@ -21,10 +22,13 @@ from medsilo.tasks.metrics import (
     confusion,
 )
 
+PARTLY = "partly"  # a measure that is there where a hospital does not tell all classes apart
+
 
 class Classification(Goal):
     """Cross entropy; accuracy, and of the whole test set balanced accuracy, the area under the ROC curve, calibration,
-    and of two classes sensitivity and specificity at a threshold.
+    and of two classes sensitivity and specificity at a threshold. What a hospital does not tell apart is right where
+    one of these classes is found (`undrawn.py`); no curve or calibration comes from there.
 
     >>> Classification(("well", "ill")).label_names
     ('well', 'ill')
@@ -44,16 +48,27 @@ class Classification(Goal):
         return output if output.shape[1] > 1 else cat([zeros_like(output), output], 1)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(self.scores(output), target)
+        scores = self.scores(output)
+        return class_entropies(scores, target).mean() if is_marked(target) else functional.cross_entropy(scores, target)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return (self.scores(output).argmax(1) == target).float()
+        return (self._found(self.scores(output), target)[0] == labels_in(target)).float()
+
+    def _found(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the class found among those that a case's hospital has, its label where that may be it; and scores."""
+        if not is_marked(target):
+            return scores.argmax(1), scores
+        known, may = heard(scores, target)
+        found = known.argmax(1)
+        return labels_in(target).where(may.gather(1, found[:, None])[:, 0], found), known
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """Beside the metric: the class, the class found, and the probability of each class."""
-        scores = self.scores(output)
+        found, scores = self._found(self.scores(output), target)
         probabilities = {f"p{label}": column for label, column in enumerate(scores.softmax(1).unbind(1))}
-        return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
+        told = {"label": labels_in(target), "found": found, **probabilities}
+        partly = {PARTLY: ones_like(found)} if is_marked(target) else {}
+        return {**super().measures(output, target), **told, **partly}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Classes are told apart only where each that occurs has `least` cases."""
@@ -62,6 +77,7 @@ class Classification(Goal):
         sizes = labels.bincount()
         if sizes[sizes > 0].min() >= least:
             counts[CONFUSION] = confusion(labels, found, self.classes)
+        if CONFUSION in counts and PARTLY not in measures:
             probabilities = stack([measures[f"p{label}"] for label in range(self.classes)], 1)
             counts[CHANCES], counts[RELIABILITY] = chances(labels, probabilities), reliability(probabilities)
         return counts

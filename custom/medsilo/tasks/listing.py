@@ -1,16 +1,14 @@
 """List the cases that a hospital's folder holds: by patterns of file names, or by a table. No image is opened here."""
 
-import csv
 import re
-import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from os import walk
 from pathlib import Path, PurePosixPath
 
 from medsilo.core.errors import DataError
+from medsilo.tasks.own.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts
 
@@ -20,11 +18,7 @@ ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".npz", ".npy", ".hea", ".edf", ".bdf")
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
-WINDOWS, PIECE = "cp1252", 2**20
-UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
-OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
 LINKS = "folders are links, which are not followed; copy them into the data folder"
-BETWEEN = "\x1f"  # the parts of a label that stands in several columns
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
 
@@ -39,6 +33,7 @@ class Entry:
     part: str = ""  # empty: the plan's split decides
     site: str = ""  # whose it is in a simulation
     outcome: str = ""  # what is learned, where that is no class
+    group: str = ""  # that it belongs to, as the site's table says it
 
 
 @dataclass
@@ -76,23 +71,16 @@ def find(source: DataSource, folder: Path, masks: bool) -> Listing:
     return _whole(_by_pattern(source, names, masks), source, links)
 
 
-def find_recordings(source: DataSource, folder: Path, outcomes: Sequence[str] = ()) -> Listing:
+def find_recordings(source: DataSource, folder: Path) -> Listing:
     """The recordings in a folder, as the site's settings describe them: those of a table, or all that fit a pattern.
 
-    The label of one that no table names is its folder's name. outcomes: columns of the table that are the label.
+    The label of one that no table names is its folder's name.
     """
     names, links = files_below(folder)
     inside, columns = source.inside, source.columns
     if table := table_of(source, names, source.recordings):
-        labels = tuple(outcomes) or (columns.label,)
-        within = [*labels] * bool(inside.label or inside.outcome) + [columns.patient] * bool(inside.patient)
-        listing = _by_table(source, folder, table, names, (columns.recording,), False, labels, within)
-        return _whole(listing, source, links)
-    if outcomes and not inside.outcome:
-        raise DataError(
-            f"nothing says when the event came; write a table {TABLE} with a line per recording and the columns "
-            f"{', '.join(outcomes)}, or name columns of the recordings under data.inside.outcome"
-        )
+        within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
+        return _whole(_by_table(source, folder, table, names, (columns.recording,), False, within), source, links)
     listing = Listing()
     pattern = source.recordings or ANYWHERE
     known = {name: path for name, path in names.items() if source.recordings or name.lower().endswith(RECORDINGS)}
@@ -149,11 +137,6 @@ def links_out(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def plain(text: str) -> str:
-    """Return a text in the one of the two ways in which letters with marks are written."""
-    return unicodedata.normalize("NFC", text)
-
-
 # ------------------------------------------------------------------------------------------------ patterns
 def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Listing:
     listing = Listing()
@@ -185,7 +168,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
 
 
 def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[str, Path]:
-    """The files that fit a pattern, by what its stars stand for: so an image and its label find each other.
+    """The files that fit a pattern, by the text that its stars match: so an image and its label find each other.
 
     One that ends with a slash fits folders, each with one DICOM series.
     """
@@ -255,24 +238,21 @@ def _by_table(
     names: dict[str, Path],
     images: Sequence[str],
     masks: bool,
-    labels: Sequence[str] = (),
     within: Collection[str] = (),
 ) -> Listing:
-    """Return the cases of a table.
-
-    labels: columns that are the label together; within: columns that it needs not have, as files say it themselves.
-    """
+    """Return the cases of a table. within: columns that it needs not have, as files say it themselves."""
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
-    labels = labels or (columns.label,)
-    needed = [name for name in (*images, *labels, columns.patient) if name not in within]
-    lines = list(_lines(path, needed))
+    needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
+    sheet = read_sheet(path, {}, [*needed, *within, columns.part, columns.site, columns.group])
+    if missing := [column for column in needed if column not in sheet.columns]:
+        hint = "name yours under data.columns in the site's medsilo.yaml, or add it"
+        raise DataError(f"the table has no column {', '.join(missing)}; {hint}", private=str(path))
     counted: Counter[str] = Counter()
     empty: defaultdict[str, list[str]] = defaultdict(list)
     absent = []
-    for number, line in enumerate(lines, 2):
-        given = {column: plain((line.get(column) or "").strip()) for column in line if column is not None}
-        place = f"line {number}"
+    for place, cells in sheet.lines:
+        given = dict(zip(sheet.columns, cells, strict=True))
         lacking = [column for column in needed if not given[column]]
         for column in lacking:
             empty[column].append(place)
@@ -284,21 +264,27 @@ def _by_table(
             absent.append(name)
             continue
         counted[name] += 1
-        label = files[-1] if masks else BETWEEN.join(given.get(column, "") for column in labels)
+        label = files[-1] if masks else given.get(columns.label, "")
         part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
-        listing.entries.append(
-            Entry(name, known, label or "", given.get(columns.patient, ""), OTHER_NAMES.get(part, part), site)
-        )
+        own = Entry(name, known, label or "", given.get(columns.patient, ""), OTHER_NAMES.get(part, part), site)
+        listing.entries.append(replace(own, group=given.get(columns.group, "")))
     for column, places in empty.items():
         listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
     doubled = [name for name, count in counted.items() if count > 1]
-    listing.add("stops", "files stand in several lines of the table; give each one line", doubled)
-    if coding_of(path) == WINDOWS:
-        listing.problems.append(Problem("note", OLD_LETTERS, len(lines)))
+    listing.add("stops", "files are in several lines of the table; give each one line", doubled)
+    tell_sheet(listing, sheet)
     check_parts(listing)
     return listing
+
+
+def tell_sheet(listing: Listing, sheet: Sheet) -> None:
+    """Note the lines of a table that could not be read, and letters that may be others."""
+    listing.add("left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven)
+    listing.add("left out", "lines have a cell that is too long", sheet.long)
+    if sheet.coding == WINDOWS:
+        listing.problems.append(Problem("note", OLD_LETTERS, len(sheet.lines)))
 
 
 def _file(given: str, folder: Path, names: dict[str, Path]) -> Path | None:
@@ -307,40 +293,6 @@ def _file(given: str, folder: Path, names: dict[str, Path]) -> Path | None:
     if found is None and (folder / given).is_file():
         found = folder / given
     return found
-
-
-def _lines(path: Path, needed: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The lines of a CSV file, whatever its separator is, by their columns."""
-    try:
-        text = path.read_text(encoding=coding_of(path))
-    except UnicodeDecodeError as error:
-        raise DataError("the table is not in UTF-8; save it as 'CSV UTF-8'", private=str(path)) from error
-    except OSError as error:
-        message = f"the table can't be read ({type(error).__name__}); correct 'table' in the site's medsilo.yaml"
-        raise DataError(message, private=str(path)) from error
-    first = text.partition("\n")[0]
-    separator = max(",;\t", key=first.count)
-    reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator)
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-    missing = [column for column in needed if column not in reader.fieldnames]
-    if missing:
-        known = "name yours under data.columns in the site's medsilo.yaml, or add it"
-        raise DataError(f"the table has no column {', '.join(missing)}; {known}", private=f"{path}: {first}")
-    return reader
-
-
-def coding_of(path: Path) -> str:
-    """Return how the letters of a table are written: in UTF-8, or as programs on Windows do."""
-    with path.open("rb") as file:
-        if file.read(2) in (UTF16_LE, UTF16_BE):
-            return "utf-16"
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            while file.read(PIECE):
-                pass
-    except UnicodeDecodeError:
-        return WINDOWS
-    return "utf-8-sig"
 
 
 def check_parts(listing: Listing) -> None:

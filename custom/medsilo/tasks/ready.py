@@ -44,7 +44,6 @@ class Facts:
     seconds: float = 0.0  # of a recording
     gaps: int = 0  # of a recording: in time, and rows without a value
     turned: bool = False  # whether a recording's axes seem to lie the other way round
-    outcome: tuple[float, ...] = ()  # of survival: time and event
 
 
 @dataclass(frozen=True)
@@ -205,6 +204,11 @@ class ReadyCases(Dataset):
     def records(self) -> tuple[str, ...]:
         """The entry that each case is of."""
         return tuple(one.entry.name for one, cases in zip(self.held, self.chosen, strict=True) for _ in cases)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The group that each case belongs to, as the site's table says it."""
+        return tuple(one.entry.group for one, cases in zip(self.held, self.chosen, strict=True) for _ in cases)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -111,13 +111,13 @@ class Segmentation(Goal):
         for name, values in columns.items():
             seen = values if judged is None else values.where(judged, torch.nan)
             for structure, column in zip(self.structures, seen.unbind(1), strict=True):
-                measures[self._name(name, structure)] = column
+                measures[self.name_of(name, structure)] = column
         return measures
 
     @property
     def layout(self) -> dict[str, int]:
         several = ("dice", *SURFACE) if len(self.structures) > 1 else SURFACE
-        return {**super().layout, **{self._name(name, part): 2 for name in several for part in self.structures}}
+        return {**super().layout, **{self.name_of(name, part): 2 for name in several for part in self.structures}}
 
     def range_of(self, name: str) -> tuple[float, float]:
         return (0.0, FURTHEST) if name.startswith(SURFACE[0]) else super().range_of(name)
@@ -142,5 +142,20 @@ class Segmentation(Goal):
         judged = self.judged(target)
         return dice.mean(1) if judged is None else dice.where(judged.to(dice.device), torch.nan).nanmean(1)
 
-    def _name(self, name: str, structure: str) -> str:
+    def name_of(self, name: str, structure: str) -> str:
+        """Return what a structure's measure is called."""
         return f"{name}_{structure}" if len(self.structures) > 1 else name
+
+
+def judged_by(goal: Goal, absent: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """Return the sites that can judge each structure, by the name of its score; nothing where all can judge all.
+
+    absent: by site, the names of labels that nobody drew there; of structures where these overlap.
+    """
+    if not isinstance(goal, Segmentation):
+        return {}
+    found = {}
+    for name, labels in goal.structures.items():
+        part = {name} if goal.overlaps else {goal.label_names[label] for label in labels}
+        found[goal.name_of(goal.metric, name)] = [site for site, lacks in absent.items() if part.isdisjoint(lacks)]
+    return found if any(len(sites) < len(absent) for sites in found.values()) else {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
@@ -10,9 +10,6 @@ from medsilo.core.errors import DataError
 from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.tasks.splits import Shares
-
-if TYPE_CHECKING:
-    pass
 
 
 def as_tuple(value: Any) -> Any:
@@ -39,6 +36,7 @@ class Columns(Section):
     patient: str = "patient"
     part: str = "part"
     site: str = "site"
+    group: str = "group"  # of images and recordings, for layers that tell groups apart
 
 
 class Inside(Section):
@@ -47,7 +45,6 @@ class Inside(Section):
     time: str | None = None
     label: str | None = None  # of each row or window; else its table or its folder says it
     patient: str | None = None
-    outcome: Names = ()  # of survival, of each row or window: time and event; else its table says them
     windows: str = "x"  # of arrays
 
 
@@ -64,8 +61,8 @@ class DataSource(Section):
     patient: Pattern | None = None  # a regular expression that finds the patient in the name of a case
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
-    label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
-    absent: Names = ()  # the plan's structures that nobody drew here, and its modalities and columns that are not here
+    label_map: dict[str | int, str | int | Names] = {}  # this site's labels to the plan's; several where one means them
+    absent: Names = ()  # structures that nobody drew here, classes nobody looked for, modalities and columns not here
     codes: dict[str, Code] = {}  # of the plan's structures in DICOM results, as scheme:value:meaning
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
@@ -92,6 +89,16 @@ class DataSource(Section):
     _memory: Memory | None = PrivateAttr(None)
     _only_tested: bool = PrivateAttr(False)
     _each_alone: bool = PrivateAttr(False)
+
+    @property
+    def alike(self) -> list[tuple[str, ...]]:
+        """The plan's classes that one label of this site stands for; the first is written for all."""
+        return [own for own in self.label_map.values() if isinstance(own, tuple)]
+
+    @property
+    def first_map(self) -> dict[str | int, str | int]:
+        """`label_map` with the first class of several."""
+        return {own: plans[0] if isinstance(plans, tuple) else plans for own, plans in self.label_map.items()}
 
     def without(self) -> frozenset[str]:
         """Return the patients who are left out."""

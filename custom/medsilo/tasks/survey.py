@@ -25,8 +25,14 @@ class Problem:
 
     severity: Severity
     what: str
-    count: int = 1  # how many files, cases or patients have it
+    count: int = 0  # how many files, cases or patients have it; 0: it is none of theirs
     private: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> str:
+        """Return what is wrong, and at how many."""
+        what, semicolon, remedy = self.what.partition("; ")
+        return f"{what} ({self.count}){semicolon}{remedy}" if self.count else self.what
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
     for part, target in targets.items():
         if len(target) and not concordant_pairs(torch.zeros(len(target)), target)[1].sum():
             what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
-            yield Problem("stops", what, 1)
+            yield Problem("stops", what)
 
 
 def _pairs_with(target: Tensor) -> Tensor:

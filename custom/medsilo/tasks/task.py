@@ -58,15 +58,13 @@ class Cases(TensorDataset):
 class SiteData:
     """The three parts of one site's data; no patient is in two of them.
 
-    >>> SiteData(train=[1, 2], validation=[3], test=[4]).spacings
-    ()
+    >>> SiteData(train=[1, 2], validation=[3], test=[4]).absent
+    []
     """
 
     train: Dataset
     validation: Dataset
     test: Dataset
-    # Of the training images, millimetres along x, y (and z), where images have a spacing.
-    spacings: Sequence[Sequence[float]] = field(default=(), kw_only=True)
     survey: Survey | None = field(default=None, kw_only=True)  # what was found on the way, where the task looks for it
 
     @property
@@ -139,11 +137,6 @@ class Task(Section):
     def largest_input(self) -> float:
         """A number that no input of a network is far above; by default, 16 bits as stored."""
         return 65_535.0
-
-    @property
-    def spacing(self) -> tuple[tuple[float, float], ...] | None:
-        """The least and greatest spacing of the task's images along x, y (and z) in mm; None when it isn't known."""
-        return None
 
     # ------------------------------------------------------------------ whose cases they are
     def columns_of_cases(self, site: str, source: DataSource) -> Iterator[tuple[str, Mapping[str, float | str]]]:
@@ -305,7 +298,7 @@ def labels_of(data: Dataset) -> Tensor | None:
     if isinstance(data, ConcatDataset):
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
-    return data.targets if isinstance(data, Cases) else getattr(data, "labels", None)
+    return labels_without_marks(data.targets) if isinstance(data, Cases) else getattr(data, "labels", None)
 
 
 def label_counts(data: Dataset, classes: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Volumes and masks as NIfTI files: one orientation for all, and image and mask must lie in the same place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.headers import check_size
 from medsilo.tasks.resizing import resized
-from medsilo.tasks.scans import ORIENTATION, read_scan
+from medsilo.tasks.scans import ORIENTATION, Scan, read_scan, refuse_palette
 
 RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 SAME_PLACE = 1e-2  # in millimetres
+GREATEST = 65_535  # value of a mask
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,6 @@ def write_volume(path: Path, volume: Volume, stored_as: str = ORIENTATION) -> No
     nibabel.save(image, path)
 
 
-def read_image(path: Path) -> Volume:
-    """Reads an image with SimpleITK, float32, turned so that its axes come nearest to LPS."""
-    scan = read_scan(path)
-    if scan.values.ndim != 4 or len(scan.values) > 1:
-        raise DataError("an image is no volume with one value per voxel; see this site's log for its name", str(path))
-    return Volume(scan.values[0], scan.affine)
-
-
 def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
     """The slices of a volume [C, D, H, W] as a network for `shape` = (C, size, size) reads them: [D, C, size, size]."""
     if values.ndim != 4:
@@ -77,34 +69,40 @@ def slices_in_monai(shape: tuple[int, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def read_mask(path: Path) -> Volume:
-    """Reads a mask, int64, turned so that its axes come nearest to LPS: NIfTI with nibabel, others with SimpleITK."""
-    import nibabel
-    from nibabel import orientations
-
-    if not path.name.lower().endswith((".nii", ".nii.gz")):
-        other = read_image(path)
-        return Volume(other.values.round().astype(np.int64), other.affine)
+def mask_of(path: Path) -> Scan:
+    """Read a mask: whole numbers [1, (D,) H, W]."""
     try:
-        mask: Any = nibabel.load(path)
-        check_size(mask.shape, mask.get_data_dtype().itemsize, path)
-        values, own = np.asanyarray(mask.dataobj), orientations.io_orientation(mask.affine)
-        turn = orientations.ornt_transform(own, orientations.axcodes2ornt(ORIENTATION))
-        affine = RAS_TO_LPS @ mask.affine @ orientations.inv_ornt_aff(turn, mask.shape)
-        values = orientations.apply_orientation(values, turn)
-        return Volume(np.ascontiguousarray(values.transpose(2, 1, 0)).astype(np.int64), affine)
-    except DataError:
-        raise
-    except Exception as error:  # nibabel raises anything over damaged files
-        raise DataError("a mask is no readable NIfTI file; see this site's log for its name", str(error)) from error
+        refuse_palette(path)
+        mask = read_scan(path)
+    except DataError as error:
+        raise DataError(str(error).replace("an image", "a mask"), error.private) from error
+    if len(mask.values) != 1:
+        raise DataError("masks have several channels; save them with one number per place, not as colours")
+    values = mask.values
+    whole = np.rint(values) if values.dtype.kind == "f" else values
+    if whole is not values and not np.allclose(values, whole, atol=1e-3):
+        raise DataError("masks have values that are no whole numbers; save the labels and not probabilities")
+    if whole.min() < 0 or whole.max() > GREATEST:
+        raise DataError(f"masks have values below 0 or above {GREATEST}; is an image among them?")
+    return replace(mask, values=whole.astype(np.int64))
+
+
+def refuse_another_place(one: Scan, other: Scan, what: str) -> None:
+    """Raise a DataError unless two scans lie on one grid."""
+    if one.values.shape[1:] != other.values.shape[1:]:
+        raise DataError(f"{what} have different sizes; export both on one grid")
+    if one.values.ndim == 4 and not np.allclose(one.affine, other.affine, atol=SAME_PLACE):
+        raise DataError(f"{what} lie in different places; export both on one grid")
 
 
 def read_pair(image_path: Path, mask_path: Path) -> tuple[Volume, Volume]:
-    """An image and its mask, which must have the same shape and lie in the same place."""
-    image, mask = read_image(image_path), read_mask(mask_path)
-    if image.values.shape != mask.values.shape:
-        shapes = f"{image.values.shape} and {mask.values.shape} voxels"
-        raise DataError(f"an image and its mask have {shapes}; export both from one series", str(image_path))
-    if not np.allclose(image.affine, mask.affine, atol=SAME_PLACE):
-        raise DataError("an image and its mask lie in different places; export both from one series", str(image_path))
-    return image, mask
+    """Read an image, float32, and its mask, int64, on one grid; their axes come nearest to LPS."""
+    image, mask = read_scan(image_path), mask_of(mask_path)
+    if image.values.ndim != 4 or len(image.values) > 1:
+        what = "an image is no volume with one value per voxel; see this site's log for its name"
+        raise DataError(what, str(image_path))
+    try:
+        refuse_another_place(image, mask, "an image and its mask")
+    except DataError as error:
+        raise DataError(str(error), str(image_path)) from error
+    return Volume(image.values[0], image.affine), Volume(mask.values[0], mask.affine)

@@ -122,7 +122,7 @@ class IsolatedParticipant:
 
 
 def _how_it_died(code: int | None) -> str:
-    """Return what an exit code tells, and what to do; None: the process stood still."""
+    """Return what an exit code tells, and what to do; None: the process stalled."""
     died_of = signal.Signals(-code) if code and code < 0 else None
-    how = died_of.name if died_of else "it stood still" if code is None else f"exit code {code}"
+    how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"
     return f"({how}): {WHY.get(died_of, UNKNOWN)}; a new one goes on from the site's saved state"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from medsilo.core.errors import ParticipationError, Refused
@@ -22,6 +23,7 @@ from medsilo.federation.sealed.what import (
     Held,
     KeyAgreement,
     Matrix,
+    OwnWeights,
     SealedGroup,
     bound_groups,
     given_of,
@@ -30,10 +32,11 @@ from medsilo.federation.sealed.what import (
 )
 from medsilo.federation.seams import Missing
 from medsilo.federation.server_state import ServerState
-from medsilo.mixing.forms import Rows, Summed
-from medsilo.mixing.mixers import SimilarityMix, WeightedMean
+from medsilo.mixing.forms import Exchanged, Rows, Summed
+from medsilo.mixing.mixers import Compared, SimilarityMix, WeightedMean
 from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
-from medsilo.sealing.channels import Assembled, verdict
+from medsilo.sealing.channels import Assembled, told_boxes, told_subject, told_tensors, verdict
+from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.letters import (
     Accusation,
     Accusations,
@@ -136,11 +139,15 @@ class SealedServer(RoundAggregation):
         sites: Sequence[str],
         letters: Callable[[str], Letters],
         take: Callable[[str, Letters], None],
+        groups: Groups | None = None,
     ) -> Exchange:
-        """Ask these sites, each with its letters; `take` is given a site's answer and raises Refused."""
+        """Ask these sites, each with its letters; `take` is given a site's answer and raises Refused.
+
+        groups: what all are sent beside.
+        """
 
         def words(site: str) -> tuple[Groups, dict[str, Any]]:
-            return {}, {"sealing": letters(site)}
+            return groups or {}, {"sealing": letters(site)}
 
         def taken(site: str, answer: SiteAnswer, sent: Groups) -> None:
             assert isinstance(answer, Lettered)
@@ -153,6 +160,7 @@ class SealedServer(RoundAggregation):
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
         self.groups = dict(groups)
         self._open: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}  # whole numbers, by site
+        self._boxes: dict[str, dict[str, Tensor]] = {name: {} for name in groups}  # what sites tell each other
         self._samples: dict[str, int] = {}
         self._rows: dict[str, Matrix] = {}
 
@@ -188,10 +196,7 @@ class SealedServer(RoundAggregation):
 
     # ------------------------------------------------------------------ who spoils a round
     def _check_deals(self, sums: MaskedSums, number: int, exchange: Exchange) -> None:
-        """Have each hospital check the boxes it received, and senders show what is in those that readers complain of.
-
-        Who spoilt one is left out; raises ParticipationError where too few are left.
-        """
+        """Have each hospital check the boxes it received; only a hospital that sent a bad one is left out."""
         deals, accusations = sums.deals(), list[Accusation]()
 
         def checked(site: str, letters: Letters) -> None:
@@ -199,6 +204,17 @@ class SealedServer(RoundAggregation):
             accusations.extend([sums.accusation(site, sender, own) for sender, own in sorted(against.items())])
 
         self._ask("deal", number, sorted(deals), lambda site: {**self._told(), "deal": deals[site].facts()}, checked)
+        for site in self._settle(number, accusations, sums.use):
+            sums.drop(site)
+        self._leave_out(exchange, f"keys of round {number} that can be used")
+
+    def _settle(
+        self, number: int, accusations: Sequence[Accusation], use: Callable[[Accusation, bytes], None]
+    ) -> dict[str, Missing]:
+        """Let senders show what is in the boxes that readers complain of; returns who spoilt one, and why.
+
+        use: raises Refused for a content that is of no use.
+        """
         all_of, keys = Assembled(self.terms, self._assembly.introductions), dict[str, Mapping[str, bytes]]()
         senders = sorted({own.sender for own in accusations})
 
@@ -211,17 +227,22 @@ class SealedServer(RoundAggregation):
 
         if senders:
             self._ask("defend", number, senders, letters, shown)
+        found: dict[str, Missing] = {}
         for own in accusations:
             once = keys.get(own.sender, {}).get(own.reader)
-            site, why = verdict(all_of, own, once, partial(sums.use, own))
-            self._spoilers[site] = Missing("refused", why)
-            sums.drop(site)
+            site, why = verdict(all_of, own, once, partial(use, own))
+            found[site] = Missing("refused", why)
             self.store.proofs.append({"accusation": own.facts(), "key": once.hex() if once else "", "by": site})
             self.cautions.append(f"round {number}: {why}; {site} is left out")
+        self._spoilers |= found
+        return found
+
+    def _leave_out(self, exchange: Exchange, what: str) -> None:
+        """Go on without those who spoilt a box; raises ParticipationError where too few are left."""
         for site in self._spoilers.keys() & exchange.replies.keys():
             del exchange.replies[site]
         exchange.missing = {**exchange.missing, **self._spoilers}
-        self.asker.check(exchange, f"keys of round {number} that can be used")
+        self.asker.check(exchange, what)
 
     def _repeated(self, number: int) -> tuple[str, ...]:
         """Return whose sum was opened before the server stopped, where enough sites say so: a second one over others
@@ -269,6 +290,8 @@ class SealedServer(RoundAggregation):
             self._round.add(site, words)
         for name, own in self.groups.items():
             self._open[name][site] = {key: groups[name][key] for key in own.beside}
+            if isinstance(own.form, Exchanged):
+                self._boxes[name][site] = groups[name][WORDS]
         self._samples[site] = samples
 
     # ------------------------------------------------------------------ a round ends
@@ -276,8 +299,78 @@ class SealedServer(RoundAggregation):
         """Let the sites open what the server may read, and keep for them what they read themselves."""
         if self._round is not None:
             self._add(self._round, number)
+        for own in self.groups.values():
+            if isinstance(own.form, Exchanged):
+                self._compare(own, number)
         if self.cautions:
             self.state.details["cautions"] = [*self.plan.cautions(self.state.sites), *self.cautions]
+
+    def _compare(self, own: SealedGroup, number: int) -> None:
+        """Let the sites compare what they told each other; take the weights on which all agree.
+
+        What cannot be used is left out, and all compare again.
+        """
+        mixer, boxes = self.mixers[own.name], dict(self._boxes[own.name])
+        assert isinstance(mixer, Compared)
+        exchange, found, accusations = self._compared(own, number, mixer.sites, boxes)
+        while spoilt := self._settle(number, accusations, partial(self._use_told, own, number)):
+            boxes = {site: box for site, box in boxes.items() if site not in spoilt}
+            exchange, found, accusations = self._compared(own, number, mixer.sites, boxes)
+        exchange.asked = sorted(self._boxes[own.name])
+        self._leave_out(exchange, f"weights of what was told in round {number}")
+        agreed, odd = most_alike(found)
+        for site in odd:
+            del exchange.replies[site]
+            exchange.missing = {
+                **exchange.missing,
+                site: Missing("refused", "made other weights of what the hospitals told each other"),
+            }
+        self.asker.check(exchange, f"weights that follow from round {number}")
+        if odd:
+            self.cautions.append(
+                f"round {number}: {', '.join(odd)} made other weights of what the hospitals told each other than "
+                "most did; look for a changed package or machine there"
+            )
+        mixer.take_weights(torch.tensor(agreed.weights, dtype=torch.float64))
+
+    def _compared(
+        self, own: SealedGroup, number: int, among: list[str], boxes: dict[str, Tensor]
+    ) -> tuple[Exchange, dict[str, OwnWeights], list[Accusation]]:
+        """Ask for the weights of what is in these boxes; returns them, and complaints of what is of no use."""
+        told, found, accusations = {**self._told(), "among": among}, dict[str, OwnWeights](), list[Accusation]()
+
+        def compared(site: str, letters: Letters) -> None:
+            if "complaints" in letters:
+                against = Complaints.read(site, letters["complaints"]).against
+                accusations.extend([self._of_told(own, number, site, *each) for each in sorted(against.items())])
+                return
+            comparison = OwnWeights.read(site, letters.get("comparison"))
+            comparison.check(site)
+            if comparison.round != number or list(comparison.sites) != among:
+                raise Refused(f"{site}: its weights are of other sites or of another round than {number}")
+            found[site] = comparison
+
+        exchange = self._ask("compare", number, sorted(boxes), lambda site: told, compared, {own.name: boxes})
+        return exchange, found, accusations
+
+    def _told_by(self, own: SealedGroup, site: str, reader: str) -> tuple[bytes, bytes]:
+        return told_boxes(site, self._boxes[own.name][site], len(self.sites), self.terms.place(reader))
+
+    def _of_told(self, own: SealedGroup, number: int, reader: str, sender: str, complaint: bytes) -> Accusation:
+        """Return a site's complaint of what another told all; raises Refused, naming it, unless it signed that."""
+        if sender not in self._boxes[own.name]:
+            raise Refused(f"{reader}: it complains of a site that told nothing")
+        content, box = self._told_by(own, sender, reader)
+        subject = told_subject(number, own.name, content)
+        accusation = Accusation(sender=sender, reader=reader, subject=subject, box=box, complaint=complaint)
+        Assembled(self.terms, self._assembly.introductions).check_complaint(accusation)
+        return accusation
+
+    def _use_told(self, own: SealedGroup, number: int, accusation: Accusation, key: bytes) -> None:
+        """Raise Refused where nobody can make anything of what a site told."""
+        content, _ = self._told_by(own, accusation.sender, accusation.reader)
+        tensors = told_tensors(key, content, accusation.sender, number, own.name, Flat.like(own.like))
+        check_numbers({own.name: tensors}, [own.group], {own.name: own.group.ranges(self.layout, self.plan.task)}, {})
 
     def _open_sums(self, sums: MaskedSums, number: int) -> tuple[SumClaim, Tensors]:
         """Let the sites confirm whose uploads are added, and take off the masks; raises ParticipationError, with their
@@ -337,3 +430,15 @@ class SealedServer(RoundAggregation):
         mixer = self.mixers[own.name]
         assert isinstance(mixer, WeightedMean)
         mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
+
+
+def most_alike(found: Mapping[str, OwnWeights]) -> tuple[OwnWeights, list[str]]:
+    """Return what more than half of the sites have computed, and the others; raises ParticipationError without it."""
+    alike = {site: [other for other in sorted(found) if own.is_like(found[other])] for site, own in found.items()}
+    most = max((alike[site] for site in sorted(alike)), key=len)
+    if 2 * len(most) <= len(found):
+        raise ParticipationError(
+            f"sealing: no more than {len(most)} of {len(found)} hospitals ({', '.join(most)}) made the same weights of "
+            "what all told each other; look for a changed package or machine at one of them"
+        )
+    return found[most[0]], sorted(set(found) - set(most))

@@ -14,30 +14,35 @@ from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors, hash_of
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
+from medsilo.course.secure_aggregation import forms_of
 from medsilo.federation.accepting import check_numbers, same_layout
 from medsilo.federation.envelope import Envelope
 from medsilo.federation.sealed.what import (
     ALIKE,
     WORDS,
+    Among,
     Blocks,
     Current,
     Held,
     KeyAgreement,
     Matrix,
+    OwnWeights,
     Published,
     SealedGroup,
     bound_groups,
     given_of,
     terms_of,
 )
-from medsilo.mixing.forms import Form, Pulled, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
+from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import (
     Accusations,
     Assembly,
+    Complaints,
     Deal,
     SumClaim,
     Survivors,
@@ -80,7 +85,7 @@ class _Memory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        kept: dict[str, Any] = {"agreement": 0, "sums": {}, "rows": {}, "opened": {}, "given": {}}
+        kept: dict[str, Any] = {"agreement": 0, "sums": {}, "rows": {}, "compared": {}, "opened": {}, "given": {}}
         if path.exists():
             with reading("this site's memory of sealed sums"):
                 kept = json.loads(path.read_bytes())
@@ -90,6 +95,8 @@ class _Memory:
             self.rows: dict[int, Rowed] = {  # by round: those that were published
                 int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
             }
+            # by the group whose rows they are: the last that this site computed
+            self.compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
             # group → the last round whose result this site has opened
             self.opened = {str(group): int(number) for group, number in kept["opened"].items()}
             # group → the mark of what came of it in clear last
@@ -101,6 +108,7 @@ class _Memory:
             "agreement": self.agreement,
             "sums": self.sums.facts(),
             "rows": {str(number): own for number, own in self.rows.items()},
+            "compared": {group: own.facts() for group, own in self.compared.items()},
             "opened": self.opened,
             "given": self.given,
         }
@@ -128,6 +136,8 @@ class SealedSite(Envelope):
     # ------------------------------------------------------------------ letters
     def letter(self, asked: Request, groups: Groups) -> Letters:
         """Do what a letter asks; returns the answer's."""
+        if asked.task == "compare":
+            return self._compare(asked, groups)
         work = {"agree": self._agree, "offer": self._offer, "deal": self._deal, "defend": self._defend}
         return (work | {"confirm": self._confirm, "unmask": self._unmask})[asked.task](asked)
 
@@ -209,6 +219,46 @@ class SealedSite(Envelope):
         networks = self.plan.build_networks().items()
         return digest("first", self.plan.seed, *(hash_of(own.state_dict()) for _, own in sorted(networks))).hex()
 
+    def _compare(self, asked: Request, groups: Groups) -> Letters:
+        """Open what the hospitals told each other, and make of it what all of them do."""
+        seat = self._newest(asked)
+        sealed = self._sealed(seat, self.plan.course.phase_of(asked.round), asked.round)
+        among = Among.read(SERVER, {"among": asked.sealing.get("among")}).among
+        named = self.plan.participation.sites
+        if sorted(named) != list(among):
+            raise Refused("the server: it names other sites than the plan does")
+        name = next(iter(groups), "")
+        own = sealed.get(name)
+        if own is None or not isinstance(own.form, Exchanged):
+            raise Refused("the server: it hands out what hospitals do not tell each other")
+        told, against = self._told(seat, asked.round, own, groups[name])
+        if against:
+            return {"complaints": Complaints(against=against).facts()}
+        rows = own.form.compare(among, told)
+        comparison = OwnWeights(round=asked.round, sites=among, weights=tuple(map(tuple, rows.tolist())))
+        self.memory.compared[own.form.rows] = comparison
+        self._keep(seat)
+        return {"comparison": comparison.facts()}
+
+    def _told(
+        self, seat: _Seat, number: int, own: SealedGroup, boxes: Tensors
+    ) -> tuple[dict[str, Tensors], dict[str, bytes]]:
+        """Return what each hospital told, checked as the server checks it in clear, and complaints of what is of no
+        use."""
+        if self.site not in boxes or len(boxes) < seat.member.terms.least:
+            raise Refused(
+                f"the server: it hands out what {len(boxes)} hospitals told; it takes {seat.member.terms.least}, and "
+                "this one among them"
+            )
+        flat, found, against = Flat.like(own.like), {}, {}
+        for site, box in boxes.items():
+            try:
+                found[site] = seat.member.told(site, number, own.name, flat, box)
+                check_numbers({own.name: found[site]}, [own.group], self._ranges, {})
+            except Refused:
+                against[site] = seat.member.complain_of_told(site, number, own.name, box)
+        return found, against
+
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
         """Raise Refused, before anything is kept or sealed, where numbers that would be sent can't be."""
@@ -226,17 +276,23 @@ class SealedSite(Envelope):
         sealed = self._sealed(seat, phase, asked.round)
         if not sealed:
             return groups
-        tensors, weights, blocks = {}, {}, []
+        tensors, weights, blocks, boxes = {}, {}, [], {}
         for name, own in sealed.items():
+            if isinstance(own.form, Exchanged):
+                boxes[name] = {WORDS: seat.member.tell(asked.round, name, groups[name])}
+                continue
             entered = self._entered(own, groups[name])
             for block in own.blocks.values():
                 tensors[block.name], weights[block.name] = entered, own.weight(samples)
                 blocks.append(block)
-        deal, given = Deal.read(SERVER, asked.sealing.get("deal")), given_of(self.plan, phase, self.memory.given)
-        words = self._sealed_once(seat, deal, blocks, tensors, weights, given)
+        words: Tensors = {}
+        if blocks:
+            deal, given = Deal.read(SERVER, asked.sealing.get("deal")), given_of(self.plan, phase, self.memory.given)
+            words = self._sealed_once(seat, deal, blocks, tensors, weights, given)
         self._keep(seat)
-        sent = {**groups}
-        for name, own in sealed.items():
+        sent = {**groups, **boxes}
+        for name in sealed.keys() - boxes.keys():
+            own = sealed[name]
             beside = {key: groups[name][key] for key in own.beside}
             sent[name] = beside | {key: words[block.name] for key, block in own.blocks.items()}
         return sent
@@ -379,16 +435,37 @@ class SealedSite(Envelope):
         self.memory.rows = dict(sorted({**kept, asked.round: rows}.items())[-KEPT_ROWS:])
 
     def _check_rows(self, number: int, group: str, form: Form, matrix: Matrix) -> None:
-        """Raise Refused where the server tells other weights than the plan has and reads nothing to make some of."""
-        if self.plan.transport.sealing_clear:
+        """Raise Refused where the server tells other weights than this site made of what all told each other last; one
+        that made none sends nothing that counts for another."""
+        course, named = self.plan.course, self.plan.participation.sites
+        told = ((before, self._told_in[course.place_of(before)].get(group)) for before in range(number - 1, 0, -1))
+        last, name = next(((before, name) for before, name in told if name), (0, ""))
+        if name in self.plan.transport.sealing_clear:
+            return  # the server alone makes weights of it
+        own = self.memory.compared.get(group)
+        if last and (own is None or own.round < last):
+            place = named.index(self.site)
+            if any(row[place] for site, row in matrix.items() if site != self.site):
+                raise Refused(
+                    f"this hospital made no weights of {group} of its own in round {last}, so it sends nothing that "
+                    "counts for others until all compare again"
+                )
             return
         assert isinstance(form, Rows)
-        for site, row in zip(self.plan.participation.sites, form.weights, strict=True):
+        known = own.weights if own and last else form.weights
+        for site, row in zip(named, known, strict=True):
             if max(abs(a - b) for a, b in zip(row, matrix[site], strict=True)) > ALIKE:
                 raise Refused(
                     f"the server: the weights of {group} that it tells for round {number} are not those that this site "
-                    "made of the plan"
+                    f"made of {f'what the hospitals told each other in round {last}' if last else 'the plan'}"
                 )
+
+    @cached_property
+    def _told_in(self) -> list[dict[str, str]]:
+        """By phase: the group whose rows follow from what sites tell in it, and the name of what they tell."""
+        plan, sites = self.plan, self.plan.participation.sites
+        every = [forms_of(phase, sites, plan.task, plan.training, plan.seed) for phase in plan.course.phases]
+        return [{form.rows: name for name, form in own.items() if isinstance(form, Exchanged)} for own in every]
 
     # ------------------------------------------------------------------ what is kept
     def _newest(self, asked: Request) -> _Seat:

@@ -3,8 +3,10 @@ agreement."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -12,9 +14,10 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
-from medsilo.mixing.forms import Form, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Form, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
+from medsilo.sealing.channels import KEY_BOX, LOCKED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
 from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
 from medsilo.sealing.streams import digest
@@ -61,10 +64,37 @@ class Current(Letter):
     agreement: AgreementNumber
 
 
+class Among(Letter):
+    """All sites of the study that train, in order, those that have not agreed on keys included."""
+
+    among: Names
+
+
 class Published(Letter):
     """The rows of weights of a round, by group and site, told before anything of it is sealed."""
 
     rows: Annotated[dict[SiteName, Annotated[dict[SiteName, Row], Field(max_length=256)]], Field(max_length=16)]
+
+
+class OwnWeights(Letter):
+    """The weights that a hospital made of what all told each other in a round: a row for each of these sites."""
+
+    round: RoundNumber
+    sites: Names
+    weights: Annotated[tuple[Row, ...], Field(max_length=256, strict=False)]
+
+    def check(self, sender: str) -> None:
+        """Raise Refused unless these are weights of its sites."""
+        count = len(self.sites)
+        if len(self.weights) != count or any(len(row) != count or abs(fsum(row) - 1) > ALIKE for row in self.weights):
+            raise Refused(f"{sender}: its weights are not a row for each site that adds up to 1")
+
+    def is_like(self, other: "OwnWeights") -> bool:
+        """Return whether two hospitals have computed the same, but for what machines make different in rounding."""
+        if (self.round, self.sites) != (other.round, other.sites):
+            return False
+        mine, theirs = (torch.tensor(own.weights, dtype=torch.float64) for own in (self, other))
+        return bool((mine - theirs).abs().max() <= ALIKE)
 
 
 @dataclass(frozen=True)
@@ -75,6 +105,7 @@ class SealedGroup:
     form: Form
     like: dict[str, Tensor]  # the group's tensors, for their shapes and types
     blocks: dict[str, SealedBlock]
+    readers: int = 0  # hospitals that read what each of them tells
 
     @property
     def name(self) -> str:
@@ -94,6 +125,10 @@ class SealedGroup:
 
     def expected(self) -> dict[str, Tensor]:
         """Return the layout of what a site sends."""
+        if isinstance(self.form, Exchanged):
+            content = sum(tensor.nbytes for tensor in self.like.values())
+            told = content + LOCKED + self.readers * KEY_BOX
+            return {WORDS: torch.empty(told, dtype=torch.uint8, device="meta")}
         words = {
             name: next(iter(self.like.values())).new_empty(
                 block.flat.words, dtype=CARRIER[block.fixed.bits], device="meta"
@@ -130,6 +165,8 @@ class Blocks:
     def _group(
         self, group: Group, form: Form, layout: Modules, tensors: dict[str, Tensor], rows: Matrix
     ) -> SealedGroup:
+        if isinstance(form, Exchanged):
+            return SealedGroup(group, form, dict(tensors), {}, readers=len(self.terms.sites))
         flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
         fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), *self._weights(form))
         blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}

@@ -19,17 +19,13 @@ Kind = Literal["classification", "regression", "survival"]
 class ByKind(OwnData):
     """Numbers of a hospital's own, standardised or not, and what is learned of them."""
 
-    kind: Kind = Field(
-        "classification", description="what is learned of a line or a window; of survival in recordings, of a patient"
-    )
+    kind: Kind = Field("classification", description="what is learned of a line")
     labels: tuple[Text, ...] = Field(
         ("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
     )
     range: tuple[float, float] = Field(
         (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
     )
-    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
-    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
     standardise: Standardise = Field(
         "site",
         description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "

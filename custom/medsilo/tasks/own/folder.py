@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import DrawnCases
 from medsilo.learning.seeds import seed_for
-from medsilo.learning.undrawn import MOST, mark_of
+from medsilo.learning.undrawn import MOST, labels_in, mark_of
 from medsilo.models.densenet121 import DenseNet121
 from medsilo.models.network import Dimensions, Network
 from medsilo.models.unet import UNet
@@ -29,14 +29,14 @@ from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.own.file_reader import CaseReader, FileReader
 from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
+from medsilo.tasks.own.own_data import FEWEST
 from medsilo.tasks.own.own_folder import Found, OwnFolder
-from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
 from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, likeliest
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
-from medsilo.tasks.task import SiteData
 from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
@@ -213,23 +213,19 @@ class FolderTask(OwnFolder):
         """Return the turns and resampling of `inputs_of` in a MONAI bundle's words."""
 
     # ------------------------------------------------------------------------------------------ from files
-    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-        data = super()._checked(site, sites, source)
-        assert isinstance(data.train, ReadyCases)
-        return replace(data, spacings=[one.facts.spacing for one in data.train.held if one.facts.spacing])
-
     def _found(self, source: DataSource, folder: Path) -> Found:
         listing = self._listing(source, folder)
         classes = self._classes_of(listing, source)
         numbers = self._numbers(source)
-        lacks = self.lacking_of(source)
-        make = partial(self._made, reader=self._reader(source), classes=classes, numbers=numbers, lacks=lacks)
-        undrawn, absent = self._undrawn(source), self.absent(source)
+        undrawn, absent, lacks = self._undrawn(source), self.absent(source), self.lacking_of(source)
+        marks = self.marks(source)
+        marked = {name: label | marks[label] for name, label in classes.items()}
+        make = partial(self._made, reader=self._reader(source), classes=marked, numbers=numbers, lacks=lacks)
         return Found(listing, classes, make, f"{source.label_map} {absent}", mark_of(undrawn))
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        return self.labels if self.segments and 1 < len(self.labels) <= MOST else ()
+        return self.labels if (1 if self.segments else FEWEST) < len(self.labels) <= MOST else ()
 
     def _undrawn(self, source: DataSource) -> list[int]:
         """Return the plan's labels that nobody drew at a site."""
@@ -265,7 +261,8 @@ class FolderTask(OwnFolder):
             return {}
         known = self._known_classes(source)
         strangers = [entry for entry in listing.entries if str(entry.label) not in known]
-        what = f"cases have a label that is not among the plan's ({', '.join(self.labels)}); add it to data.label_map"
+        here = ", ".join(name for name in self.labels if name not in self.not_here(source))
+        what = f"cases have a label that is not among the plan's ({here}); add it to data.label_map"
         listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
         return {entry.name: known.get(str(entry.label), 0) for entry in listing.entries}
 
@@ -275,7 +272,9 @@ class FolderTask(OwnFolder):
             return {}
         known = {str(number): number for number in range(len(self.labels))}
         known |= {label: number for number, label in enumerate(self.labels)}
-        return known | {str(own): self._number(plans) for own, plans in source.label_map.items()}
+        known |= {str(own): self._number(plans) for own, plans in source.first_map.items()}
+        gone = {self.labels.index(name) for name in self.not_here(source)}
+        return {own: number for own, number in known.items() if number not in gone}
 
     def own_values(self, source: DataSource) -> dict[int, int]:
         """Return the value of each label in a site's own masks; of several that mean one structure the first."""
@@ -293,7 +292,7 @@ class FolderTask(OwnFolder):
             own = [str(value) for value in source.label_map]
             if wrong := [value for value in own if not value.isdecimal()]:
                 raise DataError(f"data.label_map: {wrong[0]!r} is no value of a mask; give whole numbers from 0 on")
-            return {0: 0} | {int(value): self._number(plans) for value, plans in source.label_map.items()}
+            return {0: 0} | {int(value): self._number(plans) for value, plans in source.first_map.items()}
         numbers = {number: number for number in range(self.goal.classes)}
         return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
 
@@ -329,7 +328,8 @@ class FolderTask(OwnFolder):
             table[list(values)] = [numbers.get(value, 0) for value in values]
             targets = self._targets(torch.from_numpy(table[labels]), tuple(inputs.shape[2:]))
         else:
-            targets = torch.full((len(inputs),), classes[entry.name], dtype=torch.uint8)
+            own = classes[entry.name]
+            targets = torch.full((len(inputs),), own, dtype=torch.uint8 if own <= BYTE else torch.long)
         facts = Facts(
             len(inputs),
             digest(torch.from_numpy(np.ascontiguousarray(scan.values))),
@@ -337,7 +337,7 @@ class FolderTask(OwnFolder):
             tuple(float(length) for length in scan.spacing) if scan.values.ndim == 4 else (),
             between,
             values,
-            tuple(tuple(torch.unique(target).tolist()) for target in targets),
+            tuple(tuple(torch.unique(labels_in(target)).tolist()) for target in targets),
         )
         return PreparedEntry(inputs, targets, facts)
 

@@ -4,14 +4,13 @@ import re
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.own.dividing import dealt, divided
-from medsilo.tasks.own.own_data import OwnData
+from medsilo.tasks.own.own_data import OwnData, dealt, divided
 from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
@@ -61,7 +60,7 @@ class OwnFolder(OwnData):
     ) -> tuple[Survey, dict[str, ReadyCases]]:
         self.check_source(source)
         assert source is not None
-        absent = self.absent(source)
+        self.absent(source)  # which stops what can't be absent before anything is read
         found = self._found(source, self._folder(site, source))
         listing = found.listing
         if self.partition is not None:
@@ -75,34 +74,13 @@ class OwnFolder(OwnData):
             listing.add("left out", what, names)
         chosen = {part: [self._chosen(one.facts) for one in held[part]] for part in PARTS}
         ready = {part: ReadyCases(held[part], chosen[part], found.mark) for part in PARTS}
-        return replace(self._survey_of(listing, held, ready, source), absent=absent), ready
-
-    def _survey_of(
-        self,
-        listing: Listing,
-        held: dict[str, list[HeldEntry]],
-        ready: dict[str, ReadyCases],
-        source: DataSource,
-    ) -> Survey:
         every = [one for part in PARTS for one in held[part]]
         self._note(listing, every, source)
-        parts = {part: self._part(ready[part]) for part in PARTS}
-        self._told(listing, parts, source)
+        shown = {part: self._part(ready[part]) for part in PARTS}
+        self._told(listing, shown, source)
         listing.problems += _twice(held, self.files)
-        left_out = [problem for problem in listing.problems if problem.severity == "left out"]
-        unlabelled = sum(problem.count for problem in left_out if "no label" in problem.what)
-        return Survey(
-            parts,
-            unreadable=sum(problem.count for problem in left_out) - unlabelled,
-            unlabelled=unlabelled,
-            patients_in_two_parts=sum(p.count for p in listing.problems if p.what.startswith("patients are in two")),
-            duplicates=repeated(one.facts.digest for one in every),
-            problems=tuple(listing.problems),
-            fixed=any(entry.part for entry in listing.entries),
-            patients_named=listing.patients_named,
-            identifiers=listing.identifiers,
-            **self._ranges(every),
-        )
+        copies = repeated(one.facts.digest for one in every)
+        return self._survey(listing, shown, source, copies, **self._ranges(every)), ready
 
     def _part(self, data: ReadyCases) -> PartFacts:
         counts: Counter[int] = Counter()

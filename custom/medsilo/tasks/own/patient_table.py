@@ -13,18 +13,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.core.errors import DataError
+from medsilo.learning.undrawn import MOST, labels_in
 from medsilo.models.network import Network
 from medsilo.models.plain import Linear
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import (
-    OLD_LETTERS,
     OTHER_NAMES,
     TABLE,
-    WINDOWS,
     Entry,
     Listing,
     check_parts,
     check_patients,
+    tell_sheet,
     without_who_left,
 )
 from medsilo.tasks.own.by_kind import ByKind, goal_of
@@ -39,7 +39,7 @@ from medsilo.tasks.own.columns import (
     own_labels,
     own_names,
 )
-from medsilo.tasks.own.dividing import dealt, divided
+from medsilo.tasks.own.own_data import FEWEST, dealt, divided
 from medsilo.tasks.own.sheet import Sheet, mixes_patients, read_sheet
 from medsilo.tasks.own.standardising import Scales, check_scales, from_training_cases, largest, scaled, scales_told
 from medsilo.tasks.sources import Columns, DataSource
@@ -70,6 +70,8 @@ class PatientTable(ByKind):
         "categories ([your-data.md](your-data.md#a-table))",
     )
     target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
+    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
+    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
     missing: Literal["leave-out", "mean", "mark"] = Field(
         "leave-out",
         description="lines with a value missing: left out; or the site's training mean takes its place (a category is "
@@ -99,7 +101,9 @@ class PatientTable(ByKind):
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
-        return () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
+        columns = () if self.missing == "leave-out" else tuple(column.name for column in self.columns)
+        several = self.kind == "classification" and FEWEST < len(self.labels) <= MOST
+        return (*columns, *(name for name in self.labels if several and name not in columns))
 
     @property
     def channels(self) -> int:
@@ -248,22 +252,12 @@ class PatientTable(ByKind):
         )
         if copies:
             listing.problems.append(Problem("note", TWICE, copies))
-        left_out = [problem for problem in listing.problems if problem.severity == "left out"]
-        return Survey(
-            shown,
-            unreadable=sum(problem.count for problem in left_out),
-            patients_in_two_parts=sum(p.count for p in listing.problems if p.what.startswith("patients are in two")),
-            duplicates=copies,
-            problems=tuple(listing.problems),
-            fixed=any(entry.part for entry in listing.entries),
-            patients_named=listing.patients_named,
-            absent=self.absent(source),
-        )
+        return self._survey(listing, shown, source, copies)
 
     def _part(self, data: Cases) -> PartFacts:
         counts: dict[str, int] = {}
         if self.kind != "regression":
-            labels = data.targets[:, 1] if self.kind == "survival" else data.targets
+            labels = data.targets[:, 1] if self.kind == "survival" else labels_in(data.targets)
             names = EVENTS if self.kind == "survival" else self.labels
             known = torch.bincount(labels.long(), minlength=len(names)).tolist()
             counts = dict(zip(names, known, strict=True))
@@ -280,6 +274,7 @@ class TableRows:
     outcomes: dict[str, tuple[float, ...]]
     classes: dict[str, int]  # of a classification, or whether there was an event
     names_patients: bool = False  # whether a column does
+    marks: Sequence[int] = ()  # on each class
 
     @property
     def as_read(self) -> Tensor:
@@ -299,6 +294,8 @@ class TableRows:
             targets = outcomes.reshape(len(names), 2).float()
         else:
             targets = outcomes.reshape(len(names)).to(torch.long if kind == "classification" else torch.float32)
+        if any(self.marks):
+            targets |= torch.tensor(self.marks)[targets]
         return Cases(inputs, targets, [entry.patient for entry in entries])
 
 
@@ -311,7 +308,10 @@ class _Reading:
         self.levels = {
             name: {as_level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
         }
-        self.labels = own_labels(EVENTS if task.kind == "survival" else task.labels, source.label_map)
+        names = EVENTS if task.kind == "survival" else task.labels
+        here = [name for name in names if name not in task.not_here(source)]
+        self.labels = {own: n for own, n in own_labels(names, source.first_map).items() if names[n] in here}
+        self.known = ", ".join(here)
         self.listing = Listing()
         self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
 
@@ -329,6 +329,7 @@ class _Reading:
             needed[roles.patient] = "patient"
         sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
         rows = TableRows(self.listing, task.read_numbers, {}, {}, {})
+        rows.marks = task.marks(source)
         rows.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
             self._take(rows, place, dict(zip(sheet.columns, cells, strict=True)), called)
@@ -394,10 +395,8 @@ class _Reading:
         if task.kind != "regression":
             label = self.labels.get(as_level(texts[-1]))
             if label is None:
-                names = ", ".join(EVENTS if task.kind == "survival" else task.labels)
-                self._note(
-                    "stops", f"lines have a label that is not the plan's ({names}); add it to data.label_map", place
-                )
+                what = f"lines have a label that is not the plan's ({self.known}); add it to data.label_map"
+                self._note("stops", what, place)
                 return None
             if task.kind == "classification":
                 return (float(label),)
@@ -417,12 +416,7 @@ class _Reading:
         """Put what was found into the listing."""
         for (severity, what), places in self.wrong.items():
             self.listing.add(severity, what, places)
-        self.listing.add(
-            "left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven
-        )
-        self.listing.add("left out", "lines have a cell that is too long", sheet.long)
-        if sheet.coding == WINDOWS:
-            self.listing.problems.append(Problem("note", OLD_LETTERS, len(sheet.lines)))
+        tell_sheet(self.listing, sheet)
         if self.listing.entries and self.source.columns.patient not in sheet.columns:
             self.listing.patients_named = False
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))

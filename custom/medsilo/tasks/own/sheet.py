@@ -1,6 +1,7 @@
 """Read a table of a hospital line by line, CSV, Parquet or what pandas reads: bounded, believing nothing of it."""
 
 import csv
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from zipfile import ZipFile
 
 from medsilo.core.errors import DataError
 from medsilo.core.package import NAME
-from medsilo.tasks.listing import coding_of, plain
 
+WINDOWS, PIECE = "cp1252", 2**20
+UTF16_LE, UTF16_BE = b"\xff\xfe", b"\xfe\xff"
+OLD_LETTERS = "the table is not in UTF-8 and was read as Windows writes it (cp1252): look whether its umlauts are right"
 MOST_BYTES = 2**30  # of a file
 MOST_LINES = 1_000_000
 MOST_COLUMNS = 20_000
@@ -29,6 +32,25 @@ SHEETS = "medsilo.sheets"  # entry points by the ending of a file
 PEEKED = 3  # lines that tell whether the first has one name too few, as R's write.table writes it
 TOO_MANY = f"the table has more than {MOST_LINES} lines or {MOST_CELLS} values; divide it"
 TOO_LONG = f"the table has a line of more than {MOST_CHARACTERS} characters; export it again"
+
+
+def plain(text: str) -> str:
+    """Return a text in the one of the two ways in which letters with marks are written."""
+    return unicodedata.normalize("NFC", text)
+
+
+def coding_of(path: Path) -> str:
+    """Return how the letters of a table are written: in UTF-8, or as programs on Windows do."""
+    with path.open("rb") as file:
+        if file.read(2) in (UTF16_LE, UTF16_BE):
+            return "utf-16"
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            while file.read(PIECE):
+                pass
+    except UnicodeDecodeError:
+        return WINDOWS
+    return "utf-8-sig"
 
 
 @dataclass

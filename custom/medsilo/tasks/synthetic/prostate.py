@@ -1,7 +1,7 @@
 """SYNTHETIC hospitals with small volumes: segment an ellipsoid beside another one of opposite contrast."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,13 +102,12 @@ class SyntheticProstate(Task):
         random = numbers_for(seed, self.name, position)
         bright = self.similarity == "high" or position not in DARK_ORGANS
         images, masks = self.draw(count, scanner, bright, random)
-        images, masks, spacings = through_files(images, masks, scanner)
+        images, masks = through_files(images, masks, scanner)
         patients, slices = np.nonzero(masks.any((2, 3)))
         inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
         targets = masks[patients, slices]
         parts = parts_in_turn(count)
-        data = split_by_patient(inputs, targets, patients, patient_names(position, count), parts)
-        return replace(data, spacings=[spacings[patient] for patient in np.flatnonzero(parts == 0)])
+        return split_by_patient(inputs, targets, patients, patient_names(position, count), parts)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return the slices of a volume, [slices, 1, size, size]."""
@@ -123,11 +122,6 @@ class SyntheticProstate(Task):
         inferer = {"_target_": "SliceInferer", "roi_size": [self.size, self.size], "spatial_dim": 2}
         words = InMonai(slices_in_monai(self.shape), inferer)
         return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of_slices, words)
-
-    @property
-    def spacing(self) -> tuple[tuple[float, float], ...]:
-        along = zip(*(scanner.spacing for scanner in SITES), strict=True)
-        return tuple((min(spacings), max(spacings)) for spacings in along)
 
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
@@ -182,10 +176,8 @@ def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Gener
     return scanner.brightness + stripes + bias + 0.1 * smooth_noise(shape, 2.0, random)
 
 
-def through_files(
-    images: np.ndarray, masks: np.ndarray, scanner: Scanner
-) -> tuple[np.ndarray, np.ndarray, list[tuple[float, float, float]]]:
-    """Writes every patient's image and mask as NIfTI files and reads them back, with each image's spacing."""
+def through_files(images: np.ndarray, masks: np.ndarray, scanner: Scanner) -> tuple[np.ndarray, np.ndarray]:
+    """Writes every patient's image and mask as NIfTI files and reads them back."""
     affine = tilted(scanner)
     pairs = []
     with TemporaryDirectory(prefix="medsilo-synthetic-") as folder:
@@ -195,7 +187,7 @@ def through_files(
             write_volume(mask_path, Volume(mask.astype(np.uint8), affine), scanner.stored_as)
             pairs.append(read_pair(image_path, mask_path))
     images, masks = (np.stack([volume.values for volume in volumes]) for volumes in zip(*pairs, strict=True))
-    return images, masks, [image.spacing for image, _ in pairs]
+    return images, masks
 
 
 def tilted(scanner: Scanner) -> np.ndarray:

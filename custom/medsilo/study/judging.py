@@ -1,0 +1,120 @@
+"""Finished runs, and models that a hospital which need not be part of their studies scores on its own cases."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils.data import ConcatDataset
+
+from medsilo.core.errors import MedsiloError
+from medsilo.deploy.source import Source
+from medsilo.federation.disclosure import Disclosure
+from medsilo.federation.exact import ExactScores, ExactTest
+from medsilo.federation.participant import Participant
+from medsilo.federation.protection import Protection
+from medsilo.federation.seams import Place
+from medsilo.runs import paths
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
+from medsilo.site.book import PARTS
+from medsilo.site.settings import SiteSettings, read_settings_of_all
+from medsilo.tasks.folds import Dealt, together
+from medsilo.tasks.metrics import Measures
+from medsilo.tasks.task import Cases, SiteData, labels_of, patients_of
+
+
+def finished_run(run_folder: Path) -> Summary:
+    """Return the summary of a run that came to its end; raises where it did not."""
+    name = run_folder.resolve().name
+    if not (run_folder / paths.PLAN).is_file():
+        raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
+    summary = Record(run_folder).summary()
+    if summary is None or not summary.finished:
+        raise MedsiloError(
+            f"run {name} has not finished, and its models are not ready to compare; run 'medsilo resume' on it first"
+        )
+    return summary
+
+
+def run_settings(run_folder: Path) -> SiteSettings:
+    """Return what the run's sites computed with: those of the simulator, which keeps them, or the defaults."""
+    return read_settings_of_all(run_folder / paths.NVFLARE / "local")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model's scores over all of a hospital's cases: each case's, which stay there, and what of them may leave."""
+
+    measures: Measures
+    patients: Sequence[str]
+    told: Mapping[str, Any]
+    mean: Callable[[float], float | None]  # a further mean over all cases, from 0 to 1, as it may leave; it is counted
+
+
+class CaseLook(Protocol):
+    """Sees the cases of a hospital as a model answers them. cases: their places among all."""
+
+    def __call__(self, source: Source, inputs: Tensor, output: Tensor, target: Tensor, cases: list[int]) -> None: ...
+
+
+def judged(
+    sources: Sequence[Source],
+    site: str,
+    settings: SiteSettings,
+    folder: Path,
+    lead: str = "",
+    looks: Sequence[CaseLook | None] = (),
+) -> list[Judged]:
+    """Score models of one task on all cases of a hospital that need not have been part of their studies.
+
+    folder: the hospital's; what it answers is counted there, or where its settings say, as in a study. lead: who asks.
+    """
+    compute = settings.compute()
+    found: list[Judged] = []
+    data: SiteData | None = None
+    for source, look in zip_longest(sources, looks):
+        participation = source.plan.participation.model_copy(update={"unseen": (site,)})
+        plan = source.plan.model_copy(update={"participation": participation, "privacy": None})
+        place = Place(plan, site, [site], settings, paths.site_folder(folder, site), lead)
+        if data is None:
+            protection = Protection(place)
+            protection.admit()
+            data = _all_tested(plan.task.site_data(site, [site], plan.seed, protection.source()))
+        judge = Participant(place, data)
+        with compute.reproducible(plan.seed):
+            model = source.network.to(compute.device)
+            scores = ExactScores(*judge.evaluation.evaluate(data.test, lambda: None, model, plan.task.goal.measuring))
+            judge.evaluation.draw_found(model, model, scores.measures, place.folder)
+            if look:
+                for seen in judge.evaluation.seen(data.test, model):
+                    look(source, *seen)
+        told = judge.disclosure.told(ExactTest(0, scores, None, None))
+        tells = partial(_mean, judge.disclosure, told["test"] is not None)
+        found.append(Judged(scores.measures, patients_of(data.test), told, tells))
+    return found
+
+
+def _mean(disclosure: Disclosure, may_leave: bool, value: float) -> float | None:
+    """Return a mean over the test cases as it is told; None where none may leave."""
+    if not may_leave:
+        return None
+    disclosure.protection.note(test=1)
+    return disclosure.resolution["test"].mean(value, 0, 1)
+
+
+def _all_tested(data: SiteData) -> SiteData:
+    """Return the same cases, all of them for the test: none of them has trained the model."""
+    parts = [getattr(data, part) for part in PARTS]
+    whole: ConcatDataset = ConcatDataset([part for part in parts if len(part)])
+    patients = patients_of(whole)
+    if all(isinstance(part, Cases) for part in parts):
+        inputs, targets = together(parts)
+        test = Cases(inputs, targets, patients)
+    else:
+        test = Dealt(whole, range(len(whole)), patients, labels_of(whole))  # type: ignore[assignment]
+    nobody = Dealt(whole, [], patients, labels_of(whole))
+    return replace(data, train=nobody, validation=nobody, test=test)

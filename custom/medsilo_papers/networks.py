@@ -1,0 +1,106 @@
+"""The papers' networks: LeNet5 and AlexNet with norm (AdaFed), and MONAI's U-Net of the classical form (HarmoFL)."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from torch import nn
+
+from medsilo.extend import MONAI_NORMS, NORM, Dimensions, Network, blocks
+
+
+class LeNet5(Network):
+    """AdaFed's for small images: two 5x5 convolutions (6, 16) with norm and pooling, layers of 120 and 84, the head.
+
+    [B, channels, size, size] to [B, classes].
+    """
+
+    name: Literal["lenet5"] = "lenet5"
+    size: int = Field(default=28, ge=16, le=1024, description="height and width of the images")
+    norm: blocks.Norm = Field("batch", description=NORM)
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        side = ((self.size - 4) // 2 - 4) // 2
+        layers: list[nn.Module] = []
+        for before, after in ((channels, 6), (6, 16)):
+            layers += [nn.Conv2d(before, after, 5), *blocks.norm_layer(2, after, self.norm), nn.ReLU(inplace=True)]
+            layers.append(nn.MaxPool2d(2))
+        return nn.Sequential(
+            *layers,
+            nn.Flatten(),
+            nn.Linear(16 * side * side, 120),
+            nn.ReLU(inplace=True),
+            nn.Linear(120, 84),
+            nn.ReLU(inplace=True),
+            nn.Linear(84, classes),
+        )
+
+
+# Features, kernel, stride, padding of each convolution, and whether pooling follows.
+CONVOLUTIONS = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False))
+LAST = (256, 3, 1, 1, True)
+
+
+class AlexNet(Network):
+    """AdaFed's for chest X-rays: five convolutions with norm, three fully connected layers, norm after the first two.
+
+    [B, channels, size, size] to [B, classes]. With size 224 the torchvision network's layers, norms added, without
+    dropout and without its adaptive pooling (which changes nothing at 224 and whose gradient is not deterministic on
+    a GPU).
+    """
+
+    name: Literal["alexnet"] = "alexnet"
+    size: int = Field(default=224, ge=63, le=1024, description="height and width of the images")
+    width: int = Field(default=4096, ge=1, le=8192, description="features of the two fully connected layers")
+    norm: blocks.Norm = Field("batch", description=NORM)
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        side = self.size
+        for features, kernel, stride, padding, pooled in (*CONVOLUTIONS, LAST):
+            layers.append(nn.Conv2d(channels, features, kernel, stride, padding))
+            layers += [*blocks.norm_layer(2, features, self.norm), nn.ReLU(inplace=True)]
+            side = (side + 2 * padding - kernel) // stride + 1
+            if pooled:
+                layers.append(nn.MaxPool2d(3, 2))
+                side = (side - 3) // 2 + 1
+            channels = features
+        layers.append(nn.Flatten())
+        width = channels * side * side
+        for _ in range(2):
+            layers.append(nn.Linear(width, self.width))
+            layers += [*blocks.norm_layer(1, self.width, self.norm), nn.ReLU(inplace=True)]
+            width = self.width
+        return nn.Sequential(*layers, nn.Linear(width, classes))
+
+
+class BasicUNet(Network):
+    """Two convolutions per level, pooling down, transposed convolutions up, by MONAI.
+
+    [B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]; D, H and W are multiples of 16.
+    With features 32 to 512, as by default, it is the U-Net of HarmoFL's two segmentation tasks.
+    """
+
+    name: Literal["basic-unet"] = "basic-unet"
+    features: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
+        default=(32, 64, 128, 256, 512), min_length=5, max_length=5, description="features of each level, finest first"
+    )
+    dimensions: Dimensions = 2
+    norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=NORM)
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        from monai.networks.nets import BasicUNet as MonaiBasicUNet  # here, because importing MONAI takes seconds
+
+        return MonaiBasicUNet(**self._arguments(channels, classes))
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"_target_": "monai.networks.nets.BasicUNet", **self._arguments(channels, classes)}
+
+    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
+        return {
+            "spatial_dims": self.dimensions,
+            "in_channels": channels,
+            "out_channels": classes,
+            "features": (*self.features, self.features[0]),
+            "act": ("RELU", {"inplace": True}),
+            "norm": MONAI_NORMS[self.norm],
+        }
