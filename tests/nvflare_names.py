@@ -146,7 +146,7 @@ def dxo(module: Any) -> None:
     "FLContext.get_prop FLContext.set_prop FLContext.get_identity_name FLContext.get_job_id",
     "FLContext.get_engine.get_clients.name FLContext.get_engine.get_cell FLContext.get_engine.get_workspace",
     "FLContext.get_engine.register_app_command FLContext.get_engine.server.command_agent.cell",
-    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs",
+    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs FLContext.get_prop.set_info",
 )
 def context(module: Any) -> None:
     """A context has properties, and knows the party's name, the job and the engine. The server's engine tells its

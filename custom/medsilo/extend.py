@@ -107,7 +107,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
-    from medsilo.tasks import splits, survival, volumes
+    from medsilo.tasks import sheet, splits, survival, volumes
     from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
     from medsilo.tasks.headers import check_size, open_reader
     from medsilo.tasks.listing import (
@@ -125,17 +125,17 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
         tell_patients,
     )
     from medsilo.tasks.metrics import Measures
-    from medsilo.tasks.own import columns, sheet, standardising
+    from medsilo.tasks.own import columns, standardising
     from medsilo.tasks.own.by_kind import ByKind
     from medsilo.tasks.own.file_reader import CaseReader
     from medsilo.tasks.own.own_folder import Found, OwnFolder
-    from medsilo.tasks.own.sheet import plain
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.partition import dirichlet, iid
     from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, Sliced, held_case, mark_in
     from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import likeliest
+    from medsilo.tasks.sheet import plain
     from medsilo.tasks.survey import Problem, Survey, digest, range_of
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
 

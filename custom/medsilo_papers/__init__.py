@@ -1,1 +1,1 @@
-"""The papers' data sets and networks, and the test of whether models tell who was in their training set."""
+"""The papers' data sets and networks."""

@@ -12,7 +12,7 @@ import pytest
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import dump_yaml
-from medsilo.tasks.own.sheet import read_sheet
+from medsilo.tasks.sheet import read_sheet
 from tests.conftest import SITES
 
 DIABETES, STROKE, HBA1C, PERCENT, MMOL = 201826, 381316, 3004410, 8554, 9579

@@ -299,7 +299,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "SECRET" not in str(told.value) and str(tmp_path) not in str(told.value)
         return str(told.value)
 
-    assert "a label that is not among the plan's (rest, walk); add it to data.label_map (4)" in words(label_map={})
+    assert "a label that is not among the plan's (rest, walk) (4); add it to data.label_map" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
     assert "no recording in the data folder fits data.recordings" in words(recordings="*.npz")
     assert "names patients, parts or sites" in words(names={"x": "doing"})
@@ -309,9 +309,9 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
     assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, inside={"label": "doing"})
     monkeypatch.setattr(recordings.sheet, "MOST_CELLS", 3)
-    assert "more than 3 numbers; divide it" in words()
+    assert "more than 3 numbers (4); divide it" in words()
     monkeypatch.setattr(recordings, "MOST_NAMES", 0)
-    assert "more than 0 different ones; correct it" in words()
+    assert "more than 0 different ones (4); correct it" in words()
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ def test_a_number_is_learned_of_each_window(tmp_path: Path) -> None:
     (whole,) = csv.DictReader((out / "recordings.csv").open())
     assert float(whole["value"]) == pytest.approx(np.mean(windows)) and all(0 <= value <= 4 for value in windows)
     narrow = plan_of("local", kind="regression", range=[0, 1]).task
-    with pytest.raises(DataError, match="a label that is not a number from 0 to 1; correct it"):
+    with pytest.raises(DataError, match=r"a label that is not a number from 0 to 1 \(8\); correct it"):
         narrow.site_data("a", ["a"], 0, settings.data)
 
 

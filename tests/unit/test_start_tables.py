@@ -16,7 +16,7 @@ from medsilo.runs.reading import read_verdict
 from medsilo.start.choices import Draft
 from medsilo.start.looker import Folder, first_sight
 from medsilo.start.writing import write_start
-from medsilo.tasks.own.sheet import first_lines
+from medsilo.tasks.sheet import first_lines
 
 HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]
 

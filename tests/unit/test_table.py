@@ -17,7 +17,7 @@ from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
-from medsilo.tasks.own import sheet
+from medsilo.tasks import sheet
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survival import Survival, concordant_pairs

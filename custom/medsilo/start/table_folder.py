@@ -26,7 +26,7 @@ from medsilo.start.folder_layout import items_of
 from medsilo.start.looker import Folder, Looker, Sight
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, files_below
 from medsilo.tasks.own.columns import as_level, as_number, as_written
-from medsilo.tasks.own.sheet import ENDINGS, MOST_LINES, first_lines
+from medsilo.tasks.sheet import ENDINGS, MOST_LINES, first_lines
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS
 

@@ -8,7 +8,7 @@ from os import walk
 from pathlib import Path, PurePosixPath
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.own.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
+from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
-from medsilo.tasks.own.sheet import plain
+from medsilo.tasks.sheet import plain
 from medsilo.tasks.sources import as_tuple
 
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]

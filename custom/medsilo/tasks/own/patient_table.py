@@ -40,8 +40,8 @@ from medsilo.tasks.own.columns import (
     own_names,
 )
 from medsilo.tasks.own.own_data import FEWEST, dealt, divided
-from medsilo.tasks.own.sheet import Sheet, mixes_patients, read_sheet
 from medsilo.tasks.own.standardising import Scales, check_scales, from_training_cases, largest, scaled, scales_told
+from medsilo.tasks.sheet import Sheet, mixes_patients, read_sheet
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import EVENTS, incomparable
