@@ -146,7 +146,7 @@ def dxo(module: Any) -> None:
     "FLContext.get_prop FLContext.set_prop FLContext.get_identity_name FLContext.get_job_id",
     "FLContext.get_engine.get_clients.name FLContext.get_engine.get_cell FLContext.get_engine.get_workspace",
     "FLContext.get_engine.register_app_command FLContext.get_engine.server.command_agent.cell",
-    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs FLContext.get_prop.set_info",
+    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs",
 )
 def context(module: Any) -> None:
     """A context has properties, and knows the party's name, the job and the engine. The server's engine tells its
@@ -590,6 +590,7 @@ def buffers(module: Any) -> None:
     "?Cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
     "Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
+    "Cell.requests_dict.get.receiving_future.get_progress Cell.send_blob",
     "?Cell.send_request.get_header ?Cell.send_request.payload.items",
 )
 def cell(module: Any) -> None:
@@ -597,7 +598,8 @@ def cell(module: Any) -> None:
     and topic; its BlobHandler has blob_cb, which can be called with a message that was read already. An interceptor
     sees each request first. A request that waits is in requests_dict and ends when it has a result. There is no public
     way to bound a message's size by what the study needs: tests/federation/test_gate.py shows the whole. All requests
-    go through send_request, by keywords, and another function may take its place. A cell says which others it is
+    go through send_request, by keywords, and another function may take its place, as one may of send_blob, by which all
+    replies go; what has come of a reply is its receiving_future's progress. A cell says which others it is
     connected to, as it says all that its core does."""
     found = module.Cell("medsilo-contract", "tcp://127.0.0.1:1", secure=False, credentials={})
     try:
@@ -606,6 +608,8 @@ def cell(module: Any) -> None:
         assert callable(found.send_request)
         found.send_request = print
         assert found.send_request is print
+        source_holds(module.Cell, "waiter.receiving_future = future")
+        source_holds(module.Adapter, "self.cell.send_blob(")
         heard: list[Any] = []
         found.register_request_cb(channel="server_command", topic="*", cb=heard.append)
         handler = found.byte_receiver.registry.find("server_command", "submit_update").cb.__self__
@@ -688,7 +692,7 @@ def blobs(module: Any) -> None:
 
 @relies(
     "fuel.f3.streaming.download_service",
-    "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF ProduceRC.OK _PropKey.REF_ID _PropKey.STATE",
+    "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF ProduceRC.OK _PropKey.CANCEL _PropKey.REF_ID _PropKey.STATE",
 )
 def downloads(module: Any) -> None:
     """Tensors are fetched over this channel and topic, until a reply says that there are no more. A request names the
@@ -718,7 +722,8 @@ def stream_constants(module: Any) -> None:
 @relies(
     "fuel.f3.streaming.byte_receiver",
     "RxTask._remove_task RxTask.chunks RxTask.cleanup_timer RxTask.completed RxTask.completed_task_ttl RxTask.failed",
-    "RxTask.find_or_create_task RxTask.out_seq_chunks.values RxTask.rx_task_map.get RxTask.stop",
+    "RxTask.find_or_create_task RxTask.headers RxTask.map_lock RxTask.out_seq_chunks.values RxTask.rx_task_map.get",
+    "RxTask.rx_task_map.values.stop RxTask.stop",
 )
 def received_streams(module: Any) -> None:
     """A stream that comes in has a task, in one map by origin and number, from its first message on; pieces wait in
@@ -736,6 +741,8 @@ def received_streams(module: Any) -> None:
     assert module.RxTask.find_or_create_task(later, None) is task
     task.process_chunk(first)
     task.process_chunk(later)
+    assert task.headers[keys.STREAM_ID] == 7 and module.RxTask.map_lock.acquire(blocking=False) is True
+    module.RxTask.map_lock.release()
     assert [*task.chunks] == [(False, b"one")] and task.out_seq_chunks == {2: (True, b"three")}
     assert not task.completed and not task.failed and task.completed_task_ttl == 65.0
     own = task.cleanup_timer = threading.Timer(0.0, print)
