@@ -692,7 +692,8 @@ def blobs(module: Any) -> None:
 
 @relies(
     "fuel.f3.streaming.download_service",
-    "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF ProduceRC.OK _PropKey.CANCEL _PropKey.REF_ID _PropKey.STATE",
+    "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF ProduceRC.OK _PropKey.CANCEL _PropKey.REF_ID",
+    "_PropKey.STATE",
 )
 def downloads(module: Any) -> None:
     """Tensors are fetched over this channel and topic, until a reply says that there are no more. A request names the
