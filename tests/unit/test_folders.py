@@ -756,7 +756,7 @@ def test_lines_that_lack_something_are_left_out(balls: Path, tmp_path: Path) -> 
     assert survey.usable and list(left.values()) == [1, 1, 1, 1]
     assert sum(part.cases for part in survey.parts.values()) == 6
     write_table(balls / "some.csv", [*rows, row(0)])
-    with pytest.raises(DataError, match="stand in several lines of the table"):
+    with pytest.raises(DataError, match="in several lines of the table"):
         read(volumes(), source(balls, table="some.csv"))
     (balls / "some.csv").unlink()
 
