@@ -31,7 +31,7 @@ from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Unsigned
-from medsilo.sealing.streams import add_stream, derive
+from medsilo.sealing.streams import add_streams, derive
 from medsilo.sealing.terms import SealedBlock, Terms
 
 SIZE, REPEATS, BOUND = 1_000_000, 5, 16.0
@@ -131,7 +131,7 @@ def pairwise(given: list[Model], bits: Any = 64, gone: int = 0) -> Cost:
     opening, (claim, sums) = timed(server.open)
     read, opened = timed(lambda: members[first].open_sums(claim, [block], sums))
     agrees(opened["model"], given[: len(stay)], 1e-5)
-    return Cost(block.nbytes, seal, adding + opening, read)
+    return Cost(block.flat.words * block.fixed.bits // 8, seal, adding + opening, read)
 
 
 CLIP, LEVELS = 3.0, 2**13  # Fed-BioMed's clipping range and target range
@@ -147,7 +147,7 @@ def lom(given: list[Model]) -> Cost:
         for other in range(count):
             if other != place:
                 key = derive(b"a pair's secret", min(place, other), max(place, other))
-                add_stream(words, key, 1 if place < other else -1)
+                add_streams(words, [(key, 1 if place < other else -1)])
         return words
 
     def serve(words: list[Any]) -> Any:

@@ -144,7 +144,7 @@ def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixt
         assert "--json" in text, name
         assert ("--out" in text) == ("-o, --out" in text), name
         writing += [name] if "--out" in text else []
-    assert len(writing) == 24
+    assert len(writing) == 23
 
 
 def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:

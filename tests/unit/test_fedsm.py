@@ -749,7 +749,7 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
     marked = [cell for cell in parsed.row("Pooled validation score") if cell.endswith("chosen")]
     best = next(score for gamma, _, score in found.curve if gamma == found.threshold)
     assert marked == [f"{best:.3f}chosen"]
-    assert f"the global model stands for them: {B}." in text and "is below 1/2" in text
+    assert f"the global model answers for them: {B}." in text and "is below 1/2" in text
     unseen = study.summary.unseen[C].test["accuracy"]
     assert parsed.rows[parsed.rows.index(["Method", C]) + 1] == ["FedSM", f"{unseen:.3f}"]
 

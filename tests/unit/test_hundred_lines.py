@@ -46,6 +46,7 @@ nnunet measure --help
 receive --help
 record --help
 statistics --help
+monitor --help
 rehearse --help
 new --help
 help new
