@@ -277,7 +277,7 @@ def test_wrong_questions_say_what_to_do() -> None:
         "has to be two levels": {"models": [{**cox, "event": "stage"}]},
         "has to be levels": {"by": "age"},
         "cox has time and event": {"models": [{"kind": "cox", "outcome": "dead", "covariates": ["age"]}]},
-        "stands there twice": {"models": [{**cox, "covariates": ["age", "age"]}]},
+        "is listed twice": {"models": [{**cox, "covariates": ["age", "age"]}]},
         "cox has no bound": {"models": [cox], "privacy": {"epsilon": 1, "delta": 1e-5}},
         "give larger steps": {"curves": [{"time": "t", "event": "dead", "by": "stage"}] * 20},
         "names a hospital twice": {"sites": ["a", "a"]},

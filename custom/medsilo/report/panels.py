@@ -94,7 +94,8 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
     if facts is None:
         return "No data were shared: the weights rest on the sites' own batch norm, or on none."
     source = "a file at the server" if facts.get("source") == "file" else str(facts.get("data", MISSING))
-    return f"The model that measured the sites' data was trained on: {source}."
+    start = " The models started from it, too." if facts.get("start") else ""
+    return f"The model that measured the sites' data was trained on: {source}.{start}"
 
 
 def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
