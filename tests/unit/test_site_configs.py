@@ -1,6 +1,7 @@
 """The worked examples of a hospital's policies, held against NVFlare's own code that reads them."""
 
 import json
+import re
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +26,7 @@ from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 from medsilo.site.policy import CONTROLLERS, EXECUTORS, HARMLESS, ways_around
-from medsilo.site.settings import read_settings
+from medsilo.site.settings import SiteSettings, read_settings
 from tests.conftest import over_all
 
 EXAMPLES = ["strict-hospital", "teaching-hospital"]
@@ -49,6 +50,13 @@ def test_every_file_is_read_and_explained(example: str, root: Path) -> None:
                 "permissions",
                 "scopes",
             )
+
+
+def test_the_commented_example_is_read_and_has_every_key(root: Path) -> None:
+    folder = root / "site_configs/example"
+    read_settings(folder)
+    text = (folder / "medsilo.yaml").read_text()
+    assert [name for name in SiteSettings.model_fields if not re.search(rf"^#? ?{name}:", text, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize(
