@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-OWN = {HERE / "quick.py", HERE / "federation_parts/stock_site.py", HERE / "against_lifelines.py"}
+OWN = {HERE / "quick.py", HERE / "cross.py", HERE / "federation_parts/stock_site.py", HERE / "against_lifelines.py"}
 
 
 def benchmarks() -> list[str]:
