@@ -170,6 +170,7 @@ for name, layer in layers.items():
 """
 
 
+@pytest.mark.slow
 def test_a_vit_with_adapters_is_that_of_peft(root: Path) -> None:
     """Output, gradients and merged weights, of linear layers and of the convolution that cuts patches."""
     if find_spec("peft") is None:

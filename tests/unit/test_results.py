@@ -115,6 +115,7 @@ def test_every_page_is_made(name: str, places: Places, monkeypatch: pytest.Monke
     assert text.count("| local |") >= sum(1 + (part.part.against != "local") for part in parts)
 
 
+@pytest.mark.slow
 def test_a_page_of_shifts_has_each_gain_by_power(places: Places, tmp_path: Path) -> None:
     ends = [part for part in PAGES["shift"].parts if part.made_up.kind == SENSORS and part.made_up.power in (0, 2)]
     small = [replace(part, changes=(*part.changes, *SMALL["synthetic-activity"]), seeds=2) for part in ends]
