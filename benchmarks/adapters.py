@@ -61,7 +61,7 @@ Read the tables with this in mind; no row is the best that its way of training c
 - Under privacy, a mask that calls every place a nucleus has a Dice of 0.334 on the same test tiles. At ε = 3 neither
   way of training is told from that.
 - **No GPU was seen.** How fast a frozen network is on one and what it saves of its memory, such as of SwinUNETR at 96
-  voxels a side, stands nowhere here; `tests/gpu/test_frozen_on_a_card.py` measures it where there is one.
+  voxels a side, was not measured; `tests/gpu/test_frozen_on_a_card.py` measures it where there is one.
 """
 
 

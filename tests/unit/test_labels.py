@@ -514,8 +514,8 @@ def test_images_of_hospitals_that_tell_other_classes_apart(tmp_path: Path) -> No
     for site, values, why in (
         ("a", own["b"], r"not among the plan's \(nevus, keratosis\)"),
         ("b", {"absent": ["melanoma", "keratosis"]}, "tells no two apart"),
-        ("b", {"label_map": {"keratosis": ["keratosis", "melanoma"], "x": "melanoma"}}, "stands elsewhere"),
-        ("c", {"label_map": {"lesion": ["keratosis", "liver"]}}, "'liver' can't be absent"),
+        ("b", {"label_map": {"keratosis": ["keratosis", "melanoma"], "x": "melanoma"}}, "more than once"),
+        ("c", {"label_map": {"lesion": ["keratosis", "liver"]}}, "data.label_map: 'liver' can't be absent"),
     ):
         with pytest.raises(DataError, match=why):
             read(site, **values)

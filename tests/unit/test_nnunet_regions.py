@@ -138,20 +138,25 @@ def test_regions_are_learned_found_and_measured_where_somebody_looked(tumours: t
     assert all(one is not None for one in measured)
 
 
+def redraw(folder: Path, to: Path, drawn: int, as_if: int) -> None:
+    """Copy all volumes, without ignored voxels; in Brno's masks one value becomes another."""
+    for path in folder.glob("*/**/*.nii.gz"):
+        image: Any = nibabel.load(path)
+        values = np.asanyarray(image.dataobj).copy()
+        if path.parent.name == "labels":
+            values[values == 4] = 0
+            values[values == drawn] = as_if if "brno" in path.parts else drawn
+        (to / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(values, image.affine), to / path.relative_to(folder))
+
+
 @pytest.mark.slow
 def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     tumours: tuple[Path, Any], tmp_path: Path
 ) -> None:
     """Brno drew no core: masks show background there. Deep supervision, patches, windows and scores heed the mark."""
     folder, plans = tumours
-    for path in folder.glob("*/**/*.nii.gz"):
-        image: Any = nibabel.load(path)
-        values = np.asanyarray(image.dataobj).copy()
-        if path.parent.name == "labels":
-            values[values == 4] = 0
-            values[values == 2] = 0 if "brno" in path.parts else 2
-        (tmp_path / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
-        nibabel.save(nibabel.Nifti1Image(values, image.affine), tmp_path / path.relative_to(folder))
+    redraw(folder, tmp_path, 2, 0)
     plan = plan_of(plans, without_ignored(SEVERAL))
     task: Any = plan.task
 
@@ -210,14 +215,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
 def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, Any], tmp_path: Path) -> None:
     """Brno did not tell the enhancing part from the rest of the core."""
     folder, plans = tumours
-    for path in folder.glob("*/**/*.nii.gz"):
-        image: Any = nibabel.load(path)
-        values = np.asanyarray(image.dataobj).copy()
-        if path.parent.name == "labels":
-            values[values == 4] = 0
-            values[values == 3] = 2 if "brno" in path.parts else 3
-        (tmp_path / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
-        nibabel.save(nibabel.Nifti1Image(values, image.affine), tmp_path / path.relative_to(folder))
+    redraw(folder, tmp_path, 3, 2)
     plan = plan_of(plans, without_ignored(UNSEEN))
     task: Any = plan.task
 

@@ -12,7 +12,7 @@ REFRESHES = 4  # a second
 
 @contextmanager
 def spinning(words: Callable[[], str]) -> Iterator[Callable[[str], None]]:
-    """Show words that are asked for anew at every look; yields what prints a line above them."""
+    """Show words, which are asked for again at every look; yields what prints a line above them."""
     spinner = Spinner("dots")
 
     def now() -> Spinner:

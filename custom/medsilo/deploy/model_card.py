@@ -35,7 +35,7 @@ LIMITS = (
 )
 OF_A_SUPER_MODEL = (
     "The selector compares appearance with the hospitals it was trained at. An image from elsewhere may resemble one "
-    "of them and yet need another model; low confidence is a hint, high confidence is no proof.",
+    "of them and still need another model. Low confidence is a warning; high confidence proves nothing.",
     "A hospital's personal model follows that hospital's way of annotating.",
 )
 RULES = {

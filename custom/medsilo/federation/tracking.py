@@ -51,7 +51,7 @@ def of_end(summary: Summary) -> Points:
 class Tracker:
     """TensorBoard's event files, a folder for the server and each site.
 
-    What a run that was killed had tracked may end anywhere, so one that goes on is tracked anew, from round 1.
+    What a run that was killed had tracked may end anywhere, so one that goes on is tracked again from round 1.
     """
 
     def __init__(self, record: Record, kept: bool) -> None:

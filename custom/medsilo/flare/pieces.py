@@ -296,7 +296,7 @@ class _Wanted:
                     self.line.took(monotonic() - self.asked)
                 return reply
             end_reply(self.request["request"])
-            self.own.came, self.own.since = 0, monotonic()  # its speed is measured anew
+            self.own.came, self.own.since = 0, monotonic()  # its speed is measured again
             if self._is_over():
                 return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
             again |= code == ReturnCode.TIMEOUT

@@ -90,7 +90,8 @@ class OwnData(Task):
         names = {*source.absent, *(name for own in source.alike for name in own[1:])}
         if unknown := sorted({*names, *(own[0] for own in source.alike)} - {*self.may_be_absent}):
             known = ", ".join(self.may_be_absent) or "nothing in this task"
-            raise DataError(f"data.absent: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.absent))
+            key = "absent" if unknown[0] in source.absent else "label_map"
+            raise DataError(f"data.{key}: {unknown[0]!r} can't be absent; {known} can", ", ".join(source.absent))
         return tuple(name for name in self.may_be_absent if name in names)
 
     def marks(self, source: DataSource) -> list[int]:
@@ -100,7 +101,7 @@ class OwnData(Task):
             return []
         said = [str(name) for own in source.label_map.values() for name in (own if isinstance(own, tuple) else (own,))]
         if twice := [name for own in source.alike for name in own if said.count(name) > 1]:
-            raise DataError(f"data.label_map: {twice[0]!r} is one of several and stands elsewhere, too; name it once")
+            raise DataError(f"data.label_map: {twice[0]!r} is listed more than once; name it once")
         alike = [[names.index(name) for name in own] for own in source.alike]
         absent = [names.index(name) for name in self.not_here(source)]
         if len(names) - len(absent) - sum(len(own) - 1 for own in alike) < FEWEST:
