@@ -11,12 +11,12 @@ from statistics import fmean
 
 from torch import nn
 
-from medsilo.cli.given_settings import settings_of
+from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Tensors
+from medsilo.deploy.predictor import answering_together
 from medsilo.deploy.source import open_source
-from medsilo.deploy.together import answering_together
 from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Place

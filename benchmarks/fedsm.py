@@ -45,7 +45,7 @@ from torch.utils.data import Dataset
 
 from medsilo.core.memory import most_held
 from medsilo.course.group import views
-from medsilo.deploy.tuning import THRESHOLDS
+from medsilo.deploy.supermodel import THRESHOLDS
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.plan import Plan, parse_plan

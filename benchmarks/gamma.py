@@ -5,8 +5,8 @@
 Regret is how many points of the mean score the best of the gammas that are tried would have been better, had it been
 known. Images are drawn: a selector says a hospital with some confidence and is right more often the surer it is; a
 right expert's score is better than the global model's, a wrong one's is worse. gamma is chosen on twelve validation
-images of each of three hospitals (medsilo.deploy.tuning) and judged on many others: of the same kind, and darker ones,
-of which the selector is less sure and less often right. How sure it is on the whole differs from study to study.
+images of each of three hospitals (medsilo.deploy.supermodel) and judged on many others: of the same kind, and darker
+ones, of which the selector is less sure and less often right. How sure it is on the whole differs from study to study.
 Studies in which one gamma alone was best are left out, as there is nothing to choose.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from timing import run
 
-from medsilo.deploy.tuning import THRESHOLDS, tune
+from medsilo.deploy.supermodel import THRESHOLDS, tune
 
 HOSPITALS, VALIDATION, OTHERS, TIMES = 3, 12, 4000, 1000
 GLOBAL, LOSS, SPREAD = 0.75, 0.25, 0.05  # the global model's score; how much worse a wrong expert is; images differ

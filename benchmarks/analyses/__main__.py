@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.analyses.analysis import KINDS, Question, analyse
 from medsilo.cli import options
-from medsilo.cli.given_settings import settings_of
+from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 
 

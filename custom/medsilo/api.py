@@ -195,9 +195,6 @@ class Run:
         mean = "no score" if summary.mean_test is None else f"mean test {summary.metric} {summary.mean_test:.3f}"
         return f"<Run {summary.title} on {summary.task}, {len(self._result.sites)} sites, {summary.status}: {mean}>"
 
-    def _repr_html_(self) -> str:
-        return _html(repr(self)[1:-1].removeprefix("Run "), self._rows())
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -293,9 +290,6 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"<Comparison of {len(self.verdict.rows)} rows on {self.verdict.task}: {self.headline}>"
-
-    def _repr_html_(self) -> str:
-        return _html(self.headline, self._rows())
 
 
 @_as_python
@@ -478,7 +472,7 @@ class Lead:
     def submit(self, job: Place, changes: Changes = (), *, plan: Place | None = None) -> str:
         """Submit a job, wait until the hospitals have joined, and return its id. plan: in place of the job's own."""
         other = Path(plan) if plan else None
-        return lead.submit(find_job(job), self.kit, self.say, _changes(changes), False, other)
+        return lead.submit(find_job(job), self.kit, self.say, _changes(changes), other)
 
     @_as_python
     def watch(self, job: str, on_round: Callable[[Round, Progress], None] = lambda line, study: None) -> str:
@@ -582,15 +576,3 @@ def _frame(rows: Sequence[Mapping[str, Any]], index: str | list[str]) -> "DataFr
     except ImportError:
         raise MedsiloError("tables need the Python package pandas: pip install 'medsilo[notebook]'") from None
     return DataFrame(rows).set_index(index)
-
-
-def _html(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """A small table for a notebook."""
-
-    def text(value: Any) -> str:
-        shown = "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-        return f"<td>{escape(shown)}</td>"
-
-    head = "".join(f"<th>{escape(str(key))}</th>" for key in (rows[0] if rows else ()))
-    body = "".join(f"<tr>{''.join(map(text, row.values()))}</tr>" for row in rows)
-    return f"<p>{escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from medsilo import __version__
 
 if TYPE_CHECKING:  # for everybody
-    from medsilo.cli.command import Command
-    from medsilo.cli.show import Screen
+    from medsilo.cli.show import Command, Screen
     from medsilo.core.errors import DataError, MedsiloError, Refused
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
@@ -34,7 +33,7 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.privacy.noise import NoiseSource
     from medsilo.registry import network
     from medsilo.runs.messages import Parcel
-    from medsilo.site_page.actions import PageAction
+    from medsilo.site_page.page_server import PageAction
     from medsilo.start.looker import Folder, Looker, Sight
     from medsilo.tasks.classification import Classification
     from medsilo.tasks.goal import Goal
@@ -51,7 +50,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.check.demands import limit_tables, price_list, privacy_findings
     from medsilo.check.leaks import averages_images, describe, leaks, told_besides
     from medsilo.cli import options
-    from medsilo.cli.given_settings import folder_of_settings, settings_of
+    from medsilo.cli.options import folder_of_settings, settings_of
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
     from medsilo.core import shelf, text
@@ -63,10 +62,10 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.tensors import Tensors
     from medsilo.core.text import size_text
     from medsilo.deploy import model_card, predicted_rows, watch
-    from medsilo.deploy.own_model import folder_exporter
+    from medsilo.deploy.exporter import folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
+    from medsilo.deploy.predictor import answering_together
     from medsilo.deploy.source import copy_model, open_source
-    from medsilo.deploy.together import answering_together
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import Bounds
     from medsilo.federation.private_numbers import WHAT, how_told
@@ -75,7 +74,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Receive
     from medsilo.flare.inquiry_job import ask_in_simulator
-    from medsilo.flare.jobs import find_job, plan_of, stated, write_job
+    from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
     from medsilo.learning import layers, undrawn
     from medsilo.learning.loop import Case, DrawnCases, Stop
     from medsilo.learning.seeds import generator_for, seed_for
@@ -108,8 +107,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
     from medsilo.tasks import sheet, splits, survival, volumes
-    from medsilo.tasks.dicom_walk import DEFLATED, is_dicom, tags_in
-    from medsilo.tasks.headers import check_size, open_reader
+    from medsilo.tasks.headers import DEFLATED, check_size, is_dicom, open_reader, tags_in
     from medsilo.tasks.listing import (
         LINKS,
         RECORDINGS,
@@ -125,19 +123,17 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
         tell_patients,
     )
     from medsilo.tasks.metrics import Measures
-    from medsilo.tasks.own import columns, standardising
-    from medsilo.tasks.own.by_kind import ByKind
-    from medsilo.tasks.own.file_reader import CaseReader
-    from medsilo.tasks.own.own_folder import Found, OwnFolder
+    from medsilo.tasks.own import columns
+    from medsilo.tasks.own.own_data import ByKind, Found, OwnFolder
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.partition import dirichlet, iid
     from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, Sliced, held_case, mark_in
-    from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import likeliest
     from medsilo.tasks.sheet import plain
     from medsilo.tasks.survey import Problem, Survey, digest, range_of
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
+    from medsilo.tasks.volumes import CaseReader, resized, resized_smoothly, resized_to_majority
 
 
 def _places() -> list[dict[str, str]]:

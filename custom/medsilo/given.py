@@ -25,13 +25,12 @@ from medsilo.course.algorithm import Algorithm
 from medsilo.models.network import Network
 from medsilo.registry import METHODS, NETWORKS, TASKS, Registry, network
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.folds import Dealt
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.synthetic.hospitals import parts_in_turn
-from medsilo.tasks.task import Cases, SiteData, Task
+from medsilo.tasks.task import Cases, Dealt, SiteData, Task
 
 LABEL, PATIENT = "label", "patient"  # columns of a frame; all others are inputs
 INSTALLED = [ROOT, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]

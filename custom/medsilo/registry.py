@@ -275,8 +275,8 @@ PREDICTORS = PluginTable(
     "medsilo.predictors",
     "medsilo.deploy.predictor:Predictor",
     {
-        "images": "medsilo.deploy.images:PREDICTOR",
-        "tables": "medsilo.deploy.predict_table:PREDICTOR",
+        "images": "medsilo.deploy.predict:PREDICTOR",
+        "tables": "medsilo.deploy.predicted_rows:PREDICTOR",
     },
 )
 
@@ -285,22 +285,22 @@ EXPORTERS = PluginTable(
     "medsilo.deploy.exporter:Exporter",
     {
         "monai": "medsilo.deploy.bundle:EXPORTER",
-        "monai.table": "medsilo.deploy.own_model:EXPORTER",
+        "monai.table": "medsilo.deploy.exporter:EXPORTER",
     },
 )
 
 LOOKERS = PluginTable(
     "medsilo.lookers",
     "medsilo.start.looker:Looker",
-    {"images": "medsilo.start.advice:LOOKER", "cases": "medsilo.start.table_folder:LOOKER"},
+    {"images": "medsilo.start.looker:LOOKER", "cases": "medsilo.start.table_folder:LOOKER"},
 )
 
 INQUIRIES = PluginTable("medsilo.inquiries", "medsilo.federation.inquiry:Inquiry", {})
 
-PAGE_ACTIONS = PluginTable("medsilo.page_actions", "medsilo.site_page.actions:PageAction", {})
+PAGE_ACTIONS = PluginTable("medsilo.page_actions", "medsilo.site_page.page_server:PageAction", {})
 WATCHERS = PluginTable("medsilo.watchers", "medsilo.deploy.watch:Watcher", {})
 
-COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.command:Command", {})
+COMMANDS = PluginTable("medsilo.commands", "medsilo.cli.show:Command", {})
 
 # Layers of other packages; the engine's own stand in federation/around.py.
 LAYERS = Registry("medsilo.layers", "medsilo.course.layer:Layer", {})

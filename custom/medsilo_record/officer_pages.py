@@ -35,7 +35,6 @@ def as_html(case: Case, parts: Sequence[Part]) -> str:
             f"{sum(len(part.entries) for part in parts)} entries, {blanks} of them with something to fill in."
         ),
         notices=[],
-        checks=[],
         limits=CANNOT,
         parts=parts,
     )

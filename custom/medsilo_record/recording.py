@@ -154,12 +154,12 @@ def _case(
 
 def _plan(given: str, changes: list[str], settings: "SiteSettings") -> "tuple[Plan, str | None]":
     """Return a plan, and the privacy scope that its job asks for."""
-    from medsilo.extend import find_job, load_plan, plan_of, stated
+    from medsilo.extend import find_job, load_plan, plan_of, scope_of
 
     if Path(given).is_file():
         return load_plan(given, changes, settings.packages), None
     job = find_job(given)
-    return plan_of(job, changes, None, settings.packages), stated(job)[1]
+    return plan_of(job, changes, None, settings.packages), scope_of(job)
 
 
 def _survey(case: "Case") -> "Survey":

@@ -221,7 +221,6 @@ def write_monitor(watched: Watched, page: Path) -> Path:
         context=f"Release {watched.release.hash[:12]} of {watched.release.manifest.made}",
         answer={"headline": headline, "remarks": ()},
         notices=[],
-        checks=[],
         limits=LIMITS,
         chart=chart if longest else None,
         lines=[line.name for line in lines],

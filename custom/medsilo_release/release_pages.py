@@ -135,4 +135,4 @@ def _study(release: Release) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 def _answer(headline: str) -> dict[str, Any]:
-    return {"answer": {"headline": headline, "remarks": ()}, "notices": [], "checks": [], "limits": LIMITS}
+    return {"answer": {"headline": headline, "remarks": ()}, "notices": [], "limits": LIMITS}

@@ -13,10 +13,10 @@ from medsilo.extend import (
     PredictionRequest,
     Predictor,
     Source,
+    columns,
     files_below,
     folder_exporter,
     predicted_rows,
-    standardising,
 )
 from medsilo_series.recordings import KINDS, Reader
 from medsilo_series.series_folder import SeriesFolder
@@ -54,7 +54,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _predicted(
-    source: Source, task: SeriesFolder, path: Path, data: DataSource, scales: standardising.Scales, device: torch.device
+    source: Source, task: SeriesFolder, path: Path, data: DataSource, scales: columns.Scales, device: torch.device
 ) -> Iterator[predicted_rows.Row]:
     """Yield a row for each window of a recording, in time; a recording that can't be read has its reason."""
     none: predicted_rows.Row = {**dict.fromkeys(COLUMNS), "recording": path.name}

@@ -40,7 +40,6 @@ from medsilo.extend import (
     patients_of,
     range_of,
     records_of,
-    standardising,
 )
 from medsilo_series.recordings import ROUGH, Coded, Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
@@ -131,7 +130,7 @@ class SeriesFolder(OwnFolder, ByKind):
             raise ValueError(f"signals {names}: name each once")
         if levels := [signal.name for signal in self.signals if signal.levels]:
             raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
-        standardising.check_scales(self.signals, self.standardise)
+        columns.check_scales(self.signals, self.standardise)
         return self
 
     # ------------------------------------------------------------------------------------------ what is learned
@@ -152,7 +151,7 @@ class SeriesFolder(OwnFolder, ByKind):
     @property
     def largest_input(self) -> float:
         """By how numbers are standardised."""
-        return standardising.largest(self.signals, self.standardise)
+        return columns.largest(self.signals, self.standardise)
 
     def default_network(self) -> Network:
         return network("activity-cnn")
@@ -168,18 +167,18 @@ class SeriesFolder(OwnFolder, ByKind):
 
     # ------------------------------------------------------------------------------------------ standardised
     def across_patients(self) -> str:
-        return standardising.from_training_cases("signal") if self.needs_scales else super().across_patients()
+        return columns.from_training_cases("signal") if self.needs_scales else super().across_patients()
 
     @property
     def needs_scales(self) -> bool:
         """Return whether a hospital's own numbers are needed to read its recordings."""
         return self.standardise == "site"
 
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> standardising.Scales:
+    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> columns.Scales:
         """Return what a survey told of `scales_of`."""
-        return standardising.scales_told(self.input_names, told)
+        return columns.scales_told(self.input_names, told)
 
-    def scales_of(self, blocks: Iterable[Tensor]) -> standardising.Scales:
+    def scales_of(self, blocks: Iterable[Tensor]) -> columns.Scales:
         """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
         means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
         if self.standardise == "plan":
@@ -189,11 +188,11 @@ class SeriesFolder(OwnFolder, ByKind):
             means, deviations = _spread(blocks, self.channels)
         return means, deviations
 
-    def finished(self, windows: Tensor, scales: standardising.Scales) -> Tensor:
+    def finished(self, windows: Tensor, scales: columns.Scales) -> Tensor:
         """Return what the network reads of windows [..., signals, steps]."""
         if self.standardise == "none":
             return windows
-        return standardising.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
+        return columns.scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
 
     def _finished(self, data: SiteData) -> SiteData:
         if self.standardise == "none":
@@ -270,7 +269,7 @@ class SeriesFolder(OwnFolder, ByKind):
         for place, patient in enumerate(patients.names):
             yield patient, recording, cut(recording, self.cutting(recording, reader.source), patients.rows == place)
 
-    def own_scales(self, source: DataSource) -> standardising.Scales:
+    def own_scales(self, source: DataSource) -> columns.Scales:
         """Return `scales_of` all of a hospital's recordings."""
         reader = Reader(self.signals, source, label=False)
         found = find_recordings(source, source.folder)
@@ -328,7 +327,7 @@ def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
 class _Finished(Dataset):
     """Windows as a network reads them."""
 
-    def __init__(self, task: SeriesFolder, data: Dataset, scales: standardising.Scales) -> None:
+    def __init__(self, task: SeriesFolder, data: Dataset, scales: columns.Scales) -> None:
         self.task, self.data, self.scales = task, data, scales
         self.patients = tuple(patients_of(data))
         self.records = records_of(data)
@@ -349,7 +348,7 @@ def _blocks(data: Dataset) -> Iterator[Tensor]:
         yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])
 
 
-def _spread(blocks: Iterable[Tensor], signals: int) -> standardising.Scales:
+def _spread(blocks: Iterable[Tensor], signals: int) -> columns.Scales:
     """Return each signal's mean and standard deviation (n - 1) over all steps of all windows; 1 where all are alike."""
     count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
     for block in blocks:

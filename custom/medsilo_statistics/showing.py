@@ -272,7 +272,6 @@ def page(found: StatisticsFound) -> str:
             headline=f"{_count(everybody, few)} patients in {len(found.sites)} hospitals.", remarks=asked
         ),
         notices=[SimpleNamespace(kind="caution", word="Not told", text=remark) for remark in found.remarks],
-        checks=[],
         limits=LIMITS,
         tables=tables(found),
         curves=[

@@ -50,7 +50,7 @@ def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
     from pydicom.dataset import Dataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian as DEFLATED
 
-    from medsilo.tasks.dicom_walk import check_dicom
+    from medsilo.tasks.headers import check_dicom
     from medsilo_dicom.header import CT, read_headers
     from medsilo_dicom.inbox import _name
     from tests.dicoms import write_series

@@ -24,12 +24,12 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
     return folder
 
 
-def run_both_ways(consortium: Consortium, method: str, with_code: bool, sites: list[str], folder: Path) -> None:
+def run_both_ways(consortium: Consortium, method: str, sites: list[str], folder: Path) -> None:
     plan = make_plan(method, sites=sites)
     inprocess.run(plan, folder=folder / "loop")
     study = f"secure-{method}"
     write_job(folder / "plain", plan, study=study)
-    job = pack(folder / "plain", folder / "job", with_code=with_code)
+    job = pack(folder / "plain", folder / "job")
     assert consortium.run(job) == "FINISHED:COMPLETED"
     assert_same_outcome(folder / "loop", gathered(consortium, study, sites, folder / "secure"))
 
@@ -38,22 +38,16 @@ def run_both_ways(consortium: Consortium, method: str, with_code: bool, sites: l
 @pytest.mark.xdist_group("pair")
 def test_over_tls_equals_the_loop(pair: Consortium, tmp_path: Path) -> None:
     """A strict hospital takes part in the installed way and sends models only."""
-    run_both_ways(pair, "fedbn", False, SITES[:2], tmp_path)
+    run_both_ways(pair, "fedbn", SITES[:2], tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("method", "with_code"),
-    [
-        pytest.param("adafed", False, id="installed-adafed", marks=pytest.mark.long),
-        pytest.param("fedsm", True, id="packed-fedsm", marks=pytest.mark.slow),
-    ],
+    "method", [pytest.param("adafed", marks=pytest.mark.long), pytest.param("fedsm", marks=pytest.mark.slow)]
 )
 @of_three
-def test_code_and_all_else_over_tls_equal_the_loop(
-    consortium: Consortium, method: str, with_code: bool, tmp_path: Path
-) -> None:
-    """Teaching hospitals take code and send all else, too."""
-    run_both_ways(consortium, method, with_code, TEACHING, tmp_path)
+def test_all_else_over_tls_equals_the_loop(consortium: Consortium, method: str, tmp_path: Path) -> None:
+    """Teaching hospitals send all else, too."""
+    run_both_ways(consortium, method, TEACHING, tmp_path)
 
 
 @pytest.mark.long

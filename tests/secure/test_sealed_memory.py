@@ -146,7 +146,7 @@ def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: 
     plan = make_plan("f-adafed", *WIDE, f"seed={seed}", "training.rounds=8", f"transport.sealing={mode}")
     study, start = f"memory-{mode}", time.time()
     write_job(tmp_path / "plain", plan, study=study)
-    watch = watched(teaching, pack(tmp_path / "plain", tmp_path / "job", with_code=False), study)
+    watch = watched(teaching, pack(tmp_path / "plain", tmp_path / "job"), study)
     models, initial = models_of(teaching, plan, study)
     assert watch.looks >= LEAST_LOOKS and len(models) >= len(SITES)
     contents = watch.changed.union(written_since(teaching, start))

@@ -21,7 +21,7 @@ def test_sealed_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path)
     inprocess.run(plan, folder=tmp_path / "loop")
     study = "sealed-pairwise"
     write_job(tmp_path / "plain", plan, study=study)
-    job = pack(tmp_path / "plain", tmp_path / "job", with_code=False)
+    job = pack(tmp_path / "plain", tmp_path / "job")
     assert consortium.run(job) == "FINISHED:COMPLETED"
     run = gathered(consortium, study, SITES, tmp_path / "secure")
     for site in SITES:

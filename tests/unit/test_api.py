@@ -149,7 +149,6 @@ def test_a_run_shows_what_its_folder_holds(small: medsilo.Run, tmp_path: Path) -
     assert repr(small) == (
         f"<Run FedBN on synthetic-activity, 3 sites, finished: mean test accuracy {summary.mean_test:.3f}>"
     )
-    assert small._repr_html_().count("<tr>") == 4 and f"{table.loc[SITES[0], 'accuracy']:.3f}" in small._repr_html_()
     assert small.report(tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
     again = medsilo.Run.open(str(small.folder))
     assert again.summary == summary and again.plan == small.plan
@@ -234,7 +233,6 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MedsiloError, match=r"pip install 'medsilo\[notebook\]'"):
         small.table  # noqa: B018
-    assert "<table>" in small._repr_html_()
 
 
 # ---------------------------------------------------------------------------------------------------- one's own
@@ -381,7 +379,6 @@ def test_a_comparison_is_that_of_the_command_line(tmp_path: Path) -> None:
     assert found.table.loc["fedavg", "mean"] == found.verdict.rows[1].score.mean
     assert found.table.loc["little", "difference"] == found.verdict.rows[2].difference.mean.mean
     assert len(found.runs) == 6 and found.runs["local", 1].plan.seed == 1
-    assert found._repr_html_().count("<tr>") == 4
     assert "medsilo.compare" in found.report().read_text("utf-8")
     again = medsilo.compare(rows, **values, say=said.append)  # type: ignore[arg-type]
     assert len(said) == 8 and again.verdict.rows == found.verdict.rows  # all were there

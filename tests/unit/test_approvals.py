@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from medsilo.check.approving import difference
 from medsilo.check.at_home import KitAtHome
 from medsilo.cli import main
-from medsilo.cli.given_settings import settings_of
+from medsilo.cli.options import settings_of
 from medsilo.core.errors import Aborted, MedsiloError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation import permission

@@ -11,10 +11,9 @@ import pytest
 from medsilo.check.result import Finding, Report, Table
 from medsilo.core.files import write_json
 from medsilo.report import page
-from medsilo.report.demo_page import StoryRows, write_demo
-from medsilo.report.sheet_page import Leaving, write_sheets
+from medsilo.report.sheet_page import write_sheets
 from medsilo.report.start_page import StartFacts, write_start_page
-from medsilo.report.study_page import write_study
+from medsilo.report.study_page import write_demo, write_study
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import HospitalGain, PairedDifference
 from medsilo.study.compare import Study
@@ -47,11 +46,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict
         summary = summary_of(method, method, dict(zip(names, values, strict=True)))
         refused = {"refused": {names[2]: "its plan differs"}, "answered": names[:2]} if method == "fedbn" else {}
         runs.append(save(folder, summary, [round_line(1, names), round_line(2, names, **refused)]))
-    hospital = write_sheets(runs[0], lambda run: Leaving([("model", "1 to 2", 1000)], ["Numbers."]))[0]
     return {
         "run": page.write(runs, folder / "run.html", "Three runs"),
         "study": write_study(panels_study.folder, folder / "study.html"),
-        "hospital": hospital,
         **others(folder, panels_study),
     }
 
@@ -71,8 +68,8 @@ def others(folder: Path, study: Study) -> dict[str, Path]:
     for name, verdict in {"gains": told, "sheet": told.changed(gains=one)}.items():
         write_json(shown / "verdict.json", verdict.as_json())
         files[name] = write_study(shown, folder / f"{name}.html")
-    files["sheet"] = write_sheets(shown, lambda run: Leaving([("model", "1", 1000)], ["Numbers."]))[0]
-    files["demo"] = write_demo(shown, StoryRows("harmofl", 30, 0))
+    files["sheet"] = write_sheets(shown, lambda run: ["Numbers."])[0]
+    files["demo"] = write_demo(shown, "harmofl")
     (folder / "check.html").write_text(CHECKED.as_html(), encoding="utf-8")
     found = ["12 images in 3 folders", "2 classes"]
     choices = [("job/plan.yaml", "training.rounds", "12", "as it is small"), ("medsilo.yaml", "data", "x", "given")]

@@ -26,14 +26,12 @@ from cryptography.x509.oid import NameOID
 
 from medsilo import cli
 from medsilo.check.data import NOT_TOLD, data_findings, shown_counts
-from medsilo.check.forecast import Rehearsal, rehearsal_findings, round_seconds
 from medsilo.check.kit import check_certificates, check_network, check_seal, read_kit
 from medsilo.check.machine import check_environment, kept, required_versions
-from medsilo.check.rehearsal import rehearse
+from medsilo.check.rehearsal import Rehearsal, rehearsal_findings, rehearse, round_seconds
 from medsilo.check.result import Finding, Report
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
@@ -103,7 +101,7 @@ def test_a_good_site_may_go(tmp_path: Path, local: Path, capsys: pytest.CaptureF
     assert told["go"] is True and told["schema"] == 1 and told["site"] == SITES[0]
     assert {finding["severity"] for finding in told["findings"]} <= {"ok", "note"}
     places = [finding["where"] for finding in told["findings"]]
-    assert {"settings", "environment", "package", "disk", "device", "data", "memory", "time"} <= set(places)
+    assert {"settings", "environment", "disk", "device", "data", "memory", "time"} <= set(places)
     tables = {table["title"]: table["rows"] for table in told["tables"]}
     data = PLAN.task.load(SITES[0], SITES, PLAN.seed, None)
     assert [row["cases"] for row in tables["Cases"]] == [len(data.train), len(data.validation), len(data.test)]
@@ -193,9 +191,9 @@ def test_the_required_versions_are_those_of_the_requirements(root: Path) -> None
 def test_a_full_disk_stops(tmp_path: Path) -> None:
     need = kept(PLAN)
     for free, severity in ((need - 1, "stops"), (need + 1, "note"), (need + 2 * GB, "ok")):
-        report = check(visit(local=tmp_path, free_disk=lambda path, free=free: free), rehearse)
+        report = check(visit(local=tmp_path, free_disk=lambda path, free=free: free))
         assert len(found(report, "disk", severity)) == 1, free
-    assert not check(visit(free_disk=lambda path: 10), rehearse).go
+    assert not check(visit(free_disk=lambda path: 10)).go
 
 
 def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
@@ -207,8 +205,9 @@ def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
     assert 0.2 * kept(plan) < sum(path.stat().st_size for path in files) - heads <= kept(plan)
 
 
-def test_too_little_memory_stops_before_anything_is_tried() -> None:
-    report = check(visit(free_memory=lambda compute: 1000), lambda *_: pytest.fail("it was tried"))
+def test_too_little_memory_stops_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("medsilo.check.visit.rehearse", lambda *_: pytest.fail("it was tried"))
+    report = check(visit(free_memory=lambda compute: 1000))
     (finding,) = found(report, "memory", "stops")
     assert "1.0 kB are free" in finding.what and not report.go
 
@@ -216,42 +215,18 @@ def test_too_little_memory_stops_before_anything_is_tried() -> None:
 def test_the_sites_own_limit_counts_this_process(local: Path) -> None:
     for limit, go in ((256, False), (100_000, True)):  # MiB; torch alone takes more than the first
         (local / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
-        report = check(visit(local=local), rehearse)
+        report = check(visit(local=local))
         assert report.go is go and bool(found(report, "memory", "stops")) is not go
 
 
-def test_memory_that_ends_in_the_middle_is_a_finding() -> None:
+def test_memory_that_ends_in_the_middle_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def bursts(*_: object) -> list:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB at /secret")
 
-    report = check(visit(), bursts)
+    monkeypatch.setattr("medsilo.check.visit.rehearse", bursts)
+    report = check(visit())
     (finding,) = found(report, "memory", "stops")
     assert "batch_size" in finding.remedy and "secret" not in json.dumps(report.as_json())
-
-
-@pytest.mark.parametrize(
-    ("stated", "severity"),
-    [
-        ({}, "ok"),
-        (package_facts(), "ok"),
-        ({**package_facts(), "hash": "0" * 64}, "stops"),
-        ({"version": "9"}, "stops"),
-    ],
-)
-def test_the_version_that_the_job_states(stated: dict, severity: str) -> None:
-    assert len(found(check(visit(stated=stated), rehearse), "package", severity)) == 1
-
-
-def test_a_packed_job_states_its_version(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
-    job = job_of(tmp_path / "job")
-    assert cli.main(["submit", str(job), "--with-code", "-o", str(tmp_path / "packed")]) == 0
-    arguments = ["check", str(tmp_path / "packed"), "--site", SITES[0], "--settings", str(local)]
-    assert cli.main(arguments) == 0
-    assert "as the job states" in capsys.readouterr().out
-    meta = json.loads((tmp_path / "packed/meta.json").read_text())
-    meta["custom_props"]["medsilo"]["hash"] = "f" * 64
-    (tmp_path / "packed/meta.json").write_text(json.dumps(meta))
-    assert cli.main(arguments) == 1
 
 
 def test_a_plan_without_a_job_is_looked_at_too(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
@@ -264,7 +239,7 @@ def test_a_plan_without_a_job_is_looked_at_too(tmp_path: Path, local: Path, caps
 # ---------------------------------------------------------------------------------------------------- settings, policy
 def test_settings_that_are_wrong_stop_and_the_rest_is_still_looked_at(local: Path) -> None:
     (local / "medsilo.yaml").write_text("device: gpu\n")
-    report = check(visit(local=local), rehearse)
+    report = check(visit(local=local))
     (finding,) = found(report, "settings", "stops")
     assert "device" in finding.what and found(report, "data", "ok") and finding.private == ()
 
@@ -272,28 +247,28 @@ def test_settings_that_are_wrong_stop_and_the_rest_is_still_looked_at(local: Pat
 def test_what_the_plan_and_the_policy_say_of_the_site(local: Path, root: Path) -> None:
     shutil.copytree(root / "site_configs/strict-hospital", local, dirs_exist_ok=True)
     (local / "medsilo.yaml").write_text("device: cpu\n")
-    assert not found(check(visit(local=local), rehearse), "policy", "stops")
+    assert not found(check(visit(local=local)), "policy", "stops")
     harmofl = make_plan("harmofl", *SMALL)
-    (held,) = found(check(visit(plan=harmofl, local=local), rehearse), "policy", "stops")
+    (held,) = found(check(visit(plan=harmofl, local=local)), "policy", "stops")
     assert "holds back amplitude" in held.what
     few = [{"path": "medsilo.flare.filters.EnoughCases", "args": {"groups": ["model"], "least": 1000}}]
     privacy = {"scopes": [{"name": "s", "task_result_filters": few}], "default_scope": "s"}
     (local / "privacy.json").write_text(json.dumps(privacy))
-    (held,) = found(check(visit(local=local), rehearse), "policy", "stops")
+    (held,) = found(check(visit(local=local)), "policy", "stops")
     assert "holds back model over " in held.what
     (local / "privacy.json").unlink()
     (local / "resources.json").write_text('{"class_allow_list": ["nvflare."]}')
-    (list_,) = found(check(visit(local=local), rehearse), "policy", "stops")
+    (list_,) = found(check(visit(local=local)), "policy", "stops")
     assert "class_allow_list" in list_.what
-    assert not found(check(visit(local=local, carries_code=True), rehearse), "policy", "stops")
+    assert not found(check(visit(local=local, carries_code=True)), "policy", "stops")
     resources = json.loads((root / "site_configs/teaching-hospital/resources.json").read_text())
     (promised,) = (one["args"] for one in resources["components"] if "num_of_gpus" in one["args"])
     for number, ignored in ((99, False), (99, True), (0, False)):
         promised |= {"num_of_gpus": number, "ignore_host": ignored}
         (local / "resources.json").write_text(json.dumps(resources))
-        stops = found(check(visit(local=local), rehearse), "policy", "stops")
+        stops = found(check(visit(local=local)), "policy", "stops")
         assert ["promises 99 GPUs" in one.what for one in stops] == [True] * (number == 99 and not ignored)
-    (stranger,) = found(check(visit(site="hospital-x"), rehearse), "job", "stops")
+    (stranger,) = found(check(visit(site="hospital-x")), "job", "stops")
     assert "not hospital-x" in stranger.what
 
 
@@ -315,18 +290,18 @@ def test_a_list_that_makes_promises_void_stops(local: Path, name: str, values: d
     """MetricRelay of NVFlare's deletes any file that a job names: medsilo.yaml, in which the promise stands."""
     (local / "medsilo.yaml").write_text(f"device: cpu\n{promise}")
     (local / f"{name}.json").write_text(json.dumps(values))
-    stops = [one.what for one in found(check(visit(plan=None, local=local), rehearse), "policy", "stops")]
+    stops = [one.what for one in found(check(visit(plan=None, local=local)), "policy", "stops")]
     assert [words in one for one in stops] == ([True] if promise else [])
     (local / f"{name}.json").write_text("{}")
     if name == "resources":
         own = {"class_allow_list": [EXECUTOR, "st_anna.filters.Blurred", HARMLESS[1]]}
         (local / "resources.json").write_text(json.dumps(own))
-    assert not found(check(visit(plan=None, local=local), rehearse), "policy", "stops")
+    assert not found(check(visit(plan=None, local=local)), "policy", "stops")
 
 
 def test_an_average_of_too_few_images_stops(local: Path) -> None:
     (local / "medsilo.yaml").write_text("device: cpu\nsmallest_average: 500\n")
-    report = check(visit(plan=make_plan("harmofl", *SMALL), local=local), rehearse)
+    report = check(visit(plan=make_plan("harmofl", *SMALL), local=local))
     (finding,) = found(report, "rehearsal", "stops")
     assert "smallest_average" in finding.what
 
@@ -608,7 +583,7 @@ def look(folder: Path, task: dict, site: str, least: int = 1, split: int | None 
     settings = folder.parent / "local"
     settings.mkdir(exist_ok=True)
     (settings / "medsilo.yaml").write_text(f"device: cpu\nsmallest_metric: {least}\n")
-    return check(visit(site=site, plan=plan, source=DataSource(folder=folder, split=split), local=settings), rehearse)
+    return check(visit(site=site, plan=plan, source=DataSource(folder=folder, split=split), local=settings))
 
 
 def test_good_windows_go(tmp_path: Path) -> None:
@@ -721,7 +696,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     plan = parse_plan(STUDY, ["training.rounds=9", "task.shares=[0.5,0.25,0.25]"])
 
     def looked() -> Report:
-        return check(visit(site="a", plan=plan, local=kit / "local"), rehearse)
+        return check(visit(site="a", plan=plan, local=kit / "local"))
 
     before = looked()
     assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
@@ -741,7 +716,7 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     (cases,) = [table for table in after.tables if table.title == "Cases"]
     assert {row[0]: row[1] for row in cases.rows} == data  # the split that it looked at is the study's
     tight = replace(visit(site="a", local=kit / "local"), plan=plan.with_changes(["training.learning_rate=1e-7"]))
-    (stop,) = found(check(tight, rehearse), "limits", "stops")
+    (stop,) = found(check(tight), "limits", "stops")
     assert "next to nothing" in stop.what
 
 
@@ -824,11 +799,12 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
         assert planted in files["txt"].read_text() and files["txt"].stat().st_mode & 0o077 == 0
 
 
-def test_an_unexpected_error_tells_its_kind_alone() -> None:
+def test_an_unexpected_error_tells_its_kind_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def bursts(*_: object) -> list:
         raise KeyError("/data/mueller/4711.nii.gz")
 
-    report = check(visit(), bursts)
+    monkeypatch.setattr("medsilo.check.visit.rehearse", bursts)
+    report = check(visit())
     (finding,) = found(report, "rehearsal", "stops")
     assert finding.what == "it failed with KeyError"
     assert "mueller" not in json.dumps(report.as_json()) + report.as_text() + report.as_html()
@@ -854,7 +830,7 @@ def test_the_real_tiles_may_go(shared_data: Path, tmp_path: Path) -> None:
         pytest.skip("the nuclei tiles are absent")
     values = {"algorithm": {"name": "fedavg"}, "task": {"name": "nuclei", "size": 16}}
     plan = parse_plan({**values, "participation": {"sites": ["tnbc"]}, "training": {"rounds": 1, "batch_size": 8}})
-    report = check(visit(site="tnbc", plan=plan, source=DataSource(folder=shared_data / "nuclei_he")), rehearse)
+    report = check(visit(site="tnbc", plan=plan, source=DataSource(folder=shared_data / "nuclei_he")))
     assert report.go
     (cases,) = [table for table in report.tables if table.title == "Cases"]
     assert sum(int(row[1]) for row in cases.rows) == 68

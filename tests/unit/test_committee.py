@@ -11,11 +11,11 @@ from torch import nn
 import medsilo
 from benchmarks.cross import committee_scores, main
 from medsilo import cli
-from medsilo.cli.given_settings import settings_of
+from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
+from medsilo.deploy.predictor import Committee, answering_together
 from medsilo.deploy.source import Source
-from medsilo.deploy.together import Committee, answering_together
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record

@@ -1,8 +1,9 @@
-"""Decisions and calibration on a run's page, and the page that may be mailed to one hospital."""
+"""Decisions and calibration on a run's page, and pictures of its single cases."""
 
 import base64
 import csv
 import re
+import shutil
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -12,17 +13,18 @@ import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_json
 from medsilo.federation.scoring import write_measures
-from medsilo.report.read import read
-from medsilo.report.sheet_page import Leaving, of_run, write_sheets
+from medsilo.report.sheet_page import write_sheets
 from medsilo.runs import paths
-from medsilo.runs.schema import Decisions, Summary
+from medsilo.runs.reading import read_verdict
+from medsilo.runs.schema import Decisions, HospitalGain, PairedDifference, Summary
+from medsilo.study.compare import Study
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survival import Survival
-from tests.unit.test_report import Page, rendered, save, spoil, summary_of
+from tests.unit.test_report import rendered, save, summary_of
 
 A, B, C = "hospital-a", "hospital-b", "hospital-c"
-LEAVING = Leaving([("model", "1 to 2", 5000)], ["the mean of something"])
 
 
 def decisions(yes: int, no: int, threshold: float | None = 0.35, certain: bool = True) -> Decisions:
@@ -159,39 +161,22 @@ def test_survival_by_risk_group_is_kaplan_and_meiers(tmp_path: Path) -> None:
     assert rows == [["0", "5", "10"], ["6", "2", "0"], ["6", "6", "3"]]
 
 
-# ---------------------------------------------------------------------------------------------------- a hospital's page
-def facts(text: str) -> dict[str, str]:
-    """The facts of a sheet."""
-    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
-
-
-def test_a_hospitals_sheet_names_no_other_hospital(tmp_path: Path) -> None:
-    """Nor shows it a number that only another one has."""
-    folder = save(tmp_path, summary(stands_out={B: ["its update is long"]}))
-    run = read(folder)
-    text = of_run(run, A, LEAVING)
-    parsed = Page(text)
-    assert B not in text and C not in text and "its update is long" not in text
-    assert "its update is long" in of_run(run, B, LEAVING)
-    assert not re.findall(r"https?://", text) and all(one.startswith(("#", "data:")) for one in parsed.addresses)
-    assert "The mean over 3 hospitals is 0.710." in parsed.header_text
-    told = facts(text)
-    assert (told["Test accuracy"], told["sensitivity"], told["specificity"]) == ("0.700", "0.900", "0.750")
-    assert "0.85" not in text and "0.875" not in text  # two tell theirs: the mean would tell the other's
-    assert "accuracy" not in told and told["calibration error"] == "0.050"
-    assert "model: 5.0 kB in round 1 to 2." in text and "the mean of something" in text
-    assert "A threshold that follows from its validation cases: 0.35." in text and 'id="decision"' not in text
-
-
-def test_of_two_hospitals_neither_sees_a_mean(tmp_path: Path) -> None:
-    text = of_run(read(save(tmp_path, summary((A, B)))), A, LEAVING)
-    assert facts(text)["Test accuracy"] == "0.700" and "mean over" not in text and "0.705" not in text
-
-
-def test_sheets_are_written_for_hospitals_that_took_part(tmp_path: Path) -> None:
-    folder = save(tmp_path, summary())
-    spoil(folder, "sites", C, "contributed", value=None)
-    assert [page.name for page in write_sheets(folder, lambda run: LEAVING)] == [f"{A}.html", f"{B}.html"]
-    spoil(folder, "agreed", "sites", value=["../../x"])
+# ---------------------------------------------------------------------------------------------------- decision sheets
+def test_a_decision_sheet_names_no_other_hospital(panels_study: Study, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(panels_study.folder, folder)
+    with pytest.raises(MedsiloError, match="compare with the method local, too"):
+        write_sheets(folder, lambda run: [])
+    verdict = read_verdict(folder)
+    gain = PairedDifference(mean=0.1, low=0.05, high=0.2, p=0.01, seeds=3, adjusted=0.03, sure=True)
+    own = HospitalGain(word="worth it", method=verdict.rows[0].title, gain=gain)
+    write_json(folder / paths.VERDICT, verdict.changed(gains=dict.fromkeys(verdict.sites, own)).as_json())
+    pages = write_sheets(folder, lambda run: ["model: 5.0 kB in round 1 to 2."])
+    assert [page.stem for page in pages] == verdict.sites
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert "model: 5.0 kB in round 1 to 2." in text and not re.findall(r"https?://", text)
+        assert [site for site in verdict.sites if site in text] == [page.stem]
+    write_json(folder / paths.VERDICT, verdict.changed(gains={"../../x": own}).as_json())
     with pytest.raises(MedsiloError, match="can't be a file's name"):
-        write_sheets(folder, lambda run: LEAVING)
+        write_sheets(folder, lambda run: [])

@@ -18,8 +18,7 @@ from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Ref
 from medsilo.core.files import load_tensors
 from medsilo.deploy.model_card import card_facts
 from medsilo.deploy.source import open_source
-from medsilo.deploy.supermodel import SuperModel
-from medsilo.deploy.tuning import THRESHOLDS, tune
+from medsilo.deploy.supermodel import THRESHOLDS, SuperModel, tune
 from medsilo.federation import inprocess
 from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart

@@ -11,9 +11,8 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
 from medsilo.runs.reading import read_verdict
 from medsilo.study.evidence import Scores, joined
-from medsilo.tasks.folds import Fold
 from medsilo.tasks.survey import PARTS
-from medsilo.tasks.task import SiteData, folded, labels_of, patients_of
+from medsilo.tasks.task import Fold, SiteData, folded, labels_of, patients_of
 from tests.conftest import SITES, make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]

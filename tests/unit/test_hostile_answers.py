@@ -18,7 +18,7 @@ from medsilo.api import Run
 from medsilo.core.errors import Died, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.text import LONGEST
-from medsilo.deploy.tuning import THRESHOLDS
+from medsilo.deploy.supermodel import THRESHOLDS
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.seams import Missing
 from medsilo.flare.wire import DIED, REFUSAL, refusal, to_parcel

@@ -13,7 +13,7 @@ from medsilo.check.data import data_findings
 from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.plan import parse_plan
-from medsilo.tasks.dicom_walk import check_dicom
+from medsilo.tasks.headers import check_dicom
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import Volume, mask_of, write_volume

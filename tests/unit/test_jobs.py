@@ -9,7 +9,6 @@ from jobs.source import write as source
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
-from medsilo.core.package import PLACE, metadata_files, package_facts, package_files
 from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, canonical_job, check_components, find_job, pack, plan_of
 from medsilo.plan import load_plan
 from medsilo.registry import METHODS
@@ -97,18 +96,6 @@ def test_a_job_s_further_plans_load_and_are_of_its_method(path: Path) -> None:
     assert load_plan(path).algorithm.name == path.parents[1].name
 
 
-def test_packing_is_deterministic_and_carries_the_package_with_its_hash(tmp_path: Path) -> None:
-    one = pack(JOBS / "fedbn", tmp_path / "one", with_code=True)
-    two = pack(JOBS / "fedbn", tmp_path / "two", with_code=True)
-    assert files(one) == files(two)
-    assert not any(path.is_symlink() for path in one.rglob("*"))
-    inside = one / CUSTOM
-    beside = set(map(Path, metadata_files()))
-    assert {path.relative_to(inside) for path in inside.rglob("*") if path.is_file()} == set(package_files()) | beside
-    assert all((inside / path).read_bytes() == (PLACE / path).read_bytes() for path in package_files())
-    assert json.loads((one / "meta.json").read_text())["custom_props"] == {"medsilo": package_facts()}
-
-
 def test_packing_resolves_the_plan_and_its_minimum(tmp_path: Path) -> None:
     changes = ["participation.minimum=2", "participation.when_missing=continue", "training.rounds=3"]
     job = pack(JOBS / "fedavg", tmp_path / "job", changes)
@@ -121,7 +108,7 @@ def test_packing_resolves_the_plan_and_its_minimum(tmp_path: Path) -> None:
 
 
 def test_what_a_job_asks_of_hospitals_stays_when_it_is_packed(tmp_path: Path) -> None:
-    job = pack(JOBS / "fedavg", tmp_path / "job", with_code=True)
+    job = pack(JOBS / "fedavg", tmp_path / "job")
     meta = json.loads((job / "meta.json").read_text())
     wishes = {"resource_spec": {"hospital-a": {"num_of_gpus": 1}}, "scope": "public"}
     (job / "meta.json").write_text(json.dumps({**meta, **wishes, "min_clients": 9}))

@@ -19,8 +19,8 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.course import structures
 from medsilo.course.server_side import ServerSide
 from medsilo.course.structures import mix_by_structure, outputs_of
-from medsilo.deploy.images import predict_images
 from medsilo.deploy.model_card import card_facts, write_card
+from medsilo.deploy.predict import predict_images
 from medsilo.deploy.predictor import PredictionRequest
 from medsilo.deploy.source import open_source
 from medsilo.deploy.supermodel import SuperModel

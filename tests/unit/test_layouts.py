@@ -119,8 +119,8 @@ def test_it_is_surveyed_and_a_paper_s_split_stops_nobody(layout: Layout, folder:
             numbers = layout.task if split == "patient" else {**layout.task, "split": split}
             task = TASKS[layout.task["name"]](**numbers)
             survey = task.survey(layout.sites[0], layout.sites, 0, DataSource(folder=folder))
-            assert survey.usable and survey.unreadable == 0 and all(part.cases for part in survey.parts.values())
-            assert split == "paper" or survey.patients_in_two_parts == 0
+            assert survey.usable and all(part.cases for part in survey.parts.values())
+            assert split == "paper" or not any("two parts" in problem.what for problem in survey.problems)
 
 
 @pytest.mark.parametrize("name", ["camelyon17", "covid-xray", "tnbc", "fundus", "prostate-3"])
@@ -404,7 +404,7 @@ def test_damaged_and_deep_pictures_are_refused_when_they_are_read(tmp_path: Path
             data.train[0]
         assert path.name not in str(caught.value) and path.name in caught.value.private
         survey = TASKS["camelyon17"](size=32).survey("center-0", ["center-0"], 0, DataSource(folder=tmp_path))
-        assert survey.unreadable == 1 and not survey.usable and path.name in str(survey.problems[0].private)
+        assert survey.problems[0].count == 1 and not survey.usable and path.name in str(survey.problems[0].private)
 
 
 def test_links_are_followed_within_the_data_folder_and_refused_when_they_lead_out_of_it(

@@ -1,9 +1,7 @@
 """Attaching more than a plan names, as an outsider does it; and the examples of medsilo.extend."""
 
 import ast
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +13,9 @@ import medsilo
 from medsilo import extend, registry
 from medsilo.cli import all_commands, main
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.core.package import package_hash
 from medsilo.deploy.exporter import export
 from medsilo.deploy.source import Source
 from medsilo.federation.inquiry import inquiry_of
-from medsilo.flare.jobs import CUSTOM, pack
 from medsilo.tasks.use import Use
 from tests.conftest import make_plan
 from tests.unit.test_extend import a_distribution
@@ -139,19 +135,6 @@ def test_the_page_uses_what_is_for_everybody(root: Path) -> None:
     ours = {name for module, name in used if module == "medsilo.extend"}
     assert len(ours) >= 10 and ours <= extend.NAMES.keys()
     assert not [module for module, _ in used if str(module).startswith("medsilo.") and module != "medsilo.extend"]
-
-
-def test_code_in_a_job_brings_the_plugins_with_it(root: Path, tmp_path: Path) -> None:
-    """Its entry points are found beside the copy, where medsilo is not installed."""
-    job = pack(root / "jobs/fedavg", tmp_path / "job", with_code=True)
-    code = (
-        "import sys; from medsilo.registry import TASKS; from medsilo.core.package import package_hash\n"
-        "TASKS['dicom-folder']; print(sys.modules['medsilo_dicom'].__file__, package_hash())"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(job / CUSTOM)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    place, digest = done.stdout.split()
-    assert Path(place).is_relative_to(job) and digest == package_hash()
 
 
 def test_an_installation_of_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

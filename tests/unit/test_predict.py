@@ -14,8 +14,7 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
-from medsilo.deploy.images import masks_for
-from medsilo.deploy.predict import predict
+from medsilo.deploy.predict import masks_for, predict
 from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.plain import SmallCnn

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.cli import parsed
-from medsilo.cli.given_settings import settings_of
+from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.simulator import prepare_workspace
 from medsilo.site.settings import SiteSettings, make_settings, read_settings, read_settings_of_all

@@ -11,8 +11,7 @@ from torch import nn
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.model_card import write_card
 from medsilo.deploy.source import open_source
-from medsilo.deploy.supermodel import Origin, SuperModel, assemble
-from medsilo.deploy.tuning import tune
+from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
 from medsilo.models.plain import SmallCnn
 from tests.conftest import make_plan
 

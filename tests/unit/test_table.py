@@ -341,7 +341,7 @@ def write_settings(local: Path, folder: Path) -> None:
 
 
 def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path, tmp_path: Path) -> None:
-    from medsilo.deploy.predict_table import predict_tables
+    from medsilo.deploy.predicted_rows import predict_tables
     from medsilo.deploy.predictor import PredictionRequest
     from medsilo.deploy.source import Source
 

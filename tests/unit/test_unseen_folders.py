@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.check.rehearsal import rehearse
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import DataError, Refused
 from medsilo.federation import inprocess
@@ -119,8 +118,8 @@ def test_check_lets_it_go(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local/medsilo.yaml").write_text("device: cpu\n")
     source, plan = DataSource(folder=folder), plan_of("fedavg", "classification")
-    report = check(Visit(SMALL, plan, source=source, local=tmp_path / "local"), rehearse)
+    report = check(Visit(SMALL, plan, source=source, local=tmp_path / "local"))
     assert report.go, report.findings
     assert any("does not train" in finding.what for finding in report.findings)
     shutil.rmtree(folder / "images")
-    assert not check(Visit(SMALL, plan, source=source, local=tmp_path / "local"), rehearse).go
+    assert not check(Visit(SMALL, plan, source=source, local=tmp_path / "local")).go

@@ -12,8 +12,8 @@ from medsilo.federation.inprocess import Loop
 from medsilo.federation.scoring import read_measures
 from medsilo.plan import Plan
 from medsilo.report import page
+from medsilo.report.formats import text_table
 from medsilo.report.read import read_all
-from medsilo.report.table import text_table
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Row, cells_of, run_cell

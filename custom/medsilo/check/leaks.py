@@ -9,6 +9,7 @@ import torch
 from medsilo.check.demands import price_list
 from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
+from medsilo.core.text import size_text
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Average, views
 from medsilo.course.phase import Stretch
@@ -123,15 +124,18 @@ def describe(
     return [*lines, "", *_filters(given)] if given else lines
 
 
-def left_in_short(plan: Plan) -> tuple[list[tuple[str, str, int]], list[str]]:
-    """Return the groups that left each site with their rounds and bytes a round, and further lines, naming no site."""
-    groups = [(leak.group, leak.when, leak.bytes) for leak in leaks(plan)]
-    lines = [*through_features(plan), *told_besides(plan)]
-    lines.append(
+def left_in_short(plan: Plan) -> list[str]:
+    """Return what leaves each site in short lines, naming no site."""
+    alike: dict[tuple[str, int], list[str]] = {}
+    for leak in leaks(plan):
+        alike.setdefault((leak.group, leak.bytes), []).append(leak.when)
+    return [
+        *(f"{name}: {size_text(size)} in round {', '.join(own)}." for (name, size), own in alike.items()),
+        *through_features(plan),
+        *told_besides(plan),
         "Numbers: cases of each part, losses, scores and counts over validation and test cases, as far as the hospital "
-        "tells them; seconds and memory."
-    )
-    return groups, lines
+        "tells them; seconds and memory.",
+    ]
 
 
 def through_features(plan: Plan) -> list[str]:

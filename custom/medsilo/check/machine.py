@@ -8,11 +8,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
-from medsilo.core.package import ROOT, package_facts
+from medsilo.core.package import ROOT
 from medsilo.core.text import counted, size_text
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
@@ -71,19 +70,6 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
         told = f"other versions than medsilo is tested with (in brackets): {', '.join(others)}"
         yield Finding(where, "note", told, "install requirements.txt where results must agree to the last digit")
     yield Finding(where, "ok", f"Python {python}, {len(required)} packages looked at")
-
-
-def check_own_package(stated: Mapping[str, Any]) -> Finding:
-    """medsilo against the version and hash that the job states."""
-    own = package_facts()
-    mine = f"medsilo {own['version']} ({own['hash'][:12]})"
-    if not stated:
-        told = f"{mine}; the job states none, and sites that differ from the server are refused"
-        return Finding("package", "ok", told)
-    if {key: stated.get(key) for key in own} == own:
-        return Finding("package", "ok", f"{mine}, as the job states")
-    theirs = f"medsilo {stated.get('version')} ({str(stated.get('hash'))[:12]})"
-    return Finding("package", "stops", f"{mine}, but the job states {theirs}", "install the version of the job")
 
 
 def free_space(folder: Path) -> int:

@@ -147,10 +147,3 @@ def _aligned(rows: Iterable[Sequence[Cell]]) -> list[str]:
 def words_of(cell: Cell) -> str:
     """A cell as people read it."""
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people read them."""
-    if seconds < 90:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,19 +1,17 @@
 """The check of a site before it joins: machine, kit and data against a job. It tells counts and names nobody."""
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from medsilo.check.approving import accepted_findings, approval_findings
 from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
 from medsilo.check.data import data_findings, data_tables
 from medsilo.check.demands import limit_findings, limit_tables, privacy_findings, source_of
-from medsilo.check.forecast import REMEDY, Rehearsal, free_memory, rehearsal_findings, rehearsal_table, within
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
 from medsilo.check.leaks import leaks
 from medsilo.check.machine import (
@@ -21,11 +19,11 @@ from medsilo.check.machine import (
     check_disk,
     check_environment,
     check_memory,
-    check_own_package,
     free_space,
     gpus,
     required_versions,
 )
+from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearsal_table, rehearse, within
 from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
@@ -35,10 +33,8 @@ from medsilo.site.policy import EXECUTOR, read_policy, ways_around
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
-from medsilo.tasks.task import SiteData
 
 UNSEEN = "no job was given, so the data were not looked at"
-Rehearse = Callable[[Plan, str, Sequence[str], SiteSettings, SiteData, Path], list[Rehearsal]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,6 @@ class Visit:
 
     site: str
     plan: Plan | None = None  # the job's
-    stated: Mapping[str, Any] = field(default_factory=dict)  # the medsilo that the job states
     scope: str | None = None  # the privacy scope that the job asks for
     carries_code: bool = False  # the job
     local: Path | None = None  # the folder with medsilo.yaml
@@ -60,7 +55,7 @@ class Visit:
     accept: bool = False  # whether the engineer says that the settings are as they should be
 
 
-def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda line: None) -> Report:
+def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Report:
     """Look at everything; what goes wrong in one place is a finding and hinders no other."""
     now = visit.now or datetime.now(UTC)
     own = package_facts()
@@ -82,7 +77,6 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
             note(accepted_findings(visit.kit, settings, visit.accept))
     with _guarded("environment", report):
         note(check_environment(visit.required))
-    report.findings.append(check_own_package(visit.stated))
     with _guarded("disk", report):
         output = settings.output or (visit.local.parent if visit.local else Path.cwd())
         report.findings.append(check_disk(output.absolute(), visit.plan, visit.free_disk))
@@ -104,7 +98,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
         return report
     cases = None
     with _guarded("data", report):
-        cases = _look_at_data(visit, visit.plan, settings, rehearse, report, say)
+        cases = _look_at_data(visit, visit.plan, settings, report, say)
     with _guarded("policy", report):
         note(_policy(visit, visit.plan, cases))
     with _guarded("approval", report):
@@ -167,7 +161,7 @@ def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
 
 
 def _look_at_data(
-    visit: Visit, plan: Plan, settings: SiteSettings, rehearse: Rehearse, report: Report, say: Callable[[str], None]
+    visit: Visit, plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]
 ) -> int | None:
     """The data in counts, then a few batches of them; returns the number of training cases, if it is known."""
     least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})

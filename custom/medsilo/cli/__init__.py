@@ -23,8 +23,7 @@ from medsilo.cli import (
     running,
     starting,
 )
-from medsilo.cli.command import Command
-from medsilo.cli.show import command, failure
+from medsilo.cli.show import Command, command, failure
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.registry import COMMANDS as PLUGGED_IN

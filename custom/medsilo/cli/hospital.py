@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import check_device, folder_of_settings
+from medsilo.cli.options import check_device, folder_of_settings
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
@@ -159,7 +159,6 @@ def check(
     import dataclasses
     import sys
 
-    from medsilo.check.rehearsal import rehearse
     from medsilo.check.visit import check
     from medsilo.core.files import write_text
 
@@ -169,7 +168,7 @@ def check(
         visit = dataclasses.replace(_visit(job, plan, changes, kit, site_config, data, site), accept=accept)
     except MedsiloError as error:
         return screen.fail(error, 2)
-    found = check(visit, rehearse, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
+    found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
     if html:
         write_text(html, found.as_html())
     kept = found.write_private(private)
@@ -270,7 +269,7 @@ def _visit(
     from medsilo.check.kit import read_kit
     from medsilo.check.visit import Visit
     from medsilo.core.text import is_safe_name
-    from medsilo.flare.jobs import CUSTOM, find_job, plan_of, stated
+    from medsilo.flare.jobs import CUSTOM, find_job, plan_of, scope_of
     from medsilo.plan import load_plan
     from medsilo.site.settings import allowed_packages
     from medsilo.tasks.sources import DataSource
@@ -291,7 +290,7 @@ def _visit(
     site = site or "this-site"
     if not is_safe_name(site):
         raise MedsiloError(f"--site {site!r} has odd characters; use letters, digits, '.', '_' and '-'")
-    package, scope = stated(job) if job else ({}, None)
+    scope = scope_of(job) if job else None
     source = DataSource(folder=data) if data else None
     carries_code = job is not None and (job / CUSTOM).is_dir()
-    return Visit(site, plan, package, scope, carries_code, local, kit, source)
+    return Visit(site, plan, scope, carries_code, local, kit, source)

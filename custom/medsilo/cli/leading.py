@@ -60,7 +60,6 @@ def submit(
     kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
     plan: options.PlanFile = None,
     changes: options.Changes,
-    with_code: options.WithCode = False,
     out: options.OutFolderOrNone = None,
 ) -> int:
     """Submit a job to a consortium, or write it into a folder as it would be submitted.
@@ -77,10 +76,10 @@ def submit(
     if kit:
         from medsilo.consortium import lead
 
-        submitted: str | Path = lead.submit(found, kit, screen.warn, changes, with_code, plan)
+        submitted: str | Path = lead.submit(found, kit, screen.warn, changes, plan)
     else:
         assert out
-        submitted = jobs.pack(found, out, changes, with_code, plan)
+        submitted = jobs.pack(found, out, changes, plan)
     screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
     return 0

@@ -2,17 +2,13 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from medsilo.cli import options
 from medsilo.cli.show import Screen
-from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
-
-if TYPE_CHECKING:
-    from medsilo.report.sheet_page import Leaving
 
 MOST_NAMED = 3  # runs in the title of a page
 
@@ -28,14 +24,14 @@ def report(
     ] = None,
     hospitals: Annotated[
         bool,
-        typer.Option("--hospitals", help="also a printed page for each hospital, which may be mailed to it"),
+        typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital"),
     ] = False,
 ) -> int:
     """Write one HTML page about one or more runs.
 
     A folder with several runs means all of them; that of a comparison gives the comparison's page. The page
-    needs no network. A hospital's sheet is one printed page with its own numbers and the means of all. It names no
-    other hospital; of a comparison it is a decision sheet.
+    needs no network. A decision sheet is one printed page, which may be mailed to its hospital: whether joining pays
+    there. It names no other hospital.
     """
     screen.note("reading the runs")
     from medsilo.report.page import write
@@ -51,25 +47,22 @@ def report(
         title = f"{len(found)} runs" if len(found) > MOST_NAMED else ", ".join(run.resolve().name for run in found)
         written = write(found, page, title, statistics)
     screen.say(f"report: {written}")
-    own = []
+    own: list[Path] = []
     if hospitals:
         from medsilo.report.sheet_page import write_sheets
 
-        own = [page for folder in (runs if compared else found) for page in write_sheets(folder, _leaving)]
-        if not own:
-            raise MedsiloError("--hospitals: no gain over training alone is known; compare with the method local, too")
+        own = write_sheets(runs[0], _leaving)
     for page in own:
         screen.say(f"hospital's sheet: {page}")
     screen.answer(report=written, runs=found, hospitals=own)
     return 0
 
 
-def _leaving(run: Path) -> "Leaving":
+def _leaving(run: Path) -> list[str]:
     from medsilo.check.leaks import left_in_short
     from medsilo.plan import load_plan
-    from medsilo.report.sheet_page import Leaving
 
-    return Leaving(*left_in_short(load_plan(run / paths.PLAN)))
+    return left_in_short(load_plan(run / paths.PLAN))
 
 
 def clean(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import folder_of_settings
+from medsilo.cli.options import folder_of_settings
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
@@ -51,7 +51,7 @@ def _print(
 
     from medsilo.check.leaks import averages_images, describe, leaks
     from medsilo.federation.protection import read_for
-    from medsilo.flare.jobs import find_job, plan_of, stated
+    from medsilo.flare.jobs import find_job, plan_of, scope_of
     from medsilo.site.policy import Policy, read_policy
     from medsilo.site.settings import SiteSettings, read_settings
     from medsilo.tasks.sources import DataSource
@@ -59,7 +59,7 @@ def _print(
     found, folder = find_job(job), local
     settings = read_settings(folder) if folder else SiteSettings()
     study = plan_of(found, changes, plan, settings.packages) if folder else plan_of(found, changes, plan)
-    policy = read_policy(folder, stated(found)[1]) if folder else Policy()
+    policy = read_policy(folder, scope_of(found)) if folder else Policy()
     source = read_for(study, DataSource(folder=data) if data else settings.data)
     images: dict[str, int | str] = {}
     for site in study.participation.sites if averages_images(study) else ():

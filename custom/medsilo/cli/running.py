@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import settings_of
+from medsilo.cli.options import settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted
@@ -32,21 +32,18 @@ def demo(
 ) -> int:
     """Show on one page whether joining pays for three synthetic hospitals.
 
-    Seven methods over several seeds, and one of them in NVFlare's simulator. Takes minutes.
+    Seven methods over several seeds, in this process. Takes minutes.
     """
-    screen.begin(f"demo with seeds {seeds}: loading PyTorch and NVFlare")
-    from medsilo.report.demo_page import StoryRows, write_demo
+    screen.begin(f"demo with seeds {seeds}: loading PyTorch")
+    from medsilo.report.study_page import write_demo
     from medsilo.study.demo import HARMONISED, run_demo
 
     with screen.busy("running the demo") as tell_more:
-        done = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say, tell_more)
+        folder, failures = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say, tell_more)
     screen.doing("writing the page")
-    same = done.same
-    told = StoryRows(HARMONISED, same.tensors if same else 0, same.different if same else None)
-    page = write_demo(done.folder, told)
-    _say_answer(screen, done.folder, page, "now with your data: medsilo init FOLDER -o study")
-    screen.answer(report=page, failures=done.failures, equal=bool(same and not same.different))
-    failures = [*done.failures, *(["NVFlare's simulator gave other numbers"] if same and same.different else [])]
+    page = write_demo(folder, HARMONISED)
+    _say_answer(screen, folder, page, "now with your data: medsilo init FOLDER -o study")
+    screen.answer(report=page, failures=failures)
     for failure in failures:
         screen.warn(failure)
     return 1 if failures else 0
@@ -318,9 +315,9 @@ def resume(
 
 def conclude(screen: Screen, folder: Path) -> int:
     """Show the table of a run's scores, write its page, and say where it is."""
+    from medsilo.report.formats import text_table
     from medsilo.report.page import write
     from medsilo.report.read import read_all
-    from medsilo.report.table import text_table
     from medsilo.runs.reading import read_summary
 
     screen.doing("writing the report")

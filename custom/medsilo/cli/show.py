@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,13 +24,39 @@ if TYPE_CHECKING:
     from medsilo.study.progress import StudyProgress
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command: its function's name with dashes, its parameters are options, its docstring is what --help says.
+
+    >>> from medsilo.extend import Command, Screen
+    >>> def count(screen: Screen, number: int = 3) -> int:
+    ...     "Count."
+    ...     screen.say(str(number))
+    ...     return 0
+    >>> Command(count, "--number 5", "For a hospital's engineer").name
+    'count'
+    >>> Command(count, "", "For a hospital's engineer", of="cases").name
+    'cases count'
+    """
+
+    does: Callable[..., int]  # gets a Screen first; 0 is success
+    example: str  # the arguments of one
+    people: str  # the heading that it stands under
+    of: str = ""  # the command that it is one of several acts of
+
+    @property
+    def name(self) -> str:
+        """Return what is typed."""
+        return f"{self.of} {self.does.__name__.rstrip('_')}".strip().replace("_", "-")
+
+
 MOST_SILENCE = 4.5  # seconds; five are promised
 LOOK = 0.2  # seconds between looks at whether something has to be said
 STOPPED = "stopped"
 AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
 ]
-Command = Callable[..., int]
+Does = Callable[..., int]
 Tell = Callable[[], str]
 
 
@@ -198,7 +225,7 @@ class _Ticker:
         self._thread.join()
 
 
-def command(does: Command) -> Command:
+def command(does: Does) -> Does:
     """Return the command with `--json` added, its screen given, and its errors shown as one line."""
     signature = inspect.signature(does)
     parameters = [value for name, value in signature.parameters.items() if name != "screen"]

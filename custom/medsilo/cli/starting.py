@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import settings_of
+from medsilo.cli.options import settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.site.owner import ALL_MINE
@@ -56,8 +56,7 @@ def init(
     from tempfile import TemporaryDirectory
 
     from medsilo.report.start_page import StartFacts, write_start_page
-    from medsilo.start.advice import advice, rows, shown_lines
-    from medsilo.start.looker import Folder, first_sight
+    from medsilo.start.looker import Folder, advice, first_sight, rows, shown_lines
     from medsilo.start.trial import alone, keeping_ready, machine_of
     from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start
 
@@ -108,7 +107,7 @@ def init(
 
 def _write_example(screen: Screen, folder: Path) -> int:
     screen.begin("drawing hospitals")
-    from medsilo.start.example import write_example
+    from medsilo.tasks.synthetic.prostate import write_example
 
     patients = write_example(folder)
     screen.say(f"three drawn hospitals with {patients} patients: {folder}\nnow: medsilo init {folder}")
@@ -151,9 +150,9 @@ def _findings(report: "Report") -> list[tuple[str, str, str]]:
 
 def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:
     """Run the trial and return the cases of a classification, by hospital."""
+    from medsilo.report.formats import text_table
     from medsilo.report.page import write
     from medsilo.report.read import read_all
-    from medsilo.report.table import text_table
     from medsilo.runs import paths
     from medsilo.start.trial import found_cases, try_alone
 

@@ -96,7 +96,6 @@ def submit(
     kit: Path,
     say: Say,
     changes: Iterable[str] = (),
-    with_code: bool = False,
     other_plan: Path | None = None,
 ) -> str:
     """Check a job against its plan and against who is there, submit it, and return NVFlare's id for it.
@@ -109,7 +108,7 @@ def submit(
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
     with tempfile.TemporaryDirectory() as folder:
-        packed = pack(job, Path(folder) / plan.algorithm.name, changes, with_code, other_plan)
+        packed = pack(job, Path(folder) / plan.algorithm.name, changes, other_plan)
         check_components(packed)
         with connected(kit) as session:
             here = {client.name for client in session.get_system_info().client_info}

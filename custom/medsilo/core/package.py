@@ -3,7 +3,7 @@
 import hashlib
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import version
 from pathlib import Path
 
 from medsilo import __version__
@@ -27,7 +27,6 @@ PLUGINS = (
 )
 ROOTS = (ROOT, *(PLACE / name for name in PLUGINS))
 NAME = "medsilo"  # of the distribution that they are all in
-ENTRIES = "entry_points.txt"
 DECISIVE = ("nvflare", "torch", "numpy", "monai")  # libraries whose versions decide over the last digits
 
 
@@ -66,14 +65,3 @@ def place_in_package(file: str) -> str | None:
     """Return where one of our files lies, for people; None for a file of another package."""
     path = Path(file)
     return path.relative_to(PLACE).as_posix() if any(path.is_relative_to(root) for root in ROOTS) else None
-
-
-def metadata_files() -> dict[str, str]:
-    """Return what Python must find beside a copy of the package, so that the plug-ins in it are found: name → text."""
-    try:
-        entries = distribution(NAME).read_text(ENTRIES)
-    except PackageNotFoundError:
-        entries = None
-    folder = f"{NAME}-{__version__}.dist-info"
-    about = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {__version__}\n"
-    return {f"{folder}/METADATA": about, f"{folder}/{ENTRIES}": entries or ""}

@@ -31,6 +31,13 @@ def size_text(size: float) -> str:
     return f"{size:.2f} GB"
 
 
+def duration(seconds: float) -> str:
+    """Return seconds as people read them."""
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def counted(number: int, what: str) -> str:
     """Return a number of things: 1 round, 2 rounds."""
     return f"{number} {what}{'' if number == 1 else 's'}"

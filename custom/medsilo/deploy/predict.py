@@ -1,8 +1,8 @@
 """Prediction on a hospital's own images: masks on the images' own grids, and a table with one line per image."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,10 +14,11 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_json
 from medsilo.core.text import plain
 from medsilo.deploy.predicted_rows import write_rows
-from medsilo.deploy.predictor import PredictionRequest
+from medsilo.deploy.predictor import PredictionRequest, Predictor
 from medsilo.deploy.source import Source
 from medsilo.deploy.watch import MACHINE, SEEN, Seen, mean_of
 from medsilo.learning.layers import judges_by_batch
+from medsilo.tasks.headers import is_dicom
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.use import ImageUse
@@ -196,3 +197,115 @@ def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]
             told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
         flat.append(row | told)
     write_rows(out / "predictions.csv", flat, COLUMNS)
+
+
+SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
+MARKED = "promised_"  # before the name of a mask that a layer of the plan marks
+COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
+
+
+def predict_images(asked: PredictionRequest) -> int:
+    """Predict image files, whose masks have the values of the hospital's own masks; returns how many failed."""
+    use = asked.source.plan.task.use
+    assert isinstance(use, ImageUse)
+    channels = {image[0]: image for image in use.images_among(find_images(asked.given))}
+    named = masks_for(list(channels))
+    if any(path.resolve().parent == asked.out.resolve() for path, _ in named):
+        raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
+    own_values, lacks = use.own_values(asked.data), use.lacking_of(asked.data)
+    images = [ImageFile(path.name, channels[path], mask, own_values, use, lacks) for path, mask in named]
+    return predict_all(asked, images)
+
+
+PREDICTOR = Predictor("images", predict_images)
+
+
+@dataclass
+class ImageFile:
+    """An image in a file for all channels or for each, or in a folder with one DICOM series; its mask is a file of
+    the same kind."""
+
+    name: str
+    files: tuple[Path, ...]
+    mask: str
+    own_values: Mapping[int, int]
+    use: ImageUse = field(repr=False)
+    lacks: tuple[int, ...] = ()  # places of channels that are not in the files
+
+    def read(self) -> Scan:
+        return replace(self.use.scan_of(self.files), lacks=self.lacks)
+
+    def write(self, scan: Scan, prediction: Prediction, out: Path) -> dict[str, str]:
+        if prediction.labels is None:
+            return {}
+        write_mask(scan, _with_values(prediction.labels, self.own_values), out / self.mask)
+        if prediction.marked is None:
+            return {"mask": self.mask}
+        marked = f"{MARKED}{self.mask}"
+        write_mask(scan, _with_values(prediction.marked, self.own_values), out / marked)
+        return {"mask": self.mask, "promised_mask": marked}
+
+
+def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:
+    """Return a mask in which labels have a hospital's own values; those without one keep their number."""
+    if all(label == value for label, value in own_values.items()):
+        return labels
+    table = np.arange(max(*own_values, int(labels.max())) + 1, dtype=np.uint16)
+    table[list(own_values)] = list(own_values.values())
+    return table[labels]
+
+
+def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
+    """A mask with exactly the geometry of its image; whole or not there."""
+    import SimpleITK
+
+    part = path.with_name(f".part-{path.name}")
+    try:
+        SimpleITK.WriteImage(scan.on_own_grid(labels), str(part), useCompression=True)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def find_images(given: Sequence[Path]) -> list[Path]:
+    """The images that were given: files, folders of one DICOM series, and what lies in other folders."""
+    found: list[Path] = []
+    for path in given:
+        if not path.exists():
+            raise MedsiloError("an image that was given is not there; correct its path", private=str(path))
+        found += [path] if path.is_file() or _is_series(path) else _within(path)
+    if not found:
+        raise MedsiloError("there are no images; give image files, DICOM folders or folders with such")
+    return found
+
+
+def _within(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.suffix in COMPANIONS:
+            continue
+        if path.is_file() or _is_series(path):
+            yield path
+
+
+def _is_series(folder: Path) -> bool:
+    """Return whether files of a folder say that they are DICOM; a damaged one is found when the series is read."""
+    return folder.is_dir() and any(path.is_file() and is_dicom(path) for path in sorted(folder.iterdir()))
+
+
+def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Every image with the name of its mask; images of the same name get their folder's before it."""
+    names = Counter(_mask_name(path) for path in images)
+    named = []
+    for path in images:
+        name = _mask_name(path)
+        named.append((path, name if names[name] == 1 else f"{path.resolve().parent.name}_{name}"))
+    doubled = [name for name, count in Counter(name for _, name in named).items() if count > 1]
+    if doubled:
+        raise MedsiloError("two images would get the same mask; predict them into two folders", private=doubled[0])
+    return named
+
+
+def _mask_name(path: Path) -> str:
+    suffix = next((suffix for suffix in SUFFIXES if not path.is_dir() and path.name.lower().endswith(suffix)), "")
+    stem = path.name[: -len(suffix)] if suffix else path.name.removesuffix(".mhd").removesuffix(".dcm")
+    return f"{stem}_mask{suffix or '.nii.gz'}"

@@ -18,8 +18,7 @@ from medsilo.core.text import plain
 from medsilo.course.group import Facts, Group
 from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
 from medsilo.course.phase import Phase
-from medsilo.deploy.supermodel import GLOBAL, Origin, Rule, SuperModel, assemble
-from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
+from medsilo.deploy.supermodel import GLOBAL, THRESHOLDS, Origin, Rule, SuperModel, Tuning, assemble, tune
 from medsilo.learning.loop import refuse_nan
 from medsilo.models.network import Network
 from medsilo.runs import paths

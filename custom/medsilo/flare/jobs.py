@@ -11,7 +11,6 @@ from typing import Any
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
-from medsilo.core.package import PLACE, metadata_files, package_facts, package_files
 from medsilo.flare.patience import Patience, limits
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import ANY
@@ -94,10 +93,9 @@ def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None, al
     return chosen
 
 
-def stated(job: Path) -> tuple[dict[str, Any], str | None]:
-    """Return what a job's meta.json says of medsilo (version and hash), and the privacy scope that it asks for."""
-    meta = _meta(job)
-    return meta.get("custom_props", {}).get("medsilo", {}), meta.get("scope")
+def scope_of(job: Path) -> str | None:
+    """Return the privacy scope that a job's meta.json asks for."""
+    return _meta(job).get("scope")
 
 
 def _meta(job: Path) -> dict[str, Any]:
@@ -128,30 +126,10 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
         shutil.copytree(job / CUSTOM, destination / CUSTOM, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def pack(
-    job: Path,
-    destination: Path,
-    changes: Iterable[str] = (),
-    with_code: bool = False,
-    plan: Path | None = None,
-) -> Path:
-    """Write the job as it is submitted, with the package's code inside if asked (for sites that allow custom code)."""
+def pack(job: Path, destination: Path, changes: Iterable[str] = (), plan: Path | None = None) -> Path:
+    """Write the job as it is submitted."""
     write_job(destination, plan_of(job, changes, plan), job)
-    if with_code:
-        add_code(destination)
     return destination
-
-
-def add_code(job: Path) -> None:
-    """Put the code of the package and its plug-ins, and which one it is, into a job."""
-    for path in package_files():
-        target = job / CUSTOM / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((PLACE / path).read_bytes())
-    for name, text in metadata_files().items():
-        write_text(job / CUSTOM / name, text)
-    meta = _meta(job)
-    write_json(job / META, {**meta, "custom_props": {**meta.get("custom_props", {}), "medsilo": package_facts()}})
 
 
 def check_components(job: Path) -> None:

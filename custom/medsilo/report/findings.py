@@ -1,15 +1,15 @@
 """Say what the runs show, in sentences and small tables, and what they do not show. No drawing, no HTML."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from medsilo.report.read import RunResult, all_sites, spans
-from medsilo.report.table import number
+from medsilo.report.formats import moment_of, number, short, shown
+from medsilo.report.read import RunResult, same, spans
 
 MOST_ABSENCE_NOTICES = 6
 STANDS_OUT = "Stands out"
-MOST_SITES_IN_A_SENTENCE = 5
 SYNTHETIC = (
     "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
     "of the methods may differ on real images."
@@ -37,23 +37,6 @@ class Answer:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The price that one site paid in one round, on average over the rounds in which sites contributed."""
-
-    label: str
-    total_seconds: float | None
-    seconds: float | None
-    bytes_up: float | None
-    bytes_down: float | None
-    memory: int | None  # the most that a process held
-
-
-def is_local(run: RunResult) -> bool:
-    """Every site trained alone."""
-    return run.summary.method == "local"
-
-
 def is_central(run: RunResult) -> bool:
     """All data lay in one place."""
     return run.summary.method == "central"
@@ -61,37 +44,24 @@ def is_central(run: RunResult) -> bool:
 
 def is_reference(run: RunResult) -> bool:
     """Runs that no federation makes: they are what federations are held against."""
-    return is_local(run) or is_central(run)
+    return run.summary.method == "local" or is_central(run)
 
 
 def answer(runs: Sequence[RunResult]) -> Answer:
-    """Return which method scores highest on average, said no louder than one run each allows."""
-    differences = incomparable(runs)
-    if differences:
-        return Answer(f"These runs are listed but not ranked, because they differ in {' and '.join(differences)}.")
-    complete = [run for run in runs if _complete(run, all_sites(runs))]
-    ranked = sorted((run for run in complete if not is_reference(run)), key=_mean, reverse=True)
-    if not ranked:
-        headline = "No federated run finished with a test score at every site, so there is nothing to rank."
-        return Answer(headline, _references(complete))
-    remarks = (_seed_remark(ranked), *_joining(ranked[0], complete, all_sites(runs)), *_references(complete))
-    return Answer(_alone_is_best(ranked, complete) or _headline(ranked, len(all_sites(runs))), remarks)
-
-
-def incomparable(runs: Sequence[RunResult]) -> list[str]:
-    """Return what differs between runs so that their scores must not be ranked."""
-    views = {
-        "task": lambda run: run.summary.task,
-        "metric": lambda run: run.summary.metric,
-        "protocol": lambda run: run.summary.protocol,
-        "seed": lambda run: run.summary.seed,
-    }
-    differences = [name for name, view in views.items() if len({view(run) for run in runs}) > 1]
-    finished = [run for run in runs if not run.failed]
-    for site in all_sites(runs):
-        if len({run.test_cases(site) for run in finished} - {None}) > 1:
-            return [*differences, "the number of test cases"]
-    return differences
+    """Return what a run reaches; several are not ranked, since each is one seed."""
+    if len(runs) > 1:
+        return Answer(
+            f"{len(runs)} runs side by side. Each has one seed, and another seed may change their order, so none is "
+            "ranked: 'medsilo compare' ranks methods."
+        )
+    (run,) = runs
+    telling = [site for site in run.sites if run.score(site) is not None]
+    if run.failed or not telling:
+        return Answer("No site has a test score.")
+    over = f"over {len(telling)} sites" if len(telling) > 1 else "at the one site"
+    headline = f"{run.label} reaches a mean test {run.summary.metric} of {number(run.summary.mean_test)} {over}."
+    which = "one seed" if run.summary.seed is None else f"one seed ({run.summary.seed})"
+    return Answer(headline, (f"This is one run with {which}: the result of another seed is not known.",))
 
 
 def notices(runs: Sequence[RunResult]) -> list[Notice]:
@@ -120,26 +90,6 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
     return failed + missing + told + _cautions(runs) + _synthetic(runs)
 
 
-def costs(runs: Sequence[RunResult]) -> list[Cost]:
-    """Return what each run cost, in the runs' order."""
-    return [
-        Cost(
-            run.label,
-            run.summary.seconds,
-            _per_contribution(run, "seconds"),
-            _per_contribution(run, "bytes_up"),
-            _per_contribution(run, "bytes_down"),
-            max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None),
-        )
-        for run in runs
-    ]
-
-
-def cost_baseline(runs: Sequence[RunResult]) -> Cost | None:
-    """FedAvg's cost, which the others are held against."""
-    return next((cost for run, cost in zip(runs, costs(runs), strict=True) if run.summary.method == "fedavg"), None)
-
-
 def limits(runs: Sequence[RunResult]) -> list[str]:
     """Return what no reader may conclude from this page."""
     found = []
@@ -148,8 +98,7 @@ def limits(runs: Sequence[RunResult]) -> list[str]:
     if len(runs) > 1:
         found.append(
             "Each row is a single run with a single seed. Another seed moves every score, and without repeated runs "
-            "nobody can tell a difference between methods from chance. The highest of several scores is also higher "
-            "than the same method would score again."
+            "nobody can tell a difference between methods from chance."
         )
     else:
         found.append("This is a single run with a single seed. Another seed changes every score, by an unknown amount.")
@@ -165,62 +114,13 @@ def limits(runs: Sequence[RunResult]) -> list[str]:
         if all(run.summary.metric == "accuracy" for run in runs):
             detail += f": one more or less right moves its accuracy by {1 / cases:.3f}"
         found.append(f"{detail}.")
-    return [*found, CHOSEN]
+    return [*found, CHOSEN, *engines_differ(runs)]
 
 
-def _headline(ranked: Sequence[RunResult], sites: int) -> str:
-    best, metric = ranked[0], ranked[0].summary.metric
-    over = f"over {sites} sites" if sites > 1 else "at the one site"
-    score = number(best.summary.mean_test)
-    if len(ranked) == 1:
-        return f"{best.label} reaches a mean test {metric} of {score} {over}."
-    level = [run.label for run in ranked if number(run.summary.mean_test) == score]
-    if len(level) > 1:
-        return f"{_listed(level)} share the highest mean test {metric}, {score} {over}."
-    second = ranked[1]
-    return (
-        f"{best.label} has the highest mean test {metric}, {score} {over}; "
-        f"next is {second.label} with {number(second.summary.mean_test)}."
-    )
-
-
-def _alone_is_best(ranked: Sequence[RunResult], complete: Sequence[RunResult]) -> str:
-    """Return the headline where no federation reaches what sites reach by themselves; empty if one does."""
-    local, best = _local(complete), ranked[0]
-    if local is None or _mean(best) >= _mean(local):
-        return ""
-    return (
-        f"Training alone has the highest mean test {best.summary.metric}, {number(_mean(local))}; the best federation "
-        f"is {best.label} with {number(_mean(best))}."
-    )
-
-
-def _seed_remark(ranked: Sequence[RunResult]) -> str:
-    seed = ranked[0].summary.seed
-    which = "one seed" if seed is None else f"one seed ({seed})"
-    if len(ranked) == 1:
-        return f"This is one run with {which}: the result of another seed is not known."
-    return f"Each method was run once, with {which}, and another seed may change their order: no winner is claimed."
-
-
-def _joining(best: RunResult, complete: Sequence[RunResult], sites: Sequence[str]) -> list[str]:
-    local = _local(complete)
-    if local is None:
-        return []
-    differences = [(site, _difference(best.score(site), local.score(site)) or 0.0) for site in sites]
-    better = sum(difference > 0 for _, difference in differences)
-    worse = sum(difference < 0 for _, difference in differences)
-    verdict = f"Does joining pay? Against training alone, {best.label} is higher at {better} of {len(sites)} sites"
-    verdict += f" and lower at {worse}" if worse else ""
-    if len(sites) <= MOST_SITES_IN_A_SENTENCE:
-        by_site = [f"{site} {signed(difference)}" for site, difference in differences]
-        verdict += f" ({', '.join(by_site)})"
-    return [f"{verdict}."]
-
-
-def _references(complete: Sequence[RunResult]) -> tuple[str, ...]:
-    known = [f"{run.label} {number(run.summary.mean_test)}" for run in complete if is_reference(run)]
-    return (f"For reference, mean over sites: {'; '.join(known)}.",) if known else ()
+def engines_differ(runs: Sequence[RunResult]) -> list[str]:
+    """Return a line where times of these runs don't compare."""
+    several = len({run.summary.engine for run in runs}) > 1
+    return ["The runs used different engines, so their times do not compare."] if several else []
 
 
 def signed(value: float | None) -> str:
@@ -228,11 +128,6 @@ def signed(value: float | None) -> str:
     if value is None:
         return number(None)
     return "±0.000" if value == 0 else f"{value:+.3f}".replace("-", "−")
-
-
-def _difference(one: float | None, other: float | None) -> float | None:
-    """Rounded as it is shown, so that a sentence never says 'higher' beside ±0.000."""
-    return None if one is None or other is None else round(one - other, 3)
 
 
 def _missing(run: RunResult) -> list[Notice]:
@@ -279,29 +174,46 @@ def _synthetic(runs: Sequence[RunResult]) -> list[Notice]:
     return [Notice("synthetic", "Synthetic data", text)]
 
 
-def _local(runs: Sequence[RunResult]) -> RunResult | None:
-    return next((run for run in runs if is_local(run) and not run.failed), None)
-
-
-def _complete(run: RunResult, sites: Sequence[str]) -> bool:
-    """A mean over fewer sites is another quantity and must not be ranked beside a full one."""
-    return not run.failed and run.summary.mean_test is not None and all(run.score(site) is not None for site in sites)
-
-
-def _mean(run: RunResult) -> float:
-    return run.summary.mean_test or 0.0
-
-
-def _per_contribution(run: RunResult, field: str) -> float | None:
-    """Total over sites divided by all contributions; one site's missing value makes the average missing too."""
-    total, contributions = 0.0, 0
-    for site in run.sites:
-        value, rounds = getattr(run.site(site), field), run.site(site).contributed
-        if value is None or rounds is None:
-            return None
-        total, contributions = total + value, contributions + rounds
-    return total / contributions if contributions else None
-
-
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
+    """Facts shared by all runs as a list, those that differ as a table."""
+    facts: dict[str, Callable[[RunResult], str]] = {
+        "Status": lambda run: run.summary.status,
+        "Task": lambda run: shown(run.summary.task),
+        "Protocol": lambda run: shown(run.summary.protocol),
+        "Seed": lambda run: shown(run.summary.seed),
+        "Network": lambda run: shown(run.summary.network),
+        "Parameters": lambda run: shown(run.summary.parameters),
+        "Rounds": lambda run: f"{run.summary.rounds.done} of {run.summary.rounds.planned}",
+        "Model chosen": lambda run: {"mean": "one round for all sites", "site": "per site"}.get(
+            run.summary.selected.by or "", shown(run.summary.selected.by)
+        ),
+        "Engine": lambda run: shown(run.summary.engine),
+        "Package": lambda run: f"{shown(run.summary.package.version)} ({short(run.summary.package.hash)})",
+        "Study": lambda run: shown(run.summary.study),
+        "Started": lambda run: moment_of(run.summary.started),
+        "Ended": lambda run: moment_of(run.summary.ended),
+        "Plan hash": lambda run: short(run.summary.plan_hash),
+        "Folder": lambda run: run.folder,
+    }
+    shared = {name: same(runs, view) for name, view in facts.items()}
+    differing = [name for name, value in shared.items() if value is None]
+    return {
+        "shared": {name: value for name, value in shared.items() if value is not None},
+        "differing": differing,
+        "rows": [{"label": run.label, "cells": [facts[name](run) for name in differing]} for run in runs],
+        "plans": [
+            {
+                "label": run.label,
+                "hash": shown(run.summary.plan_hash),
+                "text": run.plan.rstrip(),
+                "record": json.dumps(
+                    run.provenance.model_dump(mode="json", exclude_unset=True), indent=2, ensure_ascii=False
+                ),
+            }
+            for run in runs
+        ],
+    }

@@ -1,10 +1,66 @@
-"""Numbers, bytes, moments and table cells as the pages show them."""
+"""Numbers, bytes, moments and table cells as the pages show them; the result as plain text for the terminal."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from medsilo.core.text import size_text
-from medsilo.report.table import MISSING, number
+from medsilo.core.text import plain, size_text
+from medsilo.report.read import RunResult, all_sites, spans
+
+MISSING, WITHHELD = "–", "withheld"
+
+
+def number(value: float | None) -> str:
+    """Three decimals, or a dash for what is missing."""
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def score_text(run: RunResult, site: str) -> str:
+    """A site's test score; a word where the site does not tell it, so that it isn't taken for a score of nothing."""
+    return WITHHELD if run.withholds(site) else number(run.score(site))
+
+
+def text_table(runs: Sequence[RunResult]) -> str:
+    """Test scores, method x site, with mean over sites and pooled over cases, and below it whatever went missing."""
+    sites = all_sites(runs)
+    header = [_heading(runs), *map(plain, sites), "mean", "pooled"]
+    first = max(len(name) for name in [header[0], *(plain(run.label) for run in runs)])
+    shortest = len(WITHHELD) if any(run.withholds(site) for run in runs for site in sites) else 5
+    widths = [max(len(title), shortest) for title in header[1:]]
+    lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
+    lines += [_row(run, sites, first, widths) for run in runs]
+    if shortest > 5:
+        lines += ["", f"{WITHHELD}: fewer test cases than a site tells the score of (smallest_metric in medsilo.yaml)"]
+    return "\n".join(lines + _absence_lines(runs))
+
+
+def _heading(runs: Sequence[RunResult]) -> str:
+    metrics = {run.summary.metric for run in runs}
+    return f"test {plain(metrics.pop())}" if len(metrics) == 1 else "test score (different metrics)"
+
+
+def _row(run: RunResult, sites: Sequence[str], first: int, widths: Sequence[int]) -> str:
+    label = plain(run.label)
+    if run.failed:
+        return f"{label:<{first}}  FAILED: {plain(run.summary.reason or 'no reason given')}"
+    means = [run.summary.mean_test, run.summary.pooled_test]
+    return _line([label, *(score_text(run, site) for site in sites), *map(number, means)], first, widths)
+
+
+def _line(cells: Sequence[str], first: int, widths: Sequence[int]) -> str:
+    numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells[1:], widths, strict=True))
+    return f"{cells[0]:<{first}}{numbers}"
+
+
+def _absence_lines(runs: Sequence[RunResult]) -> list[str]:
+    """A score without its missing rounds would look like a full one, so the table never stands without them."""
+    lines = []
+    for run in runs:
+        absences = run.absences()
+        for site in dict.fromkeys(absence.site for absence in absences):
+            rounds = spans(absence.round for absence in absences if absence.site == site)
+            lines.append(f"{plain(run.label)}: {plain(site)} missing in round {rounds}")
+    return ["", *lines] if lines else []
 
 
 def cell(value: float | None, text: str | None = None, aside: str = "", look: str = "") -> dict[str, Any]:

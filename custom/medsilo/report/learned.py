@@ -30,11 +30,6 @@ def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float |
     return [same(runs, partial(guessing, site=site)) if classified else None for site in sites]
 
 
-def little(run: RunResult) -> float:
-    """Return the share of the way from guessing to perfect below which nothing was learned."""
-    return LITTLE_OVERLAP if run.summary.metric == "dice" else LITTLE
-
-
 def _better(run: RunResult) -> float:
     """Return the share of the way from guessing to perfect that the mean test score is at; 1 where nobody knows."""
     told = [(run.score(site), guessing(run, site)) for site in run.sites]
@@ -62,9 +57,13 @@ def is_still_rising(run: RunResult) -> bool:
     return falls <= (2 if places == 6 else 0) and means[-1] - means[0] >= STEEP
 
 
+def _hardly(run: RunResult) -> bool:
+    return -BELOW <= _better(run) < (LITTLE_OVERLAP if run.summary.metric == "dice" else LITTLE)
+
+
 SAID: dict[str, tuple[str, Callable[[RunResult], bool]]] = {
     "is below guessing": ("Below guessing", lambda run: _better(run) < -BELOW),
-    "has hardly learned": ("Hardly better than guessing", lambda run: -BELOW <= _better(run) < little(run)),
+    "has hardly learned": ("Hardly better than guessing", _hardly),
     "is still rising": ("Still rising after the last round", is_still_rising),
 }
 

@@ -10,18 +10,16 @@ from markupsafe import Markup
 
 from medsilo.core.errors import reading
 from medsilo.core.text import counted
+from medsilo.registry import LAYERS
 from medsilo.report import by_case, deciding, findings, holdings, panels
-from medsilo.report.attached import attached
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.checks import checks
-from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.findings import provenance
+from medsilo.report.formats import WITHHELD, between, cell, number, score_text
 from medsilo.report.learned import guessing_at, learned
 from medsilo.report.panels import MethodScores, Subject
-from medsilo.report.provenance import provenance
+from medsilo.report.pictures import apart, shares, timeline
 from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
-from medsilo.report.table import MISSING, WITHHELD, number, score_text
 from medsilo.report.template import fill, save
-from medsilo.report.timeline import apart, shares, timeline
 from medsilo.runs.schema import SiteResult
 
 HERE = Path(__file__).parent
@@ -51,7 +49,6 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
         results=_results(runs),
         dots=_dots(runs, looks, chances),
         guessing=any(chances),
-        checks=checks(subjects),
         figures=_figures(runs),
         decisions=deciding.section(runs, looks),
         by_case=by_case.pictures(runs),
@@ -68,7 +65,7 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
         spent=panels.spent(subjects),
         participation=[_participation(run, n) for n, run in enumerate(runs) if not findings.is_central(run)],
         agreed=same(runs, _agreed),
-        costs=_costs(runs),
+        costs=panels.costs(subjects),
         provenance=provenance(runs),
         limits=findings.limits(runs),
     )
@@ -237,15 +234,8 @@ def _agreed(run: RunResult) -> str:
     return f"Agreed: at least {counted(agreed.minimum, 'site')}{policy}."
 
 
-def _costs(runs: Sequence[RunResult]) -> dict[str, Any]:
-    base = findings.cost_baseline(runs) if len(runs) > 1 else None
-    rows = []
-    for cost in findings.costs(runs):
-        cells = [cell(cost.total_seconds, seconds_text(cost.total_seconds))]
-        for field, form in (("seconds", seconds_text), ("bytes_up", bytes_text), ("bytes_down", bytes_text)):
-            value, other = getattr(cost, field), getattr(base, field, None)
-            ratio = f"×{value / other:.2f}" if value is not None and other else ""
-            cells.append(cell(value, form(value), ratio))
-        rows.append((cost.label, [*cells, cell(cost.memory, bytes_text(cost.memory))]))
-    engines = sorted({run.summary.engine or MISSING for run in runs})
-    return {"rows": rows, "relative": base is not None, "engines": engines}
+def attached(runs: Sequence[RunResult]) -> list[Markup]:
+    """Return the sections of all layers that concluded something in one of these runs, in the order of their names."""
+    told = {name for run in runs for name in run.summary.details.model_extra or {} if name in LAYERS}
+    panels = [LAYERS[name].panel(runs) for name in sorted(told)]
+    return [Markup(fill(file.name, "", file.parent, **words)) for file, words in filter(None, panels)]

@@ -7,15 +7,15 @@ panel is about one run, or about the seeds of a study's row.
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
 
 from medsilo.report.charts import Series, line_chart, swatch, ticks
-from medsilo.report.formats import cell
+from medsilo.report.formats import MISSING, bytes_text, cell, number, seconds_text
 from medsilo.report.pictures import Dot, dot_chart, dot_ticks, matrix_strip
 from medsilo.report.read import OVERLAYS, RunResult, same
-from medsilo.report.table import MISSING, number
 from medsilo.runs.schema import SuperModelFacts
 
 MOST_MATRICES = 6  # of weights by round
@@ -240,6 +240,39 @@ def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[s
         return cell(None)
     mean, low, high = statistics.mean(values), form(min(values)), form(max(values))
     return cell(mean, form(mean), f"{low}–{high}" if low != high else "")
+
+
+def costs(subjects: Sequence[Subject]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return what a run of each subject costs, the mean over several: in all, and for a site and round."""
+    forms: dict[Callable[[RunResult], float | None], Callable[[float | None], str]] = {
+        lambda run: run.summary.seconds: seconds_text,
+        partial(_per_contribution, "seconds"): seconds_text,
+        partial(_per_contribution, "bytes_up"): bytes_text,
+        partial(_per_contribution, "bytes_down"): bytes_text,
+        _most_memory: bytes_text,
+    }
+    rows = []
+    for subject in subjects:
+        known = [[fact(run) for run in subject.runs] for fact in forms]
+        means = [statistics.mean(own) if own and None not in own else None for own in known]  # type: ignore[type-var]
+        rows.append((subject.label, [cell(mean, form(mean)) for mean, form in zip(means, forms.values(), strict=True)]))
+    return rows
+
+
+def _per_contribution(field: str, run: RunResult) -> float | None:
+    """Total over sites divided by all contributions; one site's missing value makes the average missing too."""
+    total, contributions = 0.0, 0
+    for site in run.sites:
+        value, rounds = getattr(run.site(site), field), run.site(site).contributed
+        if value is None or rounds is None:
+            return None
+        total, contributions = total + value, contributions + rounds
+    return total / contributions if contributions else None
+
+
+def _most_memory(run: RunResult) -> int | None:
+    """The most that a process held."""
+    return max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from medsilo.report import panels
 from medsilo.report.findings import Answer
-from medsilo.report.formats import between, cell, shown
+from medsilo.report.formats import between, cell, number, shown
 from medsilo.report.learned import learned
 from medsilo.report.panels import Subject
 from medsilo.report.read import RunResult, picture_of, read
-from medsilo.report.table import number
 from medsilo.report.template import fill, save
 
 LIMITS = (
@@ -51,7 +50,6 @@ def write_start_page(started: StartFacts, destination: Path) -> Path:
         context=started.found[0],
         answer=Answer(_headline(started, run), tuple(started.found[1:])),
         notices=[],
-        checks=[],
         limits=LIMITS,
         choices=started.choices,
         checked=started.checked,

@@ -1,7 +1,7 @@
 """The page about a whole study: methods and seeds, with what may be concluded and what may not."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,15 +10,12 @@ from typing import Any
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.checks import checks
-from medsilo.report.findings import STANDS_OUT, Answer, Notice
-from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.findings import STANDS_OUT, Answer, Notice, provenance
+from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
 from medsilo.report.learned import guessing_at, learned
 from medsilo.report.panels import MethodScores, Subject
-from medsilo.report.provenance import provenance
-from medsilo.report.read import RunResult, last_round, read, same
-from medsilo.report.table import number
+from medsilo.report.read import RunResult, last_round, read
 from medsilo.report.template import fill, save
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
@@ -42,6 +39,14 @@ def write_study(folder: Path, destination: Path | None = None, *, template: str 
         turn = f", fold {one.fold}" if one.fold else ""
         found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}{turn}"))
     return save(render(verdict, found, template, **more), destination or folder / paths.REPORT)
+
+
+def write_demo(folder: Path, pictured: str) -> Path:
+    """Write the demo's page, with a story before the comparison. pictured: the row that keeps the hospitals' images."""
+    first = next((one.run for one in read_verdict(folder).runs if one.row == pictured), None)
+    found = read(folder / first).pictures if first else {}
+    images = {site: [before for before, _ in pairs] for site, pairs in found.items()}
+    return write_study(folder, template="demo.html", story=images)
 
 
 def render(
@@ -72,7 +77,6 @@ def render(
         holdings=holdings.tables(runs),
         shifts=holdings.shifts(runs),
         disclosed=holdings.disclosed(statistics) if statistics else (),
-        checks=checks(subjects),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
         figures=_figures(found),
@@ -85,7 +89,7 @@ def render(
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
-        costs=_costs(found),
+        costs=panels.costs(subjects),
         provenance=provenance(runs) if runs else None,
         limits=_limits(verdict, runs),
         **more,
@@ -250,26 +254,6 @@ def _figures(found: Rows) -> dict[str, Any]:
     return {"heads": [name.replace("_", " ") for name in names], "rows": rows}
 
 
-def _costs(found: Rows) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Means over seeds of what a run cost."""
-    forms: dict[str, Callable[[float | None], str]] = {
-        "total_seconds": seconds_text,
-        "seconds": seconds_text,
-        "bytes_up": bytes_text,
-        "bytes_down": bytes_text,
-        "memory": bytes_text,
-    }
-    rows = []
-    for title, runs in found.items():
-        costs = findings.costs(runs)
-        cells = []
-        for field, form in forms.items():
-            mean = _mean([getattr(cost, field) for cost in costs])
-            cells.append(cell(mean, form(mean)))
-        rows.append((title, cells))
-    return rows
-
-
 def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
     seeds = len(verdict.seeds)
     found = []
@@ -292,7 +276,4 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
         "them apart. Hyper-parameters were the same for all rows unless a row says otherwise, which may suit one "
         "method better than another."
     )
-    found.append(findings.CHOSEN)
-    if runs and same(runs, lambda run: run.summary.engine) is None:
-        found.append("The runs used different engines, so their times do not compare.")
-    return found
+    return [*found, findings.CHOSEN, *findings.engines_differ(runs)]

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from medsilo import __version__
 from medsilo.core.files import write_text
-from medsilo.report.table import number
+from medsilo.report.formats import number
 
 HERE = Path(__file__).parent
 Name = str | tuple[str, ...]  # of a row or column: words, or words and what qualifies them

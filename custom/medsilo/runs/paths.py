@@ -69,7 +69,6 @@ RUN_TREE: Mapping[str, str] = {
     SUMMARY: "the outcome, success or failure",
     NOW: "while the study runs: which sites the server has asked, and which have answered",
     REPORT: "the page (`medsilo report`)",
-    f"{HOSPITALS}/<site>.html": "one hospital's sheet, which may be mailed to it (`medsilo report --hospitals`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
     f"{CHECKPOINTS}/{BEFORE}/": "the same after the round before a hospital's first, where it came later than others: "

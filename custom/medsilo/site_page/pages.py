@@ -17,11 +17,10 @@ from medsilo.check.approving import difference, objection_now, plan_in_words
 from medsilo.check.at_home import KitAtHome, files_of
 from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
-from medsilo.check.rehearsal import rehearse
 from medsilo.check.spending import spending_lines, spent
 from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import size_text
+from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
 from medsilo.registry import PAGE_ACTIONS
 from medsilo.report import template
@@ -31,7 +30,6 @@ from medsilo.site.ledger import ledgers
 from medsilo.site.policy import read_policy
 from medsilo.site_page.page_server import HTML, Query, Reply
 from medsilo.site_page.watching import Row, StudyMoment, studies
-from medsilo.study.progress import duration
 
 HERE = Path(__file__).parent
 DRAWN = 400  # points of a chart at most
@@ -209,7 +207,7 @@ class SitePages:
             with self._working:
                 try:
                     if name == CHECK:
-                        mine.done = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit), rehearse)
+                        mine.done = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit))
                     else:
                         mine.done = PAGE_ACTIONS[name].files(self._kit, plan.hash)
                 except MedsiloError as error:

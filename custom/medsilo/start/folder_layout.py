@@ -11,7 +11,7 @@ from pathlib import Path
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
-from medsilo.tasks.dicom_walk import check_dicom, is_dicom
+from medsilo.tasks.headers import check_dicom, is_dicom
 from medsilo.tasks.listing import SUFFIXES, TABLE, files_below
 
 DICOM = ".dcm"

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from medsilo.check.forecast import COLUMNS, free_memory
-from medsilo.check.rehearsal import rehearse
-from medsilo.check.result import Report, duration
+from medsilo.check.rehearsal import COLUMNS, free_memory
+from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
+from medsilo.core.text import duration
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
@@ -71,7 +71,7 @@ def _checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
     def note(line: str) -> None:
         print(f"{site}: {line} ...", file=sys.stderr, flush=True)
 
-    return check(Visit(site, plan, local=local, source=source), rehearse, note)
+    return check(Visit(site, plan, local=local, source=source), note)
 
 
 def alone(plan: Plan, checked: Iterable[Report]) -> tuple[Plan, str]:

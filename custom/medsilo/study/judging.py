@@ -22,9 +22,8 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.book import PARTS
 from medsilo.site.settings import SiteSettings, read_settings_of_all
-from medsilo.tasks.folds import Dealt, together
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.task import Cases, SiteData, labels_of, patients_of
+from medsilo.tasks.task import Cases, Dealt, SiteData, labels_of, patients_of, together
 
 
 def finished_run(run_folder: Path) -> Summary:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from medsilo.core.text import duration, size_text
+
 if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
     from medsilo.runs.schema import Doing, Round, SiteRound, SiteTurn, Turns
 
@@ -167,28 +169,13 @@ def _head(line: "Round", rounds: int) -> str:
     return f"round {line.round:>{len(str(rounds))}}/{rounds}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as people say them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def _numbers(own: "SiteRound", metric: str) -> str:
     return (
         f"{metric} before {_value(own.validation)}  loss {_value(own.train_loss)}  "
         f"{own.samples or '–'} cases  {own.seconds:.1f} s  "
-        f"up {_bytes(own.bytes_up)}  down {_bytes(own.bytes_down)}"
+        f"up {size_text(own.bytes_up)}  down {size_text(own.bytes_down)}"
     )
 
 
 def _value(value: float | None) -> str:
     return "  –  " if value is None else f"{value:.3f}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    return f"{count:.4g} GB"

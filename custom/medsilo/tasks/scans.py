@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.dicom_walk import check_dicom, is_dicom
-from medsilo.tasks.headers import check_size, open_reader
+from medsilo.tasks.headers import check_dicom, check_size, is_dicom, open_reader
 
 MOST_VOLUMES = 32  # along a fourth axis, which are channels
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count

@@ -3,15 +3,14 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Range = tuple[float, float]  # the least and the greatest
 Severity = Literal["stops", "left out", "note"]
-SEVERITIES: tuple[Severity, ...] = ("stops", "left out", "note")
 PARTS = ("train", "validation", "test")
 
 
@@ -50,10 +49,6 @@ class Survey:
 
     parts: dict[str, PartFacts]  # of train, validation and test
     label_values: dict[str, int] = field(default_factory=dict)  # value in the site's files -> cases that have it
-    unreadable: int = 0  # files
-    unlabelled: int = 0  # images without a label
-    patients_in_two_parts: int = 0
-    duplicates: int = 0  # cases whose image is exactly that of another
     size: tuple[Range, ...] | None = None  # voxels along x, y (and z), as the files have them
     spacing: tuple[Range, ...] | None = None  # millimetres along x, y (and z)
     intensity: Range | None = None
@@ -70,14 +65,6 @@ class Survey:
     def usable(self) -> bool:
         """Return whether training would begin with these data."""
         return not any(problem.severity == "stops" for problem in self.problems)
-
-    def facts(self) -> dict[str, Any]:
-        """All of it for JSON, without what is private."""
-        facts = asdict(self)
-        for problem in facts["problems"]:
-            del problem["private"]
-        del facts["scales"], facts["patients_named"]
-        return facts
 
     @classmethod
     def stopped(cls, what: str, private: str = "") -> Self:

@@ -1,16 +1,51 @@
-"""Volumes and masks as NIfTI files: one orientation for all, and image and mask must lie in the same place."""
+"""Images and masks on grids: volumes as NIfTI files in one orientation, a case's files in one place, other grids."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.resizing import resized
+from medsilo.tasks.listing import Entry
 from medsilo.tasks.scans import ORIENTATION, Scan, read_scan, refuse_palette
+
+
+def resized(images: Tensor, size: Sequence[int]) -> Tensor:
+    """Return images [B, C, *grid] on another grid, (tri)linear and not smoothed."""
+    if tuple(images.shape[2:]) == tuple(size):
+        return images
+    mode = "trilinear" if len(size) == 3 else "bilinear"
+    return functional.interpolate(images, tuple(size), mode=mode, align_corners=False)
+
+
+def resized_to_nearest(labels: Tensor, size: Sequence[int]) -> Tensor:
+    """Return labels [B, C, *grid] on another grid: each place takes the label of the nearest one."""
+    same = tuple(labels.shape[2:]) == tuple(size)
+    return labels if same else functional.interpolate(labels, tuple(size), mode="nearest-exact")
+
+
+def resized_smoothly(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return an image [C, H, W] at this height and width, bilinear, smoothed when it becomes smaller."""
+    if tuple(image.shape[1:]) == size:
+        return image
+    return functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
+
+
+def resized_to_majority(labels: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """Return labels [H, W] at this height and width, int64: each takes the places where it covers most."""
+    same = torch.from_numpy(np.ascontiguousarray(labels))
+    if labels.shape == size:
+        return same.long()
+    known = np.unique(labels)
+    masks = torch.stack([(same == int(label)).float() for label in known])
+    most = functional.interpolate(masks[None], size, mode="area")[0].argmax(0)
+    return torch.from_numpy(known)[most].long()
+
 
 RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 SAME_PLACE = 1e-2  # in millimetres
@@ -106,3 +141,33 @@ def read_pair(image_path: Path, mask_path: Path) -> tuple[Volume, Volume]:
     except DataError as error:
         raise DataError(str(error), str(image_path)) from error
     return Volume(image.values[0], image.affine), Volume(mask.values[0], mask.affine)
+
+
+class CaseReader(Protocol):
+    """Reads a case's files."""
+
+    def scan(self, entry: Entry) -> Scan:
+        """Return a case's image."""
+
+    def mask(self, scan: Scan, path: Path) -> np.ndarray:
+        """Return its mask's values on the image's grid, whole numbers [(D,) H, W]."""
+
+
+class FileReader:
+    """Reads a file for each channel, and one for the mask."""
+
+    def scan(self, entry: Entry) -> Scan:
+        first, *others = [_scan_of(path) for path in entry.images]
+        for scan in others:
+            refuse_another_place(first, scan, "channels of a case")
+        return replace(first, values=np.concatenate([one.values for one in (first, *others)])) if others else first
+
+    def mask(self, scan: Scan, path: Path) -> np.ndarray:
+        mask = mask_of(path)
+        refuse_another_place(scan, mask, "an image and its mask")
+        return mask.values[0]
+
+
+def _scan_of(path: Path) -> Scan:
+    refuse_palette(path)
+    return read_scan(path)

@@ -27,17 +27,15 @@ from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
-from medsilo.tasks.own.file_reader import CaseReader, FileReader
 from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
-from medsilo.tasks.own.own_data import FEWEST
-from medsilo.tasks.own.own_folder import Found, OwnFolder
+from medsilo.tasks.own.own_data import FEWEST, Found, OwnFolder
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
-from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, likeliest
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
 from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai
+from medsilo.tasks.volumes import CaseReader, FileReader, resized, resized_to_nearest
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]

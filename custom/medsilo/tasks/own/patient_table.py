@@ -27,20 +27,24 @@ from medsilo.tasks.listing import (
     tell_sheet,
     without_who_left,
 )
-from medsilo.tasks.own.by_kind import ByKind, goal_of
 from medsilo.tasks.own.columns import (
     LARGEST,
     Column,
     ReadColumns,
+    Scales,
     Text,
     as_level,
     as_number,
     as_written,
+    check_scales,
+    from_training_cases,
+    largest,
     own_labels,
     own_names,
+    scaled,
+    scales_told,
 )
-from medsilo.tasks.own.own_data import FEWEST, dealt, divided
-from medsilo.tasks.own.standardising import Scales, check_scales, from_training_cases, largest, scaled, scales_told
+from medsilo.tasks.own.own_data import FEWEST, ByKind, dealt, divided, goal_of
 from medsilo.tasks.sheet import Sheet, mixes_patients, read_sheet
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
@@ -252,7 +256,7 @@ class PatientTable(ByKind):
         )
         if copies:
             listing.problems.append(Problem("note", TWICE, copies))
-        return self._survey(listing, shown, source, copies)
+        return self._survey(listing, shown, source)
 
     def _part(self, data: Cases) -> PartFacts:
         counts: dict[str, int] = {}

@@ -11,6 +11,8 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor, nn
 
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import make_folder, write_text
 from medsilo.models.network import Network
 from medsilo.models.unet import UNet
 from medsilo.tasks.segmentation import Segmentation
@@ -198,3 +200,29 @@ def tilted(scanner: Scanner) -> np.ndarray:
     affine[:3, :3] *= np.array(scanner.spacing)
     affine[:3, 3] = (-15.0, -12.0, -30.0)
     return affine
+
+
+PATIENTS = {"hospital-a": 16, "hospital-b": 20, "hospital-c": 18}
+GREYS, MIDDLE = 200.0, 600.0  # of a unit of the drawn images, and of their zero
+ABOUT = """Drawn volumes of three hospitals that do not exist, written by 'medsilo init --example': no patients.
+images/: a bright and a dark ellipsoid before stripes, under noise; labels/: 1 in the bright one, which is to be found.
+"""
+
+
+def write_example(folder: Path) -> int:
+    """Write the hospitals' images and masks as NIfTI files; return how many patients there are."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise MedsiloError(f"{folder} exists and is not empty; choose another folder for the example")
+    task = SyntheticProstate(similarity="high")
+    for position, (site, count) in enumerate(PATIENTS.items()):
+        scanner, random = SITES[position], numbers_for(0, "example", position)
+        images, masks = task.draw(count, scanner, True, random)
+        for kind in ("images", "labels"):
+            make_folder(folder / site / kind)
+        for patient, (image, mask) in enumerate(zip(images, masks, strict=True), 1):
+            name, affine = f"patient-{patient:02}.nii.gz", tilted(scanner)
+            values = np.rint(GREYS * image + MIDDLE).astype(np.int16)
+            write_volume(folder / site / "images" / name, Volume(values, affine), scanner.stored_as)
+            write_volume(folder / site / "labels" / name, Volume(mask.astype(np.uint8), affine), scanner.stored_as)
+    write_text(folder / "README.txt", ABOUT)
+    return sum(PATIENTS.values())

@@ -1,4 +1,4 @@
-"""Checks in words, dots with whiskers, colours, headings and CSV files of the pages."""
+"""The pages' words on learning, dots with whiskers, colours, headings and CSV files."""
 
 import base64
 import csv
@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,10 +16,8 @@ import torch
 from medsilo.federation.scoring import write_measures
 from medsilo.plan import parse_plan
 from medsilo.report import charts, pictures
-from medsilo.report.checks import checks
 from medsilo.report.learned import is_still_rising
 from medsilo.report.page import render
-from medsilo.report.panels import Subject
 from medsilo.report.read import read_all
 from medsilo.report.template import HERE, csv_link
 from medsilo.study.scores import mean_in
@@ -30,93 +27,13 @@ from tests.unit.test_report import Page, save, summary_of
 SITES = ("hospital-a", "hospital-b")
 
 
-def site(score: float, curve: list[float], **figures: float) -> dict[str, Any]:
-    known = {"accuracy": score, "balanced_accuracy": score, "auroc": score} | figures
-    classes = {"train": [6, 4], "validation": None, "test": [6, 4]}
-    return {"figures": known, "classes": classes, "validation": curve}
-
-
-def found(folder: Path, *methods: tuple[str, dict[str, dict[str, Any]]]) -> dict[str, tuple[str, ...]]:
-    """Return what the checks say of methods with these results at their sites, by the question's first words."""
-    runs = []
-    for number, (name, sites) in enumerate(methods):
-        scores = {one: own["figures"]["accuracy"] for one, own in sites.items()}
-        summary = summary_of(name, name, scores, sites, seed=number)
-        (folder / str(number)).mkdir()
-        runs += read_all([save(folder / str(number), summary)])
-    by_name: dict[str, list[Any]] = {}
-    for run in runs:
-        by_name.setdefault(run.summary.method, []).append(run)
-    made = checks([Subject(name, own) for name, own in by_name.items()])
-    return {" ".join(check.question.split()[:4]): check.found for check in made}
-
-
-WELL = {one: site(0.9, [0.5, 0.7, 0.9]) for one in SITES}
-
-
-def test_good_runs_pass_every_check_that_can_be_made(tmp_path: Path) -> None:
-    assert found(tmp_path, ("fedavg", WELL)) == {
-        "Does every method do": (),
-        "Are decisions as good": (),
-        "Does training stay near": (),
-        "Is every method tested": (),
-    }
-
-
-def test_a_method_that_names_one_class_is_named_with_its_sites(tmp_path: Path) -> None:
-    poor = WELL | {"hospital-b": site(0.6, [0.6, 0.6])}  # six of ten cases are of the first class
-    assert found(tmp_path, ("fedavg", WELL), ("fedbn", poor))["Does every method do"] == ("fedbn at hospital-b",)
-
-
-def test_well_ordered_cases_that_are_decided_badly(tmp_path: Path) -> None:
-    odd = WELL | {"hospital-a": site(0.65, [0.5, 0.65], auroc=0.99, balanced_accuracy=0.61)}
-    told = found(tmp_path, ("fedavg", odd))["Are decisions as good"]
-    assert told == ("fedavg at hospital-a (AUROC 0.990, balanced accuracy 0.610)",)
-
-
-def test_a_score_that_falls_after_its_best_round(tmp_path: Path) -> None:
-    fell = {one: site(0.9, [0.5, 0.9, 0.6]) for one in SITES}
-    told = found(tmp_path, ("fedavg", fell))["Does training stay near"]
-    assert told == ("fedavg (ends 0.300 below it on validation data)",)
-
-
-def test_whether_the_best_round_was_tested(tmp_path: Path) -> None:
-    """Of two methods: one takes its last round, the second of two, though the first was better."""
-    fell = {one: site(0.9, [0.5, 0.9, 0.8]) for one in SITES}
-    told = found(tmp_path, ("fedavg", WELL), ("fedsm", fell), ("fedsm", WELL))["Is every method tested"]
-    assert told == ("fedsm (after the last round, in 1 of 2 runs)",)
-
-
-@pytest.mark.parametrize(("odd", "said"), [(0.89, ()), (0.55, ("fedavg (seed 2 has 0.550, the middle one 0.900)",))])
-def test_a_seed_that_collapsed(odd: float, said: tuple[str, ...], tmp_path: Path) -> None:
-    collapsed = {one: site(odd, [0.5, odd]) for one in SITES}
-    told = found(tmp_path, ("fedavg", WELL), ("fedavg", WELL), ("fedavg", collapsed))
-    assert told["Do the seeds of"] == said
-
-
-@pytest.mark.parametrize(("pooled", "said"), [(0.99, ()), (0.91, ("pooled data 0.910, training alone 0.900",))])
-def test_no_room_between_training_alone_and_pooled_data(pooled: float, said: tuple[str, ...], tmp_path: Path) -> None:
-    together = {one: site(pooled, [0.5, pooled]) for one in SITES}
-    assert found(tmp_path, ("local", WELL), ("central", together))["Is there room for"] == said
-
-
-def test_the_headline_never_passes_over_training_alone(tmp_path: Path) -> None:
-    runs = [
-        save(tmp_path, summary_of(name, name, dict.fromkeys(SITES, score)))
-        for name, score in (("local", 0.9), ("fedavg", 0.8))
-    ]
-    assert "Training alone has the highest mean test accuracy, 0.900; the best federation is fedavg" in render(
-        read_all(runs), "T"
-    )
-
-
 # ---------------------------------------------------------------------------------------------------- learned or not
 def page_of(folder: Path, metric: str, score: float, curve: list[float]) -> str:
     """Return the headline of the page of a run with this score and validation curve at each of its sites."""
     one = {
         "validation": curve,
         "test": {metric: score, "loss": 0.3, "cases": 40},
-        "classes": site(score, [])["classes"],
+        "classes": {"train": [6, 4], "validation": None, "test": [6, 4]},
     }
     summary = summary_of("fedavg", "FedAvg", dict.fromkeys(SITES, score), dict.fromkeys(SITES, one), metric=metric)
     parsed = Page(render(read_all([save(folder, summary)]), "T"))
