@@ -60,7 +60,7 @@ class FinishedRun:
     def experts(self, device: torch.device) -> dict[str, nn.Module]:
         """Return the personal models in the run's super model by site, in evaluation mode; empty where it has none."""
         found = {}
-        for path in sorted((self.folder / paths.SUPER_MODEL).glob(paths.EXPERT_FILES)):
+        for path in sorted((self.folder / paths.SUPER_MODEL).glob("personal/*.safetensors")):
             model = self.plan.network.build(self.plan.task.channels, self.plan.task.goal.outputs)
             model.load_state_dict(load_tensors(path)[0])
             found[path.stem] = model.to(device).eval()

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import nn
@@ -92,11 +92,6 @@ class Run:
         self._kept: TemporaryDirectory | None = None  # goes when this object goes
         if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
-
-    @classmethod
-    def open(cls, folder: Place) -> Self:
-        """Open the folder of a run; the same as `Run(folder)`."""
-        return cls(folder)
 
     @cached_property
     def plan(self) -> Plan:

@@ -126,11 +126,11 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.own import columns
     from medsilo.tasks.own.own_data import ByKind, Found, OwnFolder
     from medsilo.tasks.own.volume_folder import VolumeFolder
-    from medsilo.tasks.partition import dirichlet, iid
     from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, Sliced, held_case, mark_in
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import likeliest
     from medsilo.tasks.sheet import plain
+    from medsilo.tasks.splits import dirichlet, iid
     from medsilo.tasks.survey import Problem, Survey, digest, range_of
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
     from medsilo.tasks.volumes import CaseReader, resized, resized_smoothly, resized_to_majority

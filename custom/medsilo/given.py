@@ -25,9 +25,8 @@ from medsilo.course.algorithm import Algorithm
 from medsilo.models.network import Network
 from medsilo.registry import METHODS, NETWORKS, TASKS, Registry, network
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.goal import Goal
+from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.own.folder import goal_of
-from medsilo.tasks.regression import Regression
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.synthetic.hospitals import parts_in_turn
 from medsilo.tasks.task import Cases, Dealt, SiteData, Task

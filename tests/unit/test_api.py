@@ -150,7 +150,7 @@ def test_a_run_shows_what_its_folder_holds(small: medsilo.Run, tmp_path: Path) -
         f"<Run FedBN on synthetic-activity, 3 sites, finished: mean test accuracy {summary.mean_test:.3f}>"
     )
     assert small.report(tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
-    again = medsilo.Run.open(str(small.folder))
+    again = medsilo.Run(str(small.folder))
     assert again.summary == summary and again.plan == small.plan
 
 

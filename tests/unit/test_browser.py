@@ -11,7 +11,7 @@ import pytest
 from medsilo.check.result import Finding, Report, Table
 from medsilo.core.files import write_json
 from medsilo.report import page
-from medsilo.report.sheet_page import write_sheets
+from medsilo.report.gains import write_sheets
 from medsilo.report.start_page import StartFacts, write_start_page
 from medsilo.report.study_page import write_demo, write_study
 from medsilo.runs.reading import read_verdict

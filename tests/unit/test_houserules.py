@@ -40,7 +40,6 @@ LOADERS = {
     "extend": "one of those that it lists",
     "flare.jobs": "the classes that a job names",
     "flare.forks": "its own lists",
-    "check.machine": "installed packages",
 }
 TENSORS_ONLY = {"learning", "mixing", "models", "tasks", "methods"}  # "tasks knows nothing of federations"
 OUTSIDE = {"requests", "socket", "http", "urllib", "subprocess"}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import DataError, PlanError
-from medsilo.tasks.partition import Partition, by_column, dirichlet, iid, proportions
+from medsilo.tasks.splits import Partition, by_column, dirichlet, iid, proportions
 from tests.conftest import over_all
 
 COMBINATIONS = [

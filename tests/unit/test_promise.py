@@ -23,7 +23,7 @@ from medsilo.federation.protection import planned_answers
 from medsilo.plan import parse_plan
 from medsilo.site.settings import read_settings_of_all
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.regression import Regression
+from medsilo.tasks.goal import Regression
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survival import Survival
 from medsilo_promise.promise import PromiseLayer, _coarse

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from medsilo.report import study_page
+from medsilo.report.gains import answer
 from medsilo.report.page import render
 from medsilo.report.read import read_all
-from medsilo.report.sheet_page import answer
 from medsilo.runs.schema import (
     About,
     Details,

@@ -22,8 +22,8 @@ from medsilo.site.settings import read_settings
 from medsilo.start.choices import Draft, choose
 from medsilo.start.fitting import Machine, bytes_in_training
 from medsilo.start.folder_layout import layout_of, layout_of_folder
+from medsilo.start.looker import in_yaml, plan_text, settings_text
 from medsilo.start.looks import Looks, look_at, patient_in
-from medsilo.start.writing import in_yaml, plan_text, settings_text
 from medsilo.tasks.listing import find
 from medsilo.tasks.sources import DataSource
 from tests.conftest import make_plan

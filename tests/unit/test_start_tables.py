@@ -14,8 +14,7 @@ from medsilo.core.errors import DataError
 from medsilo.plan import load_plan
 from medsilo.runs.reading import read_verdict
 from medsilo.start.choices import Draft
-from medsilo.start.looker import Folder, first_sight
-from medsilo.start.writing import write_start
+from medsilo.start.looker import Folder, first_sight, write_start
 from medsilo.tasks.sheet import first_lines
 
 HEAD = ["nr", "pid", "alter", "größe", "stadium", "note", "time", "status"]

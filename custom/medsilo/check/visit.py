@@ -70,10 +70,11 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
 
     say("looking at the machine")
     settings = _settings(visit, report)
+    is_read = report.go
     with _guarded("policy", report):
         note(_ways_around(visit, settings))
     with _guarded("settings", report):
-        if visit.kit and not visit.kit.serves and _is_read(report):
+        if visit.kit and not visit.kit.serves and is_read:
             note(accepted_findings(visit.kit, settings, visit.accept))
     with _guarded("environment", report):
         note(check_environment(visit.required))
@@ -126,10 +127,6 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
             found = Finding("settings", "stops", str(error), "see site_configs/example", _named(error))
     report.findings.append(found)
     return settings.model_copy(update={"data": visit.source}) if visit.source else settings
-
-
-def _is_read(report: Report) -> bool:
-    return not any(found.where == "settings" and found.severity == "stops" for found in report.findings)
 
 
 def _ways_around(visit: Visit, settings: SiteSettings) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ def report(
     screen.say(f"report: {written}")
     own: list[Path] = []
     if hospitals:
-        from medsilo.report.sheet_page import write_sheets
+        from medsilo.report.gains import write_sheets
 
         own = write_sheets(runs[0], _leaving)
     for page in own:

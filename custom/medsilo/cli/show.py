@@ -174,9 +174,7 @@ class Screen:
         if not self.watched:
             yield
             return
-        from medsilo.cli.live import spinning
-
-        with spinning(words) as self._print:
+        with _spinning(words) as self._print:
             try:
                 yield
             finally:
@@ -254,3 +252,23 @@ def command(does: Does) -> Does:
 
     shown.__signature__ = signature.replace(parameters=[*parameters, as_json])  # type: ignore[attr-defined]
     return shown
+
+
+REFRESHES = 4  # a second
+
+
+@contextmanager
+def _spinning(words: Callable[[], str]) -> Iterator[Callable[[str], None]]:
+    """Show words, which are asked for again at every look; yields what prints a line above them."""
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
+
+    spinner = Spinner("dots")
+
+    def now() -> Spinner:
+        spinner.update(text=Text(words()))
+        return spinner
+
+    with Live(get_renderable=now, refresh_per_second=REFRESHES, transient=True) as live:
+        yield lambda line: live.console.print(Text(line))

@@ -56,9 +56,19 @@ def init(
     from tempfile import TemporaryDirectory
 
     from medsilo.report.start_page import StartFacts, write_start_page
-    from medsilo.start.looker import Folder, advice, first_sight, rows, shown_lines
+    from medsilo.start.looker import (
+        JOB,
+        PAGE,
+        TRIAL,
+        Folder,
+        advice,
+        first_sight,
+        refuse_to_overwrite,
+        rows,
+        shown_lines,
+        write_start,
+    )
     from medsilo.start.trial import alone, keeping_ready, machine_of
-    from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start
 
     refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
@@ -120,8 +130,8 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
     from medsilo.check.data import hospitals_table
     from medsilo.check.result import MARKS
     from medsilo.core.files import write_text
+    from medsilo.start.looker import CHECKS
     from medsilo.start.trial import checks
-    from medsilo.start.writing import CHECKS
 
     reports: dict[str, Report] = {}
     if getattr(plan.task, "deals", False):

@@ -154,18 +154,15 @@ def together_of(several: Sequence[Decisions]) -> Decisions:
     """Return the counts of several sites together; what one does not tell is that of the others."""
     cuts = [one.decided for one in several if one.decided]
     curves = [one.reliability for one in several if one.reliability]
+    tables = [one.confusion for one in several]
     return Decisions(
-        confusion=[[sum(column) for column in zip(*rows, strict=True)] for rows in _side_by_side(several)],
+        confusion=[[sum(column) for column in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)],
         decided=[sum(column) for column in zip(*cuts, strict=True)] or None,
         reliability=[
             [sum_of(places) for places in zip(*of_class, strict=True)] for of_class in zip(*curves, strict=True)
         ]
         or None,
     )
-
-
-def _side_by_side(several: Sequence[Decisions]) -> list[tuple[list[int], ...]]:
-    return list(zip(*(one.confusion for one in several), strict=True))
 
 
 # ---------------------------------------------------------------------------------------------------- the section

@@ -224,14 +224,10 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
     sites = list(dict.fromkeys(site for subject in told for run in subject.runs for site in run.summary.unseen))
     rows = []
     for subject in told:
-        scores = [[_score_unseen(run, site) for run in subject.runs] for site in sites]
+        scores = [[run.summary.score(site) for run in subject.runs if site in run.summary.unseen] for site in sites]
         known = [[score for score in own if score is not None] for own in scores]
         rows.append((subject.label, [_over_seeds(own, number) for own in known]))
     return {"sites": sites, "rows": rows, "several": any(subject.several for subject in told)}
-
-
-def _score_unseen(run: RunResult, site: str) -> float | None:
-    return run.summary.score(site) if site in run.summary.unseen else None
 
 
 def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[str, Any]:

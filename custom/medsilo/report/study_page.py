@@ -66,7 +66,7 @@ def render(
         context=_context(verdict),
         first=first_screen(verdict),
         answer=Answer(verdict.headline + learned(subjects)),
-        between=[*([verdict.between] if verdict.first else []), *_could_have_seen(verdict)],
+        between=[verdict.between] * bool(verdict.first) + [seen.words for seen in [verdict.could_have_seen] if seen],
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=_heads(verdict),
@@ -107,10 +107,6 @@ def _context(verdict: Verdict) -> str:
         verdict.network,
     ]
     return " · ".join(parts)
-
-
-def _could_have_seen(verdict: Verdict) -> tuple[str, ...]:
-    return (verdict.could_have_seen.words,) if verdict.could_have_seen else ()
 
 
 def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
@@ -208,7 +204,7 @@ def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
     by_round, by_bytes = [], []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]
-        values, band = _average(curves), band_of(curves)
+        values, band = [_mean(column) for column in zip(*curves, strict=False)], band_of(curves)
         skipped = set.intersection(*(run.unscored for run in runs)) if runs else set()
         sent = [run.traffic for run in runs]
         if not any(value is not None for value in values):
@@ -230,11 +226,6 @@ def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
     label = "megabytes that all sites sent and got"
     traffic = draw(by_bytes, key="curve-bytes", title=f"{title} bytes", x_label=label, last_x=end, unit="MB")
     return [rounds, traffic]
-
-
-def _average(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The mean curve; no value where a seed has none."""
-    return [_mean(column) for column in zip(*curves, strict=False)]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

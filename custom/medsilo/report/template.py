@@ -21,16 +21,15 @@ Name = str | tuple[str, ...]  # of a row or column: words, or words and what qua
 Cell = dict[str, Any]
 
 
+def templates_in(*folders: Path) -> Environment:
+    """Return what fills templates. Escaping is on for everything: names, reasons and plans come from other machines."""
+    how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=FileSystemLoader(folders), undefined=StrictUndefined, **how)
+
+
 def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
     """A page as text; it depends on nothing but its content. folder: where a plug-in's own template lies."""
-    # Escaping is on for everything: site names, reasons and plans come from other machines.
-    environment = Environment(
-        loader=FileSystemLoader([folder, HERE]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates_in(folder, HERE)
     environment.filters |= {"score": number, "headings": headings, "csv": csv_link, "zip": zip}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(

@@ -9,7 +9,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from medsilo import __version__
@@ -60,13 +59,7 @@ class SitePages:
         self._home()  # a kit that can't be read is said before anybody looks
         self._works: dict[tuple[str, str], _Work] = {}  # by plan and name
         self._working = threading.Lock()
-        self._pages = Environment(
-            loader=FileSystemLoader(HERE),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self._pages = template.templates_in(HERE)
         self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}
 
     def __call__(self, query: Query) -> Reply:

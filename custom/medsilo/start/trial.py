@@ -23,7 +23,7 @@ from medsilo.runs import paths
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.start.fitting import Machine
-from medsilo.start.writing import place_of
+from medsilo.start.looker import place_of
 from medsilo.tasks.overlays import curves_of, pixels_of, write_png
 from medsilo.tasks.own.folder import FolderTask
 

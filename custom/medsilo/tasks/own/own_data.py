@@ -17,15 +17,13 @@ from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.text import plain
 from medsilo.learning.undrawn import marks_of_classes
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.goal import Goal
+from medsilo.tasks.goal import Goal, Regression
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.own.columns import LARGEST, Standardise, Text, as_level
-from medsilo.tasks.partition import Partition
 from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases
-from medsilo.tasks.regression import Regression
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares, part_alone, parts_by_rank
+from medsilo.tasks.splits import Partition, Shares, part_alone, parts_by_rank
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, range_of, ranges_of
 from medsilo.tasks.survival import Survival
 from medsilo.tasks.task import SiteData, Task, folded

@@ -12,7 +12,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.models.plain import ActivityCnn
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.partition import dirichlet
+from medsilo.tasks.splits import dirichlet
 from medsilo.tasks.synthetic.hospitals import numbers_for, parts_in_turn, position_of, split_by_patient
 from medsilo.tasks.task import SiteData, Task
 
