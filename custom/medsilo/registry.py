@@ -261,13 +261,13 @@ NETWORKS = Registry(
     "medsilo.networks",
     "medsilo.models.network:Network",
     {
-        "activity-cnn": "medsilo.models.plain:ActivityCnn",
-        "densenet121": "medsilo.models.densenet121:DenseNet121",
-        "linear": "medsilo.models.plain:Linear",
-        "mlp": "medsilo.models.plain:Mlp",
-        "small-cnn": "medsilo.models.plain:SmallCnn",
-        "unet": "medsilo.models.unet:UNet",
-        "vgg11": "medsilo.models.plain:Vgg11",
+        "activity-cnn": "medsilo.models.networks:ActivityCnn",
+        "densenet121": "medsilo.models.networks:DenseNet121",
+        "linear": "medsilo.models.networks:Linear",
+        "mlp": "medsilo.models.networks:Mlp",
+        "small-cnn": "medsilo.models.networks:SmallCnn",
+        "unet": "medsilo.models.networks:UNet",
+        "vgg11": "medsilo.models.networks:Vgg11",
     },
 )
 

@@ -17,7 +17,7 @@ from medsilo.core.files import save_tensors, write_text
 from medsilo.deploy.predict import masks_for, predict
 from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
-from medsilo.models.plain import SmallCnn
+from medsilo.models.networks import SmallCnn
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, mask_of, write_volume
 from tests.conftest import make_plan

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from medsilo.models.network import Network
-from medsilo.models.plain import SmallCnn
+from medsilo.models.networks import SmallCnn
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.synthetic.hospitals import (
     blur,

@@ -1,11 +1,11 @@
-"""Plain networks: layers in a row, for tables, patches of images, signals, and FedSM's selector."""
+"""The networks: layers in a row for tables, patches, signals and FedSM's selector; MONAI's U-Net and DenseNet-121."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.blocks import MEANS, Norm, block, norm_layer
+from medsilo.models.blocks import MEANS, Norm, block, norm_layer, use_batch_statistics
 from medsilo.models.network import NORM, Dimensions, Network
 
 Features = Annotated[int, Field(ge=1, le=4096)]
@@ -108,3 +108,77 @@ class Vgg11(Network):
         for before in (channels * 7 * 7, WIDTH):
             layers += [nn.Linear(before, WIDTH), nn.ReLU(inplace=True), nn.Dropout()]
         return nn.Sequential(*layers, nn.Linear(WIDTH, classes))
+
+
+# MONAI's instance norm has no weights by default; with them it can be compared with batch norm.
+MONAI_NORMS: dict[str, Any] = {
+    "batch": "BATCH",
+    "batch-statistics": ("BATCH", {"affine": False, "track_running_stats": False}),
+    "instance": ("INSTANCE", {"affine": True}),
+    "none": None,
+}
+
+
+class UNet(Network):
+    """MONAI's `UNet`: [B, channels, H, W] to logits [B, classes, H, W]; of volumes [B, channels, D, H, W] alike.
+
+    Each level halves the image, so D, H and W are multiples of 2 ** (levels - 1). The head is the last convolution.
+    """
+
+    name: Literal["unet"] = "unet"
+    features: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
+        default=(16, 32, 64), min_length=2, max_length=7, description="features of each level, the finest first"
+    )
+    dimensions: Dimensions = 2
+    residual_units: int = Field(default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain one")
+    norm: Literal["batch", "batch-statistics", "instance", "none"] = Field(
+        "batch",
+        description=NORM,
+    )
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        from monai.networks.nets import UNet as MonaiUNet  # here, because importing MONAI takes seconds
+
+        return MonaiUNet(**self._arguments(channels, classes))
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"_target_": "monai.networks.nets.UNet", **self._arguments(channels, classes)}
+
+    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
+        return {
+            "spatial_dims": self.dimensions,
+            "in_channels": channels,
+            "out_channels": classes,
+            "channels": self.features,
+            "strides": (2,) * (len(self.features) - 1),
+            "num_res_units": self.residual_units,
+            "act": ("RELU", {"inplace": True}),
+            "norm": MONAI_NORMS[self.norm],
+        }
+
+
+class DenseNet121(Network):
+    """Growth 32, blocks of 6, 12, 24, 16 layers, untrained: [B, channels, (D,) H, W] to [B, classes]; sizes >= 32.
+
+    norm: "batch", or "batch-statistics" as in HarmoFL's released code (which also pads by two pixels after the first
+    block; that is left out).
+    """
+
+    name: Literal["densenet121"] = "densenet121"
+    dimensions: Dimensions = 2
+    norm: Literal["batch", "batch-statistics"] = Field("batch", description=NORM)
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        from monai.networks.nets import DenseNet121 as MonaiDenseNet121  # here, because importing MONAI takes seconds
+
+        network = MonaiDenseNet121(**self._arguments(channels, classes))
+        # Not by MONAI's `norm`: its initialisation fails on norms without weights.
+        return use_batch_statistics(network) if self.norm == "batch-statistics" else network
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
+        if self.norm == "batch-statistics":
+            return None
+        return {"_target_": "monai.networks.nets.DenseNet121", **self._arguments(channels, classes)}
+
+    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"spatial_dims": self.dimensions, "in_channels": channels, "out_channels": classes}
