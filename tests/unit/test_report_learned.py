@@ -16,7 +16,7 @@ import torch
 from medsilo.federation.scoring import write_measures
 from medsilo.plan import parse_plan
 from medsilo.report import charts, pictures
-from medsilo.report.learned import is_still_rising
+from medsilo.report.findings import is_still_rising
 from medsilo.report.page import render
 from medsilo.report.read import read_all
 from medsilo.report.template import HERE, csv_link

@@ -1,6 +1,5 @@
 """Commands for a person with all the data on one machine: demo, run, compare, resume."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ from medsilo.study.progress import StudyProgress
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan
-    from medsilo.runs.schema import Round, Verdict
+    from medsilo.runs.schema import Verdict
     from medsilo.site.settings import SiteSettings
 
 
@@ -101,6 +100,7 @@ def _study(
     """Run or go on with a study, as NVFlare's job or, without one, in this process, and show its rounds."""
     from functools import partial
 
+    from medsilo.federation import inprocess
     from medsilo.study.progress import Moment
 
     sites = plan.participation.sites
@@ -109,30 +109,15 @@ def _study(
     progress = StudyProgress(sites, plan.rounds, plan.task.goal.metric, look=partial(Moment.of_run, folder))
     screen.goes_on = f"what is finished is kept: medsilo resume {folder}"
     with screen.rounds(progress) as on_round:
-        _start(plan, folder, settings, job, threads, resumes, on_round, screen.say)
+        if job is None:
+            inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
+            return
+        from medsilo.flare import simulator  # which brings NVFlare
 
-
-def _start(
-    plan: "Plan",
-    folder: Path,
-    settings: "SiteSettings",
-    job: Path | None,
-    threads: int | None,
-    resumes: bool,
-    on_round: Callable[["Round"], None],
-    say: Callable[[str], None],
-) -> None:
-    if job is None:
-        from medsilo.federation import inprocess
-
-        inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
-        return
-    from medsilo.flare import simulator
-
-    if resumes:
-        simulator.resume(folder, settings, threads, on_round, say)
-    else:
-        simulator.run(plan, folder, settings, job, threads, on_round, say)
+        if resumes:
+            simulator.resume(folder, settings, threads, on_round, screen.say)
+        else:
+            simulator.run(plan, folder, settings, job, threads, on_round, screen.say)
 
 
 def compare(

@@ -13,9 +13,8 @@ from medsilo.core.text import counted
 from medsilo.registry import LAYERS
 from medsilo.report import by_case, deciding, findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.findings import provenance
+from medsilo.report.findings import guessing_at, learned, provenance
 from medsilo.report.formats import WITHHELD, between, cell, number, score_text
-from medsilo.report.learned import guessing_at, learned
 from medsilo.report.panels import MethodScores, Subject
 from medsilo.report.pictures import apart, shares, timeline
 from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans

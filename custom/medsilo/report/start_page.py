@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from medsilo.report import panels
-from medsilo.report.findings import Answer
+from medsilo.report.findings import Answer, learned
 from medsilo.report.formats import between, cell, number, shown
-from medsilo.report.learned import learned
 from medsilo.report.panels import Subject
 from medsilo.report.read import RunResult, picture_of, read
 from medsilo.report.template import fill, save

@@ -10,10 +10,9 @@ from typing import Any
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.findings import STANDS_OUT, Answer, Notice, provenance
+from medsilo.report.findings import STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
-from medsilo.report.learned import guessing_at, learned
 from medsilo.report.panels import MethodScores, Subject
 from medsilo.report.read import RunResult, last_round, read
 from medsilo.report.template import fill, save

@@ -15,7 +15,6 @@ import psutil
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import make_folder, write_json
-from medsilo.core.text import duration
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS
@@ -117,11 +116,12 @@ class Study:
             took, lines = time.monotonic() - started, Record(trial.folder).rounds()
         a_round = lines[-1].seconds or 0.0
         seed = runs * (took + (first.plan.training.rounds - 1) * a_round) / at_once
-        told = f"by one round of {first.row.title}, {duration(a_round)}, {LEAST} seeds ({LEAST * runs} runs) take about"
         if LEAST * seed > FAR * 60 * minutes:
-            least = math.ceil(LEAST * seed / 60)
-            raise MedsiloError(f"{told} {duration(LEAST * seed)}; give --minutes {least} or more, or fewer rounds")
-        say(f"{told} {duration(LEAST * seed)}")
+            raise MedsiloError(
+                f"by one round of {first.row.title}, {_time(a_round)}, {LEAST} seeds take about {_time(LEAST * seed)}; "
+                f"give --minutes {math.ceil(LEAST * seed / 60)} or more, or fewer rounds"
+            )
+        say(f"by one round of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {_time(LEAST * seed)}")
 
     def _plan(self, minutes: float, took: float, say: Callable[[str], None]) -> int:
         """Return how many seeds have room, and say it; an error if they are too few to answer."""
@@ -130,8 +130,8 @@ class Study:
             least = math.ceil(LEAST * took / 60)
             raise MedsiloError(f"{LEAST} seeds take about {least} minutes; give --minutes {least} or more")
         say(
-            f"one seed took {duration(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
-            f"{minutes:g} minutes, about {duration(planned * took)} in all, and less if the answer comes before"
+            f"one seed took {_time(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
+            f"{minutes:g} minutes, about {_time(planned * took)} in all, and less if the answer comes before"
         )
         return planned
 
@@ -154,7 +154,7 @@ class Study:
             result = f"{summary.metric} {summary.mean_test:.4f}" if summary else f"FAILED: {failure}"
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
-            say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {duration(left)} left)")
+            say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
             if (now := time.monotonic()) >= due:
                 self.conclude(failures)
                 self.show()
@@ -187,6 +187,10 @@ class Study:
             )
         write_json(self.folder / paths.VERDICT, verdict.as_json())
         return verdict
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _told_apart(argument: str) -> list[str]:
