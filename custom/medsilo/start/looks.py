@@ -11,8 +11,9 @@ import numpy as np
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing, find
-from medsilo.tasks.scans import Scan, read_scan, refuse_palette
+from medsilo.tasks.scans import read_scan, refuse_palette
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.volumes import FileReader
 
 MOST = 60  # cases that are opened, from all hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities that are told
@@ -154,13 +155,14 @@ def _open(listings: Mapping[str, Listing]) -> tuple[list[tuple[Look, str]], Coun
 
 
 def _look(site: str, entry: Entry) -> Look:
-    scan = _read(entry.images[0])
+    refuse_palette(entry.images[0])
+    scan = read_scan(entry.images[0])
     values = scan.values
     if not np.isfinite(values).all():
         raise DataError("images have values that are NaN or infinite")
     shown, inside = (), values[0]
     if isinstance(entry.label, Path):
-        mask = _mask(scan, entry.label)
+        mask = FileReader().mask(scan, entry.label)
         shown = tuple(np.unique(mask).tolist())
         inside = values[0][mask > 0] if mask.any() else inside
     low, high = np.percentile(inside, TAIL)
@@ -177,22 +179,6 @@ def _look(site: str, entry: Entry) -> Look:
         (float(low), float(high)),
         shown,
     )
-
-
-def _read(path: Path) -> Scan:
-    refuse_palette(path)
-    return read_scan(path)
-
-
-def _mask(scan: Scan, path: Path) -> np.ndarray:
-    mask = _read(path).values
-    if len(mask) != 1:
-        raise DataError("masks have several channels; save them with one number per place, not as colours")
-    if mask.shape[1:] != scan.values.shape[1:]:
-        raise DataError("an image and its mask have different sizes; export both on one grid")
-    if mask.min() < 0 or not np.allclose(mask, np.rint(mask), atol=1e-3):
-        raise DataError("masks have values below 0 or between whole numbers; save the labels and not probabilities")
-    return np.rint(mask[0]).astype(np.int64)
 
 
 # ---------------------------------------------------------------------------------------------------- refusals

@@ -13,78 +13,74 @@ from medsilo.core.section import Section
 PER_BYTE = 257.0  # 65535 / 255: what a step of 8 bits is in 16
 
 
-class ZScore(Section):
+class _ByMonai(Section):
+    """A scale that one of MONAI's transforms makes, here and in a bundle."""
+
+    largest: ClassVar[float] = 1.0
+
+    @property
+    def _transform(self) -> tuple[str, dict[str, Any]]:
+        """Return MONAI's name of it, and its arguments."""
+        raise NotImplementedError
+
+    def apply(self, image: Tensor) -> Tensor:
+        """[C, ...] to the same shape."""
+        from monai import transforms
+
+        name, how = self._transform
+        scaled = getattr(transforms, name)(**how)(image)
+        return torch.as_tensor(scaled.as_tensor() if hasattr(scaled, "as_tensor") else scaled, dtype=torch.float32)
+
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        name, how = self._transform
+        return [{"_target_": f"{name}d", "keys": "image", **how}]
+
+
+class ZScore(_ByMonai):
     """Mean 0 and standard deviation 1 of every image and channel: for MRI."""
 
     largest: ClassVar[float] = 1000.0  # a single bright place in a million
     kind: Literal["z-score"] = "z-score"
 
-    def apply(self, image: Tensor) -> Tensor:
-        """[C, ...] to the same shape."""
-        from monai.transforms import NormalizeIntensity
-
-        return _as_float32(NormalizeIntensity(channel_wise=True)(image))
-
-    def in_monai(self) -> list[dict[str, Any]]:
-        """Return the same in a MONAI bundle's words."""
-        return [{"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True}]
+    @property
+    def _transform(self) -> tuple[str, dict[str, Any]]:
+        return "NormalizeIntensity", {"channel_wise": True}
 
 
-class Percentiles(Section):
+class Percentiles(_ByMonai):
     """Two percentiles of every image and channel become 0 and 1; what lies beyond is cut off."""
 
-    largest: ClassVar[float] = 1.0
     kind: Literal["percentiles"] = "percentiles"
     low: float = Field(0.5, ge=0, lt=100, description="the percentile that becomes 0")
     high: float = Field(99.5, gt=0, le=100, description="the percentile that becomes 1")
 
-    def apply(self, image: Tensor) -> Tensor:
-        """[C, ...] to the same shape."""
-        from monai.transforms import ScaleIntensityRangePercentiles
-
-        scale = ScaleIntensityRangePercentiles(self.low, self.high, 0.0, 1.0, clip=True, channel_wise=True)
-        return _as_float32(scale(image))
-
-    def in_monai(self) -> list[dict[str, Any]]:
-        """Return the same in a MONAI bundle's words."""
-        own = {"lower": self.low, "upper": self.high, "b_min": 0.0, "b_max": 1.0, "clip": True, "channel_wise": True}
-        return [{"_target_": "ScaleIntensityRangePercentilesd", "keys": "image", **own}]
+    @property
+    def _transform(self) -> tuple[str, dict[str, Any]]:
+        ends = {"lower": self.low, "upper": self.high, "b_min": 0.0, "b_max": 1.0}
+        return "ScaleIntensityRangePercentiles", {**ends, "clip": True, "channel_wise": True}
 
 
-class Window(Section):
+class Window(_ByMonai):
     """Two values become 0 and 1, the same at all sites; what lies beyond is cut off: for CT, in Hounsfield units."""
 
-    largest: ClassVar[float] = 1.0
     kind: Literal["window"] = "window"
     low: float = Field(-160.0, description="the value that becomes 0")
     high: float = Field(240.0, description="the value that becomes 1")
 
-    def apply(self, image: Tensor) -> Tensor:
-        """[C, ...] to the same shape."""
-        from monai.transforms import ScaleIntensityRange
-
-        return _as_float32(ScaleIntensityRange(self.low, self.high, 0.0, 1.0, clip=True)(image))
-
-    def in_monai(self) -> list[dict[str, Any]]:
-        """Return the same in a MONAI bundle's words."""
-        own = {"a_min": self.low, "a_max": self.high, "b_min": 0.0, "b_max": 1.0, "clip": True}
-        return [{"_target_": "ScaleIntensityRanged", "keys": "image", **own}]
+    @property
+    def _transform(self) -> tuple[str, dict[str, Any]]:
+        return "ScaleIntensityRange", {"a_min": self.low, "a_max": self.high, "b_min": 0.0, "b_max": 1.0, "clip": True}
 
 
-class Bytes(Section):
+class Bytes(_ByMonai):
     """0 to 255 becomes 0 to 1, of 16 bits 0 to 65535; images with other numbers are refused: for photographs."""
 
-    largest: ClassVar[float] = 1.0
     kind: Literal["bytes"] = "bytes"
 
-    def apply(self, image: Tensor) -> Tensor:
-        """[C, ...] to the same shape."""
-        return image / 255.0
-
-    def in_monai(self) -> list[dict[str, Any]]:
-        """Return the same in a MONAI bundle's words."""
-        own = {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0}
-        return [{"_target_": "ScaleIntensityRanged", "keys": "image", **own}]
+    @property
+    def _transform(self) -> tuple[str, dict[str, Any]]:
+        return "ScaleIntensityRange", {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0}
 
 
 class AsStored(Section):
@@ -119,7 +115,3 @@ def numbers_of(values: np.ndarray, intensity: Section) -> np.ndarray:
             "where the plan reads 8 or 16; save them so, or agree on another task.intensity"
         )
     return numbers / np.float32(PER_BYTE)
-
-
-def _as_float32(image: Any) -> Tensor:
-    return torch.as_tensor(image.as_tensor() if hasattr(image, "as_tensor") else image, dtype=torch.float32)

@@ -74,6 +74,7 @@ class Sheet:
 
 
 S = TypeVar("S", bound=Sheet)
+Read = tuple[list[str], Iterator[tuple[str, list[str]]]]  # a table's columns, and its lines with their places
 
 
 def read_sheet(path: Path, needed: Mapping[str, str], besides: Sequence[str] = ()) -> Sheet:
@@ -91,20 +92,19 @@ def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence
         raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
     if path.suffix.lower() in PARQUET:
         return _parquet(sheet, path, needed, besides)
-    if path.suffix.lower() in OFFICE:
-        return _office(sheet, path, needed, besides)
-    if read := _brought(path):
+    if read := _office if path.suffix.lower() in OFFICE else _brought(path):
         head, lines = read(path)
         sheet.columns = _of(head, needed, besides)
+        places = [head.index(name) for name in sheet.columns]
         for place, cells in lines:
-            sheet.add(place, [cells[head.index(name)] for name in sheet.columns])
+            sheet.add(place, [cells[own] for own in places])
         return sheet
     with _opened(path) as file:
         sheet.coding = str(file.encoding)
         return _csv(sheet, file, needed, besides)
 
 
-def _brought(path: Path) -> Callable[[Path], tuple[list[str], Iterator[tuple[str, list[str]]]]] | None:
+def _brought(path: Path) -> Callable[[Path], Read] | None:
     """Return what a plug-in that comes with medsilo reads tables of this ending with: its columns and lines."""
     return next((entry.load() for entry in _kinds() if path.name.lower().endswith(f".{entry.name}")), None)
 
@@ -230,21 +230,21 @@ def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[
 def _names_in(path: Path) -> list[str]:
     """Return the columns of a table that is no CSV file."""
     if path.suffix.lower() in OFFICE:
-        return [plain(str(name).strip()) for name in _frame(path).columns]
+        return _names_of(_frame(path))
     sheet = _parquet(Sheet({}), path, {}, ())
     return list(sheet.columns)
 
 
-def _office(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str]) -> S:
+def _office(path: Path) -> Read:
     frame = _frame(path)
     if len(frame) > MOST_LINES:
         raise DataError(TOO_MANY)
-    head = [plain(str(name).strip()) for name in frame.columns]
-    sheet.columns = _of(head, needed, besides)
-    places = [head.index(name) for name in sheet.columns]
-    for number, cells in enumerate(frame.itertuples(index=False, name=None), 1):
-        sheet.add(f"row {number}", [_text(cells[place]) for place in places])
-    return sheet
+    lines = enumerate(frame.itertuples(index=False, name=None), 1)
+    return _names_of(frame), ((f"row {number}", [_text(cell) for cell in cells]) for number, cells in lines)
+
+
+def _names_of(frame: Any) -> list[str]:
+    return [plain(str(name).strip()) for name in frame.columns]
 
 
 def _frame(path: Path) -> Any:
