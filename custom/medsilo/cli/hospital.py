@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.options import check_device, folder_of_settings
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
@@ -60,8 +59,8 @@ def predict(
     from medsilo.site.settings import make_settings, read_settings
 
     settings = make_settings({"device": device}, "the command line")
-    check_device(settings)
-    folder = folder_of_settings(site_config)
+    options.check_device(settings)
+    folder = options.folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
     compute = settings.compute()
     predictor, asked = asked_to_predict([model, *others], images, out, site, data, compute, screen.say)
@@ -217,7 +216,7 @@ def ledger(
     from medsilo.site.ledger import ledgers
     from medsilo.site.settings import SiteSettings, read_settings
 
-    local = folder_of_settings(site_config, kit)
+    local = options.folder_of_settings(site_config, kit)
     settings = read_settings(local) if local else SiteSettings()
     book = book_of_kit(settings, local, read_kit(kit).name) if kit else Book(records) if records else None
     if book is None:
@@ -276,7 +275,7 @@ def _visit(
 
     job = find_job(job_name) if job_name else None
     kit = read_kit(kit_folder) if kit_folder else None
-    local = folder_of_settings(site_config, kit_folder)
+    local = options.folder_of_settings(site_config, kit_folder)
     allowed = allowed_packages(local)
     plan = load_plan(plan_file, changes, allowed) if plan_file else None
     if job:

@@ -1,12 +1,200 @@
-"""Commands that say what there is and what leaves, before anything runs: list, leak-report."""
+"""Commands that say what there is and what leaves, before anything runs, and decide: approve, leak-report, list."""
 
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
 
 from medsilo.cli import options
-from medsilo.cli.options import folder_of_settings
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
+
+if TYPE_CHECKING:
+    from medsilo.check.at_home import KitAtHome
+    from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
+
+HEXADECIMAL = "0123456789abcdefABCDEF"
+HOURS = {"h": 1, "d": 24, "w": 168}
+
+
+def lasting(value: object) -> int:
+    """Return the hours of a time like 12h, 30d or 8w."""
+    text = str(value).strip().lower()
+    number, unit = text[:-1], text[-1:]
+    if unit not in HOURS or not number.isdecimal() or not 0 < int(number) <= 100_000:
+        raise ValueError(f"{text!r} is not a time; write hours, days or weeks: 12h, 30d, 8w")
+    return int(number) * HOURS[unit]
+
+
+def approve(
+    screen: Screen,
+    hash: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PLAN", help="a job, or the plan's hash, or its beginning where the plan has asked here"
+        ),
+    ] = None,
+    *,
+    kit: Annotated[Path, typer.Option(metavar="KIT", help=options.SITES_KIT)],
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    expires: Annotated[
+        int | None,
+        typer.Option(metavar="TIME", parser=lasting, help="maximum duration: 12h, 30d or 8w (default: no end)"),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=options.positive,
+            help="answer so many rounds of this plan at most, over all its studies",
+        ),
+    ] = None,
+    sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
+    decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
+    by: Annotated[str, typer.Option(metavar="NAME", help="who decides (default: this account's name)")] = "",
+    page: Annotated[
+        bool, typer.Option("--page", help="a page to read plans, decide, and watch studies, on this machine only")
+    ] = False,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="of the page; 0: any that is free")] = 0,
+) -> int:
+    """At a hospital: let a plan run here, by its hash; list those that asked; or --decline one.
+
+    Signed with the key of the kit. With 'approval: required' in medsilo.yaml nothing else runs. Without a plan: those
+    that asked, and what was decided by whom; the last decision counts. A study that waits is told at once when its plan
+    is declined; after an approval --decline withdraws it: the study stops here before its next answer leaves, and what
+    has already left can not be taken back. --page serves a page at a one-time address until Ctrl-C; studies go on.
+    """
+    if page:
+        return _show_page(screen, kit, port)
+    if hash is None:
+        if plan or changes or decline:
+            raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
+        return _list(screen, kit)
+    import time
+
+    from medsilo.site.approvals import ApprovalLimits
+
+    limits = ApprovalLimits.of(
+        expires=None if expires is None else int(time.time()) + 3600 * expires,
+        rounds=rounds,
+        sites=tuple(sorted(filter(None, (site.strip() for site in sites.split(","))))),
+    )
+    if decline and limits.words():
+        raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
+    return _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)
+
+
+def _list(screen: Screen, kit: Path) -> int:
+    from medsilo.check.at_home import KitAtHome
+    from medsilo.site.approvals import moment
+
+    home = KitAtHome.read(kit)
+    decided, asked = home.approvals.decisions(), home.approvals.asked()
+    last = {one.plan: one for one in decided}
+    screen.say(f"approval: {home.settings.approval}" + ("" if decided or asked else "; no plan has asked yet"))
+    for one in asked:
+        verdict = last[one.hash].verdict if one.hash in last else "waits for a decision"
+        parts = [str(one.plan.get(key, {}).get("name", "")) for key in ("algorithm", "task")]
+        names = f"question {one.question.get('title', '')}" if one.question else ", ".join(parts)
+        by = f", submitted by {one.lead}" if one.lead else ""
+        screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}, asked {moment(one.at)}")
+    for decision in decided:
+        screen.say(_line(decision))
+    screen.answer(
+        approval=home.settings.approval,
+        asked=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
+        decisions=[one.model_dump(mode="json") for one in decided],
+    )
+    return 0
+
+
+def _show_page(screen: Screen, kit: Path, port: int) -> int:
+    screen.in_lines = True
+    from medsilo.site_page.page_server import PageServer
+    from medsilo.site_page.pages import SitePages
+
+    try:
+        server = PageServer(SitePages(kit), port)
+    except OSError as error:
+        raise MedsiloError(f"port {port} of this machine can't be used; give another --port, or none") from error
+    screen.say(f"open this address in a browser on this machine; it is good for one use:\n{server.start}")
+    screen.event("ready", {"address": server.start})
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            screen.say("the page has ended; studies go on")
+    return 0
+
+
+def _decide(
+    screen: Screen,
+    verdict: "DecisionKind",
+    kit: Path,
+    given: str,
+    plan_file: Path | None,
+    changes: list[str],
+    by: str,
+    limits: "ApprovalLimits",
+) -> int:
+    import getpass
+
+    from medsilo.check.at_home import KitAtHome
+
+    home = KitAtHome.read(kit)
+    meant, asked = _meant(home, given, plan_file, changes)
+    if asked and asked.question:
+        from medsilo.check.approving import question_in_words
+
+        for line in question_in_words(asked.question):
+            screen.say(line)
+    elif asked and verdict == "approved":  # the others need no plan that can be read
+        from medsilo.check.approving import never_runs, plan_in_words
+
+        plan = home.plan_of(asked)
+        if why := never_runs(home, plan, limits, asked.sites):
+            raise MedsiloError(f"it would never run here: {why}; nothing is approved")
+        for name, words in plan_in_words(plan):
+            screen.say(f"{name}: {words}")
+    if asked and given.strip(HEXADECIMAL):
+        home.approvals.keep(asked)  # also a plan that did not ask
+    before = home.approvals.last(meant)
+    if verdict == "declined" and before and before.verdict == "approved":
+        verdict = "withdrawn"
+    decision = home.approvals.decide(meant, verdict, by or getpass.getuser(), limits)
+    screen.say(_line(decision))
+    if verdict == "approved" and home.settings.approval == "none":
+        screen.warn("medsilo.yaml has no 'approval: required', so plans without an approval run here, too")
+    screen.answer(**decision.model_dump(mode="json"))
+    return 0
+
+
+def _meant(
+    home: "KitAtHome", given: str, plan_file: Path | None, changes: list[str]
+) -> "tuple[str, AskingPlan | None]":
+    """Return the hash of the plan that is meant, and the plan where it is here."""
+    import time
+
+    from medsilo.flare.jobs import find_job, plan_of
+    from medsilo.site.approvals import AskingPlan, named
+
+    if not given.strip(HEXADECIMAL):
+        if plan_file or changes:
+            raise MedsiloError("--plan and --set belong to a job, and this is a plan's hash")
+        kept = {one.hash: one for one in home.approvals.asked()}
+        meant = named(given, kept)
+        return meant, kept.get(meant)
+    plan = plan_of(find_job(given), changes, plan_file, home.settings.packages)
+    asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
+    return asked.hash, asked
+
+
+def _line(decision: "Decision") -> str:
+    from medsilo.site.approvals import moment
+
+    limits = "".join(f", {words}" for words in decision.limits.words())
+    return f"{decision.plan}  {decision.verdict} by {decision.by}, {moment(decision.at)}{limits}"
 
 
 def leak_report(
@@ -28,7 +216,7 @@ def leak_report(
         raise MedsiloError("there is no such data folder; correct --data", str(data))
     if (question := Path(job)).is_file():
         return _print_question(screen, question)
-    return _print(screen, job, changes, plan, data, folder_of_settings(local, kit))
+    return _print(screen, job, changes, plan, data, options.folder_of_settings(local, kit))
 
 
 def _print_question(screen: Screen, file: Path) -> int:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.options import settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted
@@ -79,7 +78,7 @@ def run(
     if name and not is_safe_name(name):
         raise MedsiloError(f"--name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = out / (name or new_study(study))
-    settings = settings_of(device, data, site_config, **ALL_MINE)
+    settings = options.settings_of(device, data, site_config, **ALL_MINE)
     for line in study.cautions(study.participation.sites):
         screen.say(f"caution: {line}")
     job_of_run = found if engine == "simulator" else None
@@ -221,7 +220,7 @@ def compare(
     base, cells = asked(wanted)
     about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
     study = Study(out, about, base, cells, against, primary, partial(write_study, out))
-    settings = settings_of(device, data, site_config, **ALL_MINE)
+    settings = options.settings_of(device, data, site_config, **ALL_MINE)
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
@@ -290,7 +289,7 @@ def resume(
 
     Record(folder).check_unfinished()
     plan = load_plan(folder / "plan.yaml")
-    settings = settings_of(device, data, site_config, run_settings(folder), **ALL_MINE)
+    settings = options.settings_of(device, data, site_config, run_settings(folder), **ALL_MINE)
     job_of_run = (
         folder / paths.JOB if (folder / paths.JOB).is_dir() else None
     )  # else it was begun with --engine inprocess

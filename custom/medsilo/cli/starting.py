@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.options import settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.site.owner import ALL_MINE
@@ -73,7 +72,9 @@ def init(
     refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        sight = first_sight(Folder(folder.resolve(), site, lambda: machine_of(settings_of(device, None)), device))
+        sight = first_sight(
+            Folder(folder.resolve(), site, lambda: machine_of(options.settings_of(device, None)), device)
+        )
     found, choices = sight.found, sight.choices
     plan = write_start(out, choices)
     told = rows(choices)
@@ -95,7 +96,7 @@ def init(
         if trial:
             tried, time = alone(plan, checked.values())
             screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other: about {time}")
-            settings = keeping_ready(settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
+            settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
             cases = _tried(screen, tried, settings, trial)
             write_start_page(replace(started, trial=trial, cases=cases), page)
     screen.say("")
