@@ -17,7 +17,7 @@ from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.exporter import Exporter
-from medsilo.deploy.model_card import INTENDED_USE
+from medsilo.deploy.model_card import INTENDED_USE, template
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
@@ -50,12 +50,6 @@ def write_bundle(source: Source, out: Path) -> None:
 
 
 EXPORTER = Exporter("bundle", write_bundle)
-
-
-def _place(words: InMonai) -> str:
-    if len(words.channels) > 1:
-        return f"the folders {', '.join(f'IMAGES/{channel}' for channel in words.channels)} (one name for each case)"
-    return "IMAGES"
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
@@ -215,21 +209,10 @@ def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[s
 
 
 def _readme(source: Source, words: InMonai, needs_medsilo: bool) -> str:
-    needs = f"`medsilo=={__version__}` and " if needs_medsilo else ""
-    suffixes = ", ".join(f"`{suffix}`" for suffix in (FLAT if words.flat else VOLUMES))
     gets = "a mask of the same geometry"
     if words.classifies:
         gets = f"a line in `predictions.csv`, with the probabilities of {', '.join(words.classes)}"
     elif words.classes:
-        listed = ", ".join(f"{label} {name}" for label, name in enumerate(words.classes))
-        gets += f" ({listed})"
-    return f"""# MONAI Bundle: {source.plan.task.title}
-
-Needs {needs}the packages in `configs/metadata.json`. In this folder:
-
-    python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
-        --dataset_dir IMAGES --output_dir MASKS
-
-Every file of {_place(words)} ({suffixes}) gets {gets}. Weights are safetensors, so that loading
-them runs no code; there is no `model.pt`. `MODEL_CARD.md` says what the model is.
-"""
+        gets += f" ({', '.join(f'{label} {name}' for label, name in enumerate(words.classes))})"
+    told = {"title": source.plan.task.title, "version": __version__ if needs_medsilo else "", "gets": gets}
+    return template("bundle").render(told, words=words, suffixes=FLAT if words.flat else VOLUMES)

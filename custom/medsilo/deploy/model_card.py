@@ -4,6 +4,8 @@ from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader, Template, Undefined
+
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.core.package import package_facts
@@ -16,14 +18,7 @@ from medsilo.tasks.segmentation import Segmentation
 
 CARD, CARD_DATA = "MODEL_CARD.md", "model_card.json"
 LEVEL = 0.95
-TOGETHER = {"mean": "mean_score", "weighted by cases": "pooled_score"}
 MEANS = ("dice", "closeness")  # scores that are means over cases, each between 0 and 1
-INTERVALS = (
-    "Intervals are worked out from score and number of test cases alone, which is all that hospitals release: "
-    "Wilson's of an accuracy, Hoeffding's of a mean between 0 and 1, which holds for any distribution and is "
-    "wide. They take cases as independent; several of one patient make them too narrow. Where each hospital has a "
-    "model of its own, its score is that model's."
-)
 INTENDED_USE = (
     "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
     "device. A person who can judge the result looks at each one before it is used."
@@ -52,7 +47,15 @@ def write_card(source: Source, folder: Path) -> None:
     """Write MODEL_CARD.md and model_card.json."""
     facts = card_facts(source)
     write_json(folder / CARD_DATA, facts)
-    write_text(folder / CARD, _page(facts))
+    write_text(folder / CARD, template("card").render(facts))
+
+
+def template(name: str) -> Template:
+    """Return a text in Markdown that is to be filled; what is not there is empty."""
+    places = FileSystemLoader(Path(__file__).parent)
+    texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
+    texts.filters["told"] = _told
+    return texts.get_template(f"{name}.template")
 
 
 def card_facts(source: Source) -> dict[str, Any]:
@@ -162,92 +165,5 @@ def interval_of(metric: str, score: float, cases: int) -> Interval | None:
     return round(max(score - half, 0), 4), round(min(score + half, 1), 4)
 
 
-def _page(facts: dict[str, Any]) -> str:
-    synthetic = "\n**Trained on SYNTHETIC data: for trying out the software only.**\n" if facts["synthetic"] else ""
-    limits = "\n".join(f"- {limit}" for limit in facts["limits"])
-    promised = "\n".join(["\n## What is promised", *facts["promised"], ""]) if facts["promised"] else ""
-    answers = "\n\n".join(["\n## How it answers", *facts["super_model"], ""]) if facts["super_model"] else ""
-    trained = facts["trained_with"] or {}
-    about = [
-        ("what it is", facts["model"]["kind"]),
-        ("finds", ", ".join(facts["labels"])),
-        ("method", facts["method_title"]),
-        ("network", f"{facts['network']}, {facts['parameters']:,} parameters"),
-        ("rounds of training", facts["rounds"]["done"] or f"{facts['rounds']['planned']} planned"),
-        ("plan hash", facts["plan_hash"]),
-        ("trained with medsilo", f"{trained.get('version') or 'not recorded'} {(trained.get('hash') or '')[:12]}"),
-    ]
-    rows = "\n".join(f"| {name} | {str(value).strip()} |" for name, value in about)
-    return f"""# Model card: {facts["task_title"]}
-{synthetic}
-| | |
-|---|---|
-{rows}
-{answers}
-## Intended use
-{facts["intended_use"]}
-
-## Data and scores
-{_hospitals(facts)}
-{promised}
-## Privacy
-{_privacy(facts)}
-
-## Limits
-{limits}
-"""
-
-
-def _hospitals(facts: dict[str, Any]) -> str:
-    lacks = [
-        f"\n{site} has not: {', '.join(absent)}. {_unknown(facts, site)}\n" for site, absent in facts["absent"].items()
-    ]
-    if not facts["data"]:
-        return "\n".join(["Not recorded: the run's summary was not beside the model when it was exported.", *lacks])
-    metric = facts["metric"]
-    lines = [
-        f"| hospital | training cases | validation | test | {metric} | 95 % interval |",
-        "|---|---|---|---|---|---|",
-    ]
-    for site, cases in facts["data"].items():
-        counts = [_told((cases or {}).get(part)) for part in ("train", "validation", "test")]
-        tested = facts["scores"].get(site) or {}
-        low_high = tested.get("interval")
-        between = f"{low_high[0]:.3f} to {low_high[1]:.3f}" if low_high else "–"
-        score = f"{tested['score']:.4f}" if tested.get("score") is not None else "not told"
-        where = f"{site} (did not train)" if site in facts["unseen"] else site
-        lines.append(f"| {where} | {' | '.join(counts)} | {score} | {between} |")
-    whole = [f"{name} {facts[key]:.4f}" for name, key in TOGETHER.items() if facts[key] is not None]
-    together = f"\nOver the hospitals that tell theirs: {', '.join(whole)}.\n" if whole else ""
-    return "\n".join([*lines, *lacks, together, INTERVALS])
-
-
-def _unknown(facts: dict[str, Any], site: str) -> str:
-    """Return what a hospital's score does not cover, and what its own model knows of that."""
-    own = str(facts["model"].get("file", "")).startswith(f"{paths.SITES}/{site}/")
-    learned = ""
-    if undrawn := [name for name in facts["absent"][site] if name in facts["labels"]]:
-        whose = "This model is that hospital's own" if own else "Its personal model is in this super model"
-        learned = (
-            f" {whose}: it never learned {', '.join(undrawn)} there, and knows of it what other hospitals' weights "
-            "brought, untested."
-        )
-    agreed = site in facts["personal"]
-    return f"Its score does not cover structures and classes among these.{learned * (own or agreed)}"
-
-
-def _told(count: int | None) -> str:
-    return "not told" if count is None else str(count)
-
-
-def _privacy(facts: dict[str, Any]) -> str:
-    promise, sealing = facts["privacy"], facts["sealing"]
-    told = "The plan promises no differential privacy: treat the model as something that may tell of training cases."
-    if promise:
-        told = (
-            f"Differential privacy for each {promise['unit']}: the plan promises ε = {promise['epsilon']:g} at "
-            f"δ = {promise['delta']:g} for this study. A hospital may have demanded a smaller ε; its ledger says what "
-            "was spent."
-        )
-    sealed = " Uploads were sealed: the server read sums over hospitals alone." if sealing else ""
-    return told + sealed
+def _told(value: float | Undefined | None, form: str = "%d") -> str:
+    return "not told" if value is None or isinstance(value, Undefined) else form % value

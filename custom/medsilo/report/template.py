@@ -23,8 +23,13 @@ Cell = dict[str, Any]
 
 def templates_in(*folders: Path) -> Environment:
     """Return what fills templates. Escaping is on for everything: names, reasons and plans come from other machines."""
-    how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    return Environment(loader=FileSystemLoader(folders), undefined=StrictUndefined, **how)
+    return Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
