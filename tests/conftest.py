@@ -157,7 +157,7 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
 @pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """A comparison of methods that have panels, on images with masks. It is read and never changed."""
-    small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8"]
+    small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
     return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")
 
