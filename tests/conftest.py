@@ -218,11 +218,6 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     return [of(case) for case in cases]
 
 
-def long_if_newer(methods: Iterable[str]) -> list[Any]:
-    """Return the methods as a parameter's cases; the newer ones are tried before a release."""
-    return [pytest.param(method, marks=pytest.mark.long) if method in NEWER else method for method in methods]
-
-
 def all_but_newer(*methods: str) -> list[Any]:
     """Return the methods as a parameter's cases; the newer ones are slow, or tried before a release."""
     return slow_but([method for method in methods if method not in NEWER], methods)
