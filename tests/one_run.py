@@ -38,6 +38,7 @@ HOPED = 0.1  # of the noise that is charged: what the guesses are best at
 OTHERS = 20  # patients who are always there
 SHARES = (0.6, 0.2, 0.2)
 SIGNALS, WINDOW = 8, 32  # of a recording, and as many classes
+SIDE = 8  # of a photograph
 Write = Callable[[Path, list[str], int], None]
 
 
@@ -74,7 +75,7 @@ def recordings(folder: Path, people: list[str], canaries: int) -> None:
 
 def photographs(folder: Path, people: list[str], canaries: int) -> None:
     for person in people:
-        pixels = drawn(person).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+        pixels = drawn(person).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
         write_pixels(folder / f"images/{person}.png", pixels)
     lines = [[f"images/{person}.png", int(person[1:]) % SIGNALS, person] for person in people]
     write_csv(folder / "classes.csv", ["image", "label", "patient"], lines)
@@ -92,7 +93,7 @@ def kinds(canaries: int) -> dict[str, Kind]:
     signals = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(SIGNALS)]
     series = {"name": "series-folder", "signals": signals, "labels": [str(n) for n in range(SIGNALS)]}
     series |= {"rate": 10, "window": WINDOW, "standardise": "plan"}
-    photos = {"name": "image-folder", "kind": "classification", "size": [16, 16]}
+    photos = {"name": "image-folder", "kind": "classification", "size": [SIDE, SIDE]}
     photos["labels"] = series["labels"]
     cnn = {"name": "small-cnn", "width": 32, "norm": "group"}
     return {

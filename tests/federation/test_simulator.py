@@ -16,7 +16,7 @@ from tests.unit.test_tracking import curves_of
 CPU = SiteSettings(device="cpu")
 # A few methods that need most are tried at every change, one of each kind with the slow tests, all before a release.
 FIRST = ["fedsm-extra"]
-KINDS = ["adafed", "scaffold", "harmofl", "apfl"]
+KINDS = ["adafed", "scaffold"]
 MARKS = {method: pytest.mark.slow if method in KINDS else pytest.mark.long for method in METHODS}
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=MARKS[method]) for method in METHODS]
 FROM_DISK = ["fedsm-extra"]

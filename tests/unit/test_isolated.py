@@ -99,7 +99,7 @@ def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["wait", "stop"])
+@pytest.mark.parametrize("rule", ["wait", pytest.param("stop", marks=pytest.mark.long)])
 def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: Path, isolated_site: Sites) -> None:
     plan = make_plan("fedbn", *SMALL, f"participation.when_missing={rule}", "training.rounds=3", sites=[A, B])
     sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=Fragile)}

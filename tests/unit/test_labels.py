@@ -344,7 +344,7 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         assert never in told
 
 
-@pytest.mark.parametrize("method", ["fedbn", "fedsm"])
+@pytest.mark.parametrize("method", [pytest.param("fedbn", marks=pytest.mark.slow), "fedsm"])
 def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
     method: str, hospitals: Path, tmp_path: Path
 ) -> None:
