@@ -582,7 +582,7 @@ def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path, who
         inprocess.run(plan, folder=folder, on_round=on_round)
     text = str(caught.value)
     assert text.startswith("round-2.safetensors could not be written: ")
-    assert "What was saved before is intact; free space or choose another output folder, then resume" in text
+    assert "What was saved before is intact; free space or choose another output folder" in text
     assert len(text.splitlines()) == 1
     assert [path.name for path in Record(folder).checkpoints.glob("round-*")] == ["round-1.safetensors"]
     assert Record(folder).load_checkpoint()[1]["round"] == 1

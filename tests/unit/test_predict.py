@@ -14,7 +14,7 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
-from medsilo.deploy.images import masks_for
+from medsilo.deploy.images import masks_for, write_mask
 from medsilo.deploy.predict import predict
 from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
@@ -22,6 +22,7 @@ from medsilo.models.plain import SmallCnn
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, mask_of, write_volume
 from tests.conftest import make_plan
+from tests.unit.test_files import files_of_at_most
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 SMALL = ("task.name=synthetic-prostate", "task.size=32", "training.rounds=1")
@@ -321,3 +322,15 @@ def test_a_classification_gives_label_and_probability(tmp_path) -> None:
     assert found.labels is None
     assert found.found["label"] == 1
     assert found.found["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mask.nii.gz", "mask.mha", "mask.nrrd"])
+def test_a_mask_that_does_not_fit_on_the_disk_is_not_written(name: str, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 3, (20, 30, 40))
+    write_volume(tmp_path / "image.nii.gz", Volume(values.astype(np.float32), np.eye(4)))
+    scan = read_scan(tmp_path / "image.nii.gz")
+    with pytest.raises(MedsiloError, match="disk full"), files_of_at_most(3000):
+        write_mask(scan, values, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["image.nii.gz"]
+    write_mask(scan, values, tmp_path / name)
+    assert np.array_equal(SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(tmp_path / name))), values)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -74,9 +75,13 @@ def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
     """A mask with exactly the geometry of its image; whole or not there."""
     import SimpleITK
 
-    part = path.with_name(f".part-{path.name}")
+    part, mask, whole = path.with_name(f".part-{path.name}"), scan.on_own_grid(labels), False
     try:
-        SimpleITK.WriteImage(scan.on_own_grid(labels), str(part), useCompression=True)
+        with suppress(RuntimeError):  # NIfTI is written to a full disk without an error, so it is read again
+            SimpleITK.WriteImage(mask, str(part), useCompression=True)
+            whole = SimpleITK.Hash(SimpleITK.ReadImage(str(part))) == SimpleITK.Hash(mask)
+        if not whole:
+            raise MedsiloError("a mask could not be written (is the disk full?); free space, then predict again")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

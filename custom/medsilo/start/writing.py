@@ -35,7 +35,9 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
             f"{out / there[0]} exists and stays as it is; choose another folder with --out, or remove it"
         )
     if out.resolve().is_relative_to(folder.resolve()):
-        raise MedsiloError(f"--out {out} lies in the data folder, where nothing is written; choose a folder elsewhere")
+        raise MedsiloError(
+            f"--out {out} lies in the data folder, where nothing is written; give a folder elsewhere, like -o ../{out.name}"
+        )
 
 
 def write_start(out: Path, choices: Draft) -> Plan:
