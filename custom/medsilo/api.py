@@ -460,7 +460,7 @@ def _several(places: Place | Sequence[Place]) -> list[Path]:
 class Lead:
     """A consortium, as the owner of a kit leads and watches it: what the lead's commands do, from Python.
 
-    >>> Lead("docs").fetch("a1b2")
+    >>> Lead("docs")
     Traceback (most recent call last):
     medsilo.core.errors.MedsiloError: docs is no kit of a person: it has no startup/fed_admin.json that can be read
     """
@@ -468,6 +468,7 @@ class Lead:
     def __init__(self, kit: Place, say: Callable[[str], None] = print) -> None:
         """kit: the folder of your own kit; say: called with a line for what happens on the way."""
         self.kit, self.say = Path(kit), say
+        lead.owner_of(self.kit)
 
     @_as_python
     def status(self, job: str | None = None) -> dict[str, Any]:

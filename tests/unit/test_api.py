@@ -352,12 +352,13 @@ def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
 
 
 def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
-    lead = medsilo.Lead(tmp_path)
-    for attempt in (lead.status, lambda: lead.watch("a"), lambda: lead.fetch("a", tmp_path), lambda: lead.abort("a")):
+    for kit in (tmp_path, tmp_path / "nokit"):
         with pytest.raises(MedsiloError, match="is no kit of a person"):
-            attempt()
+            medsilo.Lead(kit)
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup/fed_admin.json").write_text('{"admin": {}}')
     with pytest.raises(MedsiloError, match="did you mean jobs/fedavg"):
-        lead.submit("jobs/fedvag")
+        medsilo.Lead(tmp_path).submit("jobs/fedvag")
 
 
 @pytest.mark.slow

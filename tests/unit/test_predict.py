@@ -185,18 +185,19 @@ def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path
     assert main(["predict", str(folder), str(images), "-o", str(tmp_path / "out")]) == 1
     rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
     errors = [row["error"] for row in rows]
-    assert [bool(error) for error in errors] == [False, True, True, True, True, True, False, True, True]
-    assert all("damaged or no image" in error for error in errors[1:4])
-    assert "3 channels, the task reads 1" in errors[4]
-    assert "NaN or infinite" in errors[5] and "NaN or infinite" in errors[8]
-    assert "flat image" in errors[7]
+    assert [bool(error) for error in errors] == [False, True, True, True, True, False, True, True]
+    assert all("damaged or no image" in error for error in errors[1:3])
+    assert "3 channels, the task reads 1" in errors[3]
+    assert "NaN or infinite" in errors[4] and "NaN or infinite" in errors[7]
+    assert "flat image" in errors[6]
     masks = sorted(path.name for path in (tmp_path / "out").glob("*mask*"))
     assert masks == [f"{SECRET}-1_mask.nii", f"{SECRET}-7_mask.nii"]
     first, last = (nibabel.load(tmp_path / "out" / name).get_fdata() for name in masks)
     assert np.array_equal(first, last)
     screen = capfd.readouterr()
-    assert "5/9  FAILED: the image has 3 channels" in screen.out
-    assert "7 of the images failed" in screen.err
+    assert "left out: 1 files that are no images (.txt 1)" in screen.out
+    assert "4/8  FAILED: the image has 3 channels" in screen.out
+    assert "6 of the images failed" in screen.err
     assert SECRET not in screen.out + screen.err
 
 

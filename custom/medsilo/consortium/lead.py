@@ -45,14 +45,20 @@ Say = Callable[[str], None]
 OnRound = Callable[[Round, Progress], None]  # a round, and the study that it is of
 
 
-@contextmanager
-def connected(kit: Path) -> Iterator[Session]:
-    """A session with the server as the kit's owner; whatever NVFlare raises becomes an error of one line."""
+def owner_of(kit: Path) -> dict[str, Any]:
+    """Return what a kit says of its owner and of the server."""
     try:
-        admin = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
+        admin: dict[str, Any] = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
     except (OSError, ValueError, KeyError) as error:
         why = "it has no startup/fed_admin.json that can be read" if kit.is_dir() else "there is no such folder"
         raise MedsiloError(f"{kit} is no kit of a person: {why}") from error
+    return admin
+
+
+@contextmanager
+def connected(kit: Path) -> Iterator[Session]:
+    """A session with the server as the kit's owner; whatever NVFlare raises becomes an error of one line."""
+    admin = owner_of(kit)
     logging.root.addHandler(SILENT)
     user, address = admin["username"], f"{admin['host']}:{admin['port']}"
     try:

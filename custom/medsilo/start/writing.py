@@ -36,7 +36,7 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
         )
     if out.resolve().is_relative_to(folder.resolve()):
         raise MedsiloError(
-            f"--out {out} lies in the data folder, where nothing is written; give a folder elsewhere, like -o ../{out.name}"
+            f"--out {out} lies in the data folder, where nothing is written; give another, like -o ../{out.name}"
         )
 
 
