@@ -15,6 +15,7 @@ import psutil
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import make_folder, write_json
+from medsilo.core.text import counted
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS
@@ -142,8 +143,8 @@ class Study:
         started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
         rounds = sum(cell.plan.rounds for cell in self.cells if not cell.summary())
         say(
-            f"{len(self.cells)} runs, {before} of them finished before, {at_once} at a time, {rounds} rounds in all, "
-            f"in {self.folder}"
+            f"{counted(len(self.cells), 'run')}, {before} of them finished before, {at_once} at a time, {rounds} rounds in "
+            f"all, in {self.folder}"
         )
         finished, due = before, 0.0
 
@@ -237,6 +238,8 @@ class Asked:
 
 def asked(options: Asked) -> tuple[Plan, list[Cell]]:
     """Return the plan that the rows change, and the cells; a wrong one is an error before anything starts."""
+    if (options.out / paths.PLAN).exists():
+        raise MedsiloError("--out is the folder of a run; give another", str(options.out))
     task = [f"task.name={options.task}"] if options.task else []
     if options.plan:
         path = find_job(options.plan) / PLAN if options.plan.is_dir() else options.plan
