@@ -143,8 +143,8 @@ class Study:
         started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
         rounds = sum(cell.plan.rounds for cell in self.cells if not cell.summary())
         say(
-            f"{counted(len(self.cells), 'run')}, {before} of them finished before, {at_once} at a time, {rounds} rounds in "
-            f"all, in {self.folder}"
+            f"{counted(len(self.cells), 'run')}, {before} of them finished before, {at_once} at a time, {rounds} "
+            f"rounds in all, in {self.folder}"
         )
         finished, due = before, 0.0
 
