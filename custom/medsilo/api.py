@@ -519,6 +519,8 @@ def _with_own(
     own = sites if isinstance(sites, Mapping) else {}
     if sites is not None:
         names = [sites] if isinstance(sites, str) else list(sites)
+        if not all(isinstance(name, str) for name in names):
+            raise MedsiloError("sites: give names, or data by name: {'a': ..., 'b': ...}")
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss:
         values["task"] = given.task(task, own, loss)

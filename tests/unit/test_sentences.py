@@ -60,7 +60,8 @@ def gain(word: str, mean: float = 0.076, needed: int | None = None) -> HospitalG
         ),
         (
             answer("dice", "b", gain("too few patients", needed=1200)),
-            "Too few patients (1,200 needed): at b, test dice is 7.6 points higher with FedAvg than with training alone.",
+            "Too few patients (1,200 needed): at b, test dice is 7.6 points higher with FedAvg "
+            "than with training alone.",
         ),
         (
             answer("dice", "b", gain("no gain", -0.02)),
