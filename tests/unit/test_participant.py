@@ -533,7 +533,7 @@ def test_a_run_in_process_is_resumed_by_command(
 
 def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     plan = planned("fedavg", [])
-    with pytest.raises(MedsiloError, match="run absent has no checkpoint to resume from; start it anew"):
+    with pytest.raises(MedsiloError, match="run absent has no checkpoint to resume from; start it again"):
         inprocess.run(plan, folder=tmp_path / "absent", resume=True)
     inprocess.run(plan, folder=tmp_path / "run")
     other = plan.with_changes(["seed=1"])

@@ -349,7 +349,7 @@ def test_series_are_images_and_are_seen_as_a_ct(scanner: Path, tmp_path: Path) -
     touched = scanner / "images/p00/03.dcm"
     os.utime(touched, ns=(0, 0))
     task.read("hospital-a", ["hospital-a"], 0, source)
-    assert len(list(tmp_path.iterdir())) == kept + 1  # a slice that changed makes its volume anew
+    assert len(list(tmp_path.iterdir())) == kept + 1  # a slice that changed makes its volume again
     inputs, target = data.train[0]
     assert inputs.shape[1:] == target.shape and torch.isfinite(inputs).all() and target.any()
 

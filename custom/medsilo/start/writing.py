@@ -80,7 +80,7 @@ def _text(head: Sequence[str], choices: Sequence[Choice]) -> str:
 
 
 def _rows(choices: Sequence[tuple[str, Choice]], indent: str) -> list[str]:
-    """Return a section's lines; a reason stands behind its key, or above it where both are too long for a line."""
+    """Return a section's lines; a reason is behind its key, or above it where both are too long for a line."""
     texts = [(f"{indent}{key}: {in_yaml(choice.value)}", choice.why) for key, choice in choices]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
     lines: list[str] = []
