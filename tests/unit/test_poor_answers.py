@@ -270,3 +270,10 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
     code = f"{save} save; from pathlib import Path; save('x' * 99, Path('page.html'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MedsiloError: page.html could not be written: the disk is full" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_knows_few_letters_keeps_a_number_s_sign(here: Path, encoding: str) -> None:
+    command = [sys.executable, "-m", "medsilo.cli", "run", "jobs/fedavg", "--set", "seed=−5→7"]
+    said = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert said.returncode == 1 and b"seed: '-5->7' is not a whole number" in said.stderr, said.stderr
