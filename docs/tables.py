@@ -1,9 +1,9 @@
 """The tables of docs/run-tree.md, docs/plan.md, docs/check.md and docs/commands.md, made from the package, and those
 of docs/evidence.md, made from the pages that have the numbers.
 
-    python -m docs.tables        # write them anew
+    python -m docs.tables        # write them again
 
-A table stands between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
+A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
 """
 
 import ast
@@ -389,7 +389,7 @@ def promised_csv() -> str:
 
 
 def renewed(page: str) -> str:
-    """Return a page's text with its tables made anew."""
+    """Return a page's text with its tables made again."""
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
 
 

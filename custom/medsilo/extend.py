@@ -1,6 +1,6 @@
 """The names that a plug-in imports of medsilo, and nothing else of it. docs/extend.md shows them in use.
 
-Each stands here once, and is loaded when it is first used, so that importing this module costs nothing.
+Each is here once, and is loaded when it is first used, so that importing this module costs nothing.
 """
 
 import ast

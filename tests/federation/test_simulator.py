@@ -20,7 +20,7 @@ KINDS = ["adafed", "scaffold"]
 MARKS = {method: pytest.mark.slow if method in KINDS else pytest.mark.long for method in METHODS}
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=MARKS[method]) for method in METHODS]
 FROM_DISK = ["fedsm-extra"]
-OWN_FILES = (paths.STATE_FILES, paths.SEALED)  # of no interest here; masks are drawn anew in every run
+OWN_FILES = (paths.STATE_FILES, paths.SEALED)  # of no interest here; masks are drawn in every run
 
 
 def assert_same_outcome(one: Path, other: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_hospitals_sheet_names_no_other_hospital(tmp_path: Path) -> None:
     assert (told["Test accuracy"], told["sensitivity"], told["specificity"]) == ("0.700", "0.900", "0.750")
     assert "0.85" not in text and "0.875" not in text  # two tell theirs: the mean would tell the other's
     assert "accuracy" not in told and told["calibration error"] == "0.050"
-    assert "model: 5.0 kB in round 1 to 2." in text and "the mean of something" in text
+    assert "model: 5.0 kB in rounds 1 to 2." in text and "the mean of something" in text
     assert "A threshold that follows from its validation cases: 0.35." in text and 'id="decision"' not in text
 
 

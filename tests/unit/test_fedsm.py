@@ -697,7 +697,7 @@ def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, 
     assert found.agreed == SITES
     for site in SITES:
         own = alone.model(f"sites/{site}/last")
-        if method in ("fine-tuning", "per-fedavg"):  # they go through the data anew, in another order
+        if method in ("fine-tuning", "per-fedavg"):  # they go through the data again, in another order
             close(model.expert(site).state_dict(), wide(own), 0.3)
         else:
             assert_equal(dict(model.expert(site).state_dict()), own)

@@ -45,7 +45,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         why = "the disk is full" if _is_disk_full(error) else f"{type(error).__name__} while writing"
         raise MedsiloError(
             f"{path.name} could not be written: {why}. What was saved before is intact; free space or choose another "
-            "output folder, then resume",
+            "output folder, and give the command again (for a run: medsilo resume)",
             private=f"{path}: {error}",
         ) from error
     finally:

@@ -40,7 +40,7 @@ class Algorithm(Section):
     title: ClassVar[str]
     paper: ClassVar[str]
     pooled: ClassVar[bool] = False  # needs all data in one place, so it never runs on NVFlare
-    # Networks that are made anew in every round from what arrives: a site does not keep them on its disk.
+    # Networks that are made in every round from what arrives: a site does not keep them on its disk.
     made_anew: ClassVar[frozenset[str]] = frozenset()
     # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise. A
     # protocol that is missing here can't be declared, but for "clinical", which says nothing.

@@ -148,7 +148,7 @@ def predict_all(asked: PredictionRequest, images: Sequence[PredictedImage]) -> i
 def _case(
     source: Source, image: PredictedImage, out: Path, device: torch.device
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Return one image's row, and its picture; what is wrong with it stands in the row and stops no other."""
+    """Return one image's row, and its picture; what is wrong with it is in the row and stops no other."""
     row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None}
     picture = None
     try:

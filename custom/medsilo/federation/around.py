@@ -19,8 +19,8 @@ and an answer passes them the other way round. Around the server's channel stand
     turns           notes who is asked and who answered, and counts the bytes of tensors
     channel         NVFlare, or a loop over sites in this process
 
-Two seams are inside of a round, since what stands there needs what the round has: a site's envelope (envelope.py) and
-the server's aggregation (aggregation.py). Secure aggregation is both; it stands nowhere else.
+Two seams are inside of a round, since what is there needs what the round has: a site's envelope (envelope.py) and
+the server's aggregation (aggregation.py). Secure aggregation is both; it is nowhere else.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The form in which tensors reach and leave a site: the inner seam where secure aggregation stands.
+"""The form in which tensors reach and leave a site: the inner seam where secure aggregation is.
 
 It is inside of a round, where what is sealed can still be refused before anything of it is kept, and where a personal
 model is moved from the site's own: no layer around the site sees that.

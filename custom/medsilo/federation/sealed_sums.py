@@ -3,7 +3,7 @@
 All hospitals agree on keys, and then seal sums in a row: each adds to its numbers the masks that it has with others.
 These cancel in the sum of all and in no other, so nobody can drop out, and nothing is taken off afterwards.
 Masks depend on all that a hospital was asked: where the server asks one for something else, its sum does not open.
-Nothing is kept on a disk: a hospital that stops begins anew with fresh keys.
+Nothing is kept on a disk: a hospital that stops starts again with fresh keys.
 """
 
 import json
@@ -69,7 +69,7 @@ class SummedSite:
         self.blocks: dict[int, SealedBlock] = {}  # as they were sealed, by the sum
 
     def introduction(self, asked: SumRequest) -> dict[str, Any]:
-        """Return fresh keys, with which all begins anew."""
+        """Return fresh keys, with which all starts again."""
         self._member = Member.begin(_terms(asked.study, self.about, self.sites), self.name, self.signer, self.memory)
         self.blocks = {}
         return self._member.introduction().facts()

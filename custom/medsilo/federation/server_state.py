@@ -262,7 +262,7 @@ class ServerState:
         if facts["sites"] != list(self.sites):
             raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
         if facts["round"] > self.plan.rounds:
-            raise MedsiloError("the checkpoint is of a round that the plan does not have; it is damaged, begin anew")
+            raise MedsiloError("the checkpoint is of a round that the plan does not have; it is damaged, start again")
         for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
             place = self.course.place_of(number)
             if place != self.place:

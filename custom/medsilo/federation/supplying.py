@@ -1,6 +1,6 @@
 """Files that a plan's network begins with: a site that lacks one says so, is sent it once, and keeps it.
 
-A file travels as one tensor of bytes, in pieces like all tensors. Its hash stands in the plan, so nobody is believed.
+A file travels as one tensor of bytes, in pieces like all tensors. Its hash is in the plan, so nobody is believed.
 """
 
 from collections.abc import Callable, Mapping, Sequence

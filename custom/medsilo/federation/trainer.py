@@ -114,7 +114,7 @@ class Trainer:
         layer = plan.algorithm.input_layer(self.state.modules)
         size, task = plan.training.batch_size, plan.task
         steps = self.private.steps_in_epoch if self.private else steps_in(self.samples, size)
-        if task.draws:  # there are no passes to begin anew
+        if task.draws:  # there are no passes to start again
             steps = plan.training.local_steps or steps
         private = self.private.training(number) if self.private and purpose == SHUFFLE else None
         compute = self.compute

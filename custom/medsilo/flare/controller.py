@@ -127,7 +127,7 @@ class MedsiloController(Controller):
             record, resume = earlier, True
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
         elif earlier:
-            self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: begins anew as {record.folder.name}")
+            self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: starts again as {record.folder.name}")
         record.claim(submitter_of(fl_ctx), resume)
         before = record.summary()
         sites = [client.name for client in fl_ctx.get_engine().get_clients()]

@@ -1,7 +1,7 @@
 """Processes of simulated sites as forks of one that has imported everything.
 
 NVFlare's simulator starts a Python process for each site and, where it has fewer threads than sites, for each task of a
-site. Each imports torch, NVFlare and this package anew, which takes seconds of a core and hundreds of MB, and gives up
+site. Each imports torch, NVFlare and this package again, which takes seconds of a core and hundreds of MB, and gives up
 after a minute if the machine is busy with the others'. A fork has all that at once and shares its memory. The simulator
 starts `sys.executable`: here that is `forked_site.py`, a small process that asks for a fork and waits for its end.
 """

@@ -568,7 +568,7 @@ def patient_simulator(
 def sites_started_by(command: Sequence[str]) -> Iterator[None]:
     """Let the simulator that runs in this process start sites by this command.
 
-    Issue (2.9.0): the simulator starts each site's process by sys.executable. Each imports all anew, which takes
+    Issue (2.9.0): the simulator starts each site's process by sys.executable. Each imports all again, which takes
     seconds of a core and hundreds of MB. Please let the runner be given what starts a site's process.
     """
     true = sys.executable

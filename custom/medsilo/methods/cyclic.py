@@ -44,7 +44,7 @@ class Cyclic(Algorithm):
 
     name: Literal["cyclic"] = "cyclic"
     order: Literal["fixed", "drawn"] = Field(
-        "fixed", description="the hospitals' order in a cycle: by name, or drawn anew for each cycle"
+        "fixed", description="the hospitals' order in a cycle: by name, or drawn for each cycle"
     )
 
     def phases(self, training: Training) -> Sequence[Phase]:

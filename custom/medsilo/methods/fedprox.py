@@ -26,7 +26,7 @@ class FedProx(FedAvg):
         ge=0,
         le=1,
         description="probability that a site is slow in a round and runs only the first steps, a share that is drawn "
-        "anew; its result counts all the same (Sec. 5.2)",
+        "each time; its result counts all the same (Sec. 5.2)",
     )
 
     def suits(self, training: Training) -> None:

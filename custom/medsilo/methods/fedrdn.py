@@ -26,7 +26,7 @@ BRIGHTER = 10  # times the task's brightest image
 
 
 class FedRDN(Averaging):
-    """FedAvg whose sites train on (x − μ_j) / σ_j, with the statistics of a hospital j drawn anew for every image.
+    """FedAvg whose sites train on (x − μ_j) / σ_j, with the statistics of a hospital j drawn for every image.
 
     Phase "measure" is one round without training: every site sends the mean and the deviation of each channel, averaged
     over its training images. All sites are given all of them once. In evaluation a site takes its own.

@@ -1,6 +1,6 @@
 """FedSM: Xu et al., Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation, CVPR 2022.
 
-Equations and lines of Alg. 1 are the paper's; Alg. 2, how the super model answers, stands in medsilo.deploy.
+Equations and lines of Alg. 1 are the paper's; Alg. 2, how the super model answers, is in medsilo.deploy.
 """
 
 import copy

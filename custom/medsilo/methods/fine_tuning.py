@@ -13,7 +13,7 @@ from medsilo.methods.shared_and_own import SharedAndOwn
 
 
 class FineTuning(SharedAndOwn):
-    """FedAvg of w; a site's own model is w after some epochs on its training data, made anew of each w that arrives."""
+    """FedAvg of w; a site's own model is w after some epochs on its training data, made from each w that arrives."""
 
     title = "Fine-tuning"
     paper = "Wang et al. 2019"
@@ -25,7 +25,7 @@ class FineTuning(SharedAndOwn):
     )
 
     steps: int | None = Field(
-        None, ge=1, le=100_000, description="so many mini-batches in place of epochs, in passes that begin anew"
+        None, ge=1, le=100_000, description="so many mini-batches in place of epochs, in passes that start again"
     )
 
     def personalise(self, bench: Workbench) -> None:

@@ -30,7 +30,7 @@ class Gaussian(Section):
 
 
 class SampledGaussian(Section):
-    """Normal noise on a sum over a Poisson sample: every record is drawn by itself, anew in every step."""
+    """Normal noise on a sum over a Poisson sample: every record is drawn by itself, in every step."""
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
     noise: Noise = Field(description="σ / Δ₂, for one drawn record")

@@ -39,8 +39,8 @@ class Leaving:
         alike: dict[tuple[str, int], list[str]] = {}
         for name, rounds, size in self.groups:
             alike.setdefault((name, size), []).append(rounds)
-        groups = [f"{name}: {bytes_text(size)} in round {', '.join(own)}." for (name, size), own in alike.items()]
-        return [*groups, *self.lines]
+        groups = {f"{name}: {bytes_text(size)}": ", ".join(own) for (name, size), own in alike.items()}
+        return [*(f"{one} in round{'s' * (not own.isdecimal())} {own}." for one, own in groups.items()), *self.lines]
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Leaving]) -> list[Path]:
@@ -93,7 +93,8 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult
 
 def answer(metric: str, site: str, one: HospitalGain) -> str:
     """Return the verdict as a sentence."""
-    told, gain = verdict_in_words(one), one.gain.mean
+    (told, _, needed), gain = verdict_in_words(one).partition(": "), one.gain.mean
+    told += f" ({needed})" * bool(needed)
     what = f"test {metric} is {points(abs(gain))[1:]} points {'higher' if gain > 0 else 'lower'}"
     what = in_patients(metric, gain) or what
     return f"{told[0].upper()}{told[1:]}: at {site}, {what} with {one.method} than with training alone."

@@ -30,7 +30,7 @@ NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
 REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 
-# What stands in the folders above.
+# What is in the folders above.
 EXPERT_FILES = "personal/*.safetensors"  # of a super model
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"

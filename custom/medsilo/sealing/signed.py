@@ -66,13 +66,15 @@ def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
         signature, signed = bytes.fromhex(found.signature), _signed_bytes(kind, found.key, found.content)
         verify(load_der_public_key(bytes.fromhex(found.key)), signature, signed, salted=False)
         return checked(kind, found.content, path.name), found.key
+    except FileNotFoundError as error:
+        raise MedsiloError(f"there is no {path.name}; give the folder or file that was signed", str(path)) from error
     except InvalidSignature as error:
         raise MedsiloError(f"{path.name} was changed after it was signed, or its signature is forged") from error
     except ValidationError as error:
         what = in_words(error, Signature if error.title == Signature.__name__ else kind, tells_values=False)
         raise MedsiloError(f"{path.name} is damaged: {what}", str(path)) from error
     except (OSError, ValueError, TypeError, RecursionError, UnsupportedAlgorithm) as error:
-        why = "missing or damaged, or no signed file"
+        why = "damaged or no signed file"
         raise MedsiloError(f"{path.name} is {why} ({type(error).__name__})", str(path)) from error
 
 

@@ -4,7 +4,7 @@ What is remembered lies in the kit, signed with its key, and not in `records`, w
 It begins with the first check or study under settings that promise something, and a change counts when the engineer
 says so.
 
-What is not noticed: whoever may read the key can sign, and who removes the file and replaces the settings begins anew.
+What is not noticed: whoever may read the key can sign, and who removes the file and replaces the settings starts again.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """A hospital's approvals: which plans may run here, decided by its engineer and signed with the key of its kit.
 
 One file holds all decisions and one signature over them: a change anywhere makes all of them void. Its name is that of
-the key, so with another key a hospital begins anew. Beside it lie the plans that asked.
+the key, so with another key a hospital starts again. Beside it lie the plans that asked.
 
 What is not noticed: whoever may read the key can sign, and the file can be put back to an earlier state as a whole.
 """

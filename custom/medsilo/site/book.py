@@ -316,7 +316,7 @@ class Book:
             yield read if isinstance(read, dict) else {}
 
     def _add(self, name: str, line: Mapping[str, Any]) -> None:
-        """Add a line and wait until it is on the disk; after one that was cut off it begins anew."""
+        """Add a line and wait until it is on the disk; after one that was cut off it starts again."""
         descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
         with os.fdopen(descriptor, "rb+") as file:
             end = file.seek(0, os.SEEK_END)

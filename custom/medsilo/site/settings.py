@@ -211,7 +211,7 @@ class SiteSettings(Section):
 
 
 class EachSites(SiteSettings):
-    """The settings of sites on one machine, some with a medsilo.yaml of their own; the others have what stands here."""
+    """The settings of sites on one machine, some with a medsilo.yaml of their own; the others have what is here."""
 
     sites: dict[str, SiteSettings] = {}
 

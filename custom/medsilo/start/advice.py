@@ -64,10 +64,11 @@ def rows(choices: Draft) -> list[tuple[str, str, str, str]]:
     return [(file, choice.key, in_yaml(choice.value), choice.why) for file, own in files for choice in own]
 
 
-def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
+def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> list[tuple[str, str]]:
     """Return what to do next: what for, and the command, if there is one.
 
-    several: whether the folder has all hospitals; stopped: those of which the check found what stops the study.
+    several: whether the folder has all hospitals; stopped: those of which the check found what stops the study;
+    minutes: of a comparison.
     """
     job = out / JOB
     given = f"--settings {out}"
@@ -78,7 +79,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, 
     counted = f"medsilo statistics {job} {given} -o {out / 'cases'}"
     if several:
         steps.append(("how many patients each hospital has of each class, and how many an interval needs:", counted))
-        command = f"medsilo compare --plan {job} --methods local,fedavg --minutes 60 {given} --engine inprocess"
+        command = f"medsilo compare --plan {job} --methods local,fedavg --minutes {minutes} {given} --engine inprocess"
         return [*steps, ("does joining pay for these hospitals?", command)]
     return [
         *steps,

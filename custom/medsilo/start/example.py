@@ -1,4 +1,4 @@
-"""Write the folder of three hospitals that are drawn, for whoever has no data at hand."""
+"""Write the folder of three hospitals that are drawn, for people without data of their own."""
 
 from pathlib import Path
 

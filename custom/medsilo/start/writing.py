@@ -35,7 +35,9 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
             f"{out / there[0]} exists and stays as it is; choose another folder with --out, or remove it"
         )
     if out.resolve().is_relative_to(folder.resolve()):
-        raise MedsiloError(f"--out {out} lies in the data folder, where nothing is written; choose a folder elsewhere")
+        raise MedsiloError(
+            f"--out {out} lies in the data folder, where nothing is written; give another, like -o ../{out.name}"
+        )
 
 
 def write_start(out: Path, choices: Draft) -> Plan:
@@ -78,7 +80,7 @@ def _text(head: Sequence[str], choices: Sequence[Choice]) -> str:
 
 
 def _rows(choices: Sequence[tuple[str, Choice]], indent: str) -> list[str]:
-    """Return a section's lines; a reason stands behind its key, or above it where both are too long for a line."""
+    """Return a section's lines; a reason is behind its key, or above it where both are too long for a line."""
     texts = [(f"{indent}{key}: {in_yaml(choice.value)}", choice.why) for key, choice in choices]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
     lines: list[str] = []

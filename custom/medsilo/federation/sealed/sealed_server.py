@@ -255,7 +255,7 @@ class SealedServer(RoundAggregation):
         if gone := sorted(set(before) - set(self.sites)):
             raise ParticipationError(
                 f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "
-                f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or begin anew"
+                f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or start again"
             )
         return before
 

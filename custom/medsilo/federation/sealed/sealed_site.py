@@ -80,7 +80,7 @@ class _Seat:
 
 
 class _Memory:
-    """The memory of a site of a study, whatever keys it has: a server that begins anew, or counts its agreements in
+    """The memory of a site of a study, whatever keys it has: a server that starts again, or counts its agreements in
     another way, finds the same hospital."""
 
     def __init__(self, path: Path) -> None:
@@ -485,7 +485,7 @@ class SealedSite(Envelope):
     def _read(self, number: int) -> _Seat:
         path = self._path(number)
         if not path.exists():
-            raise Refused("this site has lost its keys of this study; begin it anew, with fresh keys")
+            raise Refused("this site has lost its keys of this study; start it again, with fresh keys")
         with reading("this site's secrets of the study"):
             kept = json.loads(path.read_bytes())
             agreement = KeyAgreement.read("this site", kept["agreement"])

@@ -38,7 +38,7 @@ MOST_AHEAD = 1000  # that a site's last number may be beyond the server's, which
 class KeyAgreement(Letter):
     """The terms on which a study begins to seal.
 
-    number: counts the times that it began anew, with fresh keys. heaviest: no site has more training cases.
+    number: counts the times that it started again, with fresh keys. heaviest: no site has more training cases.
     """
 
     number: AgreementNumber
