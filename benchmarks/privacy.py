@@ -19,8 +19,7 @@ from torch.nn import functional
 from medsilo.core.memory import forget_most, most_held
 from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson
 from medsilo.learning.private import PoissonSample, PrivateSteps
-from medsilo.models.plain import SmallCnn
-from medsilo.models.unet import UNet
+from medsilo.models.architectures import SmallCnn, UNet
 from medsilo.privacy.noise import NoiseSource
 
 MOST = 2.5

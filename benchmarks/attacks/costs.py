@@ -23,7 +23,7 @@ from medsilo.core.memory import most_held
 from medsilo.core.tensors import Tensors
 from medsilo.course.robust_mixing import Mixing
 from medsilo.mixing.mixers import Mixer, WeightedMean
-from medsilo.models.unet import UNet
+from medsilo.models.architectures import UNet
 from medsilo.site.settings import SiteSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -79,9 +79,8 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.learning import layers, undrawn
     from medsilo.learning.loop import Case, DrawnCases, Stop
     from medsilo.learning.seeds import generator_for, seed_for
-    from medsilo.models import blocks
+    from medsilo.models.architectures import MONAI_NORMS, Norm, norm_layer
     from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
-    from medsilo.models.unet import MONAI_NORMS
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.agreed import stricter

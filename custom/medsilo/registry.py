@@ -261,13 +261,13 @@ NETWORKS = Registry(
     "medsilo.networks",
     "medsilo.models.network:Network",
     {
-        "activity-cnn": "medsilo.models.plain:ActivityCnn",
-        "densenet121": "medsilo.models.densenet121:DenseNet121",
-        "linear": "medsilo.models.plain:Linear",
-        "mlp": "medsilo.models.plain:Mlp",
-        "small-cnn": "medsilo.models.plain:SmallCnn",
-        "unet": "medsilo.models.unet:UNet",
-        "vgg11": "medsilo.models.plain:Vgg11",
+        "activity-cnn": "medsilo.models.architectures:ActivityCnn",
+        "densenet121": "medsilo.models.architectures:DenseNet121",
+        "linear": "medsilo.models.architectures:Linear",
+        "mlp": "medsilo.models.architectures:Mlp",
+        "small-cnn": "medsilo.models.architectures:SmallCnn",
+        "unet": "medsilo.models.architectures:UNet",
+        "vgg11": "medsilo.models.architectures:Vgg11",
     },
 )
 

@@ -349,7 +349,7 @@ BAD = [
     ("n = bad:N", NETWORK, "medsilo.methods", "algorithm.name=n", "'n' is not a Algorithm; derive it"),
     ("m = bad:N", NETWORK, "medsilo.networks", "network.name=m", "says another name; write name: Literal"),
     ("n/m = bad:N", NETWORK, "medsilo.networks", "network.name=n/m", "has odd characters"),
-    ("n = medsilo.models.unet:UNet", NETWORK, "medsilo.networks", "network.name=n", "says another name"),
+    ("n = medsilo.models.architectures:UNet", NETWORK, "medsilo.networks", "network.name=n", "says another name"),
 ]
 
 

@@ -27,7 +27,7 @@ from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedsm_ensemble import mixed
 from medsilo.methods.fedsm_extra import best_of
-from medsilo.models.plain import Vgg11
+from medsilo.models.architectures import Vgg11
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all

@@ -30,7 +30,7 @@ from medsilo.learning.class_weights import weighted
 from medsilo.learning.undrawn import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_in, marks_of_classes
 from medsilo.methods.condistfl import distilled
 from medsilo.mixing.mixers import WeightedMean
-from medsilo.models.unet import UNet
+from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.report.findings import notices
 from medsilo.report.read import read

@@ -17,8 +17,7 @@ from medsilo.learning.private import (
     PrivateSteps,
     gradients_of_cases,
 )
-from medsilo.models.plain import ActivityCnn, SmallCnn, Vgg11
-from medsilo.models.unet import UNet
+from medsilo.models.architectures import ActivityCnn, SmallCnn, UNet, Vgg11
 from medsilo.privacy.noise import NoiseSource
 from medsilo_papers.networks import AlexNet, BasicUNet, LeNet5
 from tests.conftest import slow_but

@@ -39,8 +39,8 @@ from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
 from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull, UniformMean
 from medsilo.mixing.server import FedAdam
+from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.models.network import Network
-from medsilo.models.plain import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.tasks.task import Task
 
 STEEPEST = 1e6  # mean gradient of a weight
