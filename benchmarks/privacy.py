@@ -16,7 +16,7 @@ from timing import fastest_in_turn, note, run
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.core.memory import forget_most, most_held
+from medsilo.core.lifeline import forget_most, most_held
 from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.models.architectures import SmallCnn, UNet

@@ -16,11 +16,9 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.core.errors import DataError, MedsiloError, Refused
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
-    from medsilo.course.group import Group
     from medsilo.course.layer import Layer
     from medsilo.course.outcome import OneModel, OwnModels
-    from medsilo.course.phase import Phase
-    from medsilo.course.workbench import Workbench
+    from medsilo.course.phase import Group, Phase, Workbench
     from medsilo.deploy.exporter import Exporter
     from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
@@ -83,7 +81,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
-    from medsilo.privacy.agreed import stricter
+    from medsilo.privacy.mechanisms import stricter
     from medsilo.registry import TABLES, TASKS
     from medsilo.report import charts
     from medsilo.report.findings import Answer

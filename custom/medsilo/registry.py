@@ -16,10 +16,9 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.distribution import canonical, facts_of, files_of, is_installed
 from medsilo.core.errors import PlanError
 from medsilo.core.package import NAME as OWN
-from medsilo.core.package import place_in_package
+from medsilo.core.package import canonical, facts_of, files_of, is_installed, place_in_package
 from medsilo.core.text import is_safe_name
 
 ANY = ("*",)  # every installed package is allowed: where one person owns everything

@@ -25,12 +25,12 @@ from medsilo.cli import main
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
+from medsilo.federation.around import FileSupply, SuppliedSite
 from medsilo.federation.seams import Missing, Place
 from medsilo.federation.site_state import SiteState
-from medsilo.federation.supplying import FileSupply, SuppliedSite
 from medsilo.flare.jobs import PLAN
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute

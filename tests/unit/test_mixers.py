@@ -608,7 +608,7 @@ def test_a_state_of_another_mixer_or_of_an_open_round_is_an_error():
 PEAK = """
 import sys, torch
 from pathlib import Path
-from medsilo.core.memory import most_held
+from medsilo.core.lifeline import most_held
 from medsilo.mixing.mixers import *
 from medsilo.mixing.server import *
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from medsilo import cli
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.site_state import COLUMNS

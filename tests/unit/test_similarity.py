@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
+from medsilo.methods.adafed import mixing_weights, uniform_weights, wasserstein_distances
 from medsilo.mixing.mixers import SimilarityMix, UniformMean, WeightedMean
-from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 from tests.conftest import over_all
 
 SEEDS = range(6)

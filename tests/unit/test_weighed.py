@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from medsilo.core.errors import PlanError
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.learning.loop import Compute

@@ -14,7 +14,7 @@ from medsilo.federation.private_numbers import COUNTS_REFUSED, NUMBERS, WHAT, ho
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.federation.sealed.identity import KitFiles, ledger_of
 from medsilo.plan import Plan
-from medsilo.privacy.agreed import Demands, Told, stricter
+from medsilo.privacy.mechanisms import Demands, Told, stricter
 from medsilo.site.book import PARTS, Book, data_set
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource

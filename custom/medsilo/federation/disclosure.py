@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from medsilo.core.coarse import Resolution
-from medsilo.core.memory import forget_most, most_held
+from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.package import machine_facts
 from medsilo.core.tensors import Groups
 from medsilo.federation.exact import (

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from medsilo.core.files import write_passing
-from medsilo.core.memory import most_held
+from medsilo.core.lifeline import most_held
 from medsilo.runs import paths
 from medsilo.runs.schema import Deed, Doing
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from medsilo.core.errors import MedsiloError, Refused, Undecided
 from medsilo.core.tensors import Groups
-from medsilo.federation.kept_answer import digest_of
+from medsilo.federation.account import digest_of
 from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import accepted_of, approvals_of
 from medsilo.federation.seams import Place, Site

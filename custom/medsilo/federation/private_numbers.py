@@ -20,8 +20,7 @@ from medsilo.core.errors import Refused, reading
 from medsilo.core.files import write_json
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import geometric_for
-from medsilo.privacy.agreed import Demands, Promise, Told, Unit, stricter
-from medsilo.privacy.mechanisms import Charge, Geometric, Public
+from medsilo.privacy.mechanisms import Charge, Demands, Geometric, Promise, Public, Told, Unit, stricter
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import NOISY_COUNTS
 from medsilo.site.book import PARTS

@@ -13,8 +13,7 @@ from medsilo.learning.loop import steps_in
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import gaussian_for, noise_for
-from medsilo.privacy.agreed import Demands, Promise, stricter
-from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Gaussian, SampledGaussian
+from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Demands, Gaussian, Promise, SampledGaussian, stricter
 from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import FILE_NAME
 

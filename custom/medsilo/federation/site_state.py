@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_text
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.group import places_of, views
+from medsilo.course.phase import places_of, views
 from medsilo.federation.reasons import DIVERGED
 from medsilo.learning.loop import Compute, is_finite
 from medsilo.mixing.forms import Pulled, Rows

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import Refused
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Phase, Workbench
 from medsilo.federation.doing import NowFile
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection

@@ -13,8 +13,7 @@ from nvflare.apis.signal import Signal
 
 from medsilo.core import shelf
 from medsilo.core.errors import Aborted, MedsiloError
-from medsilo.core.lifeline import end_with
-from medsilo.core.memory import reuse_blocks
+from medsilo.core.lifeline import end_with, reuse_blocks
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator

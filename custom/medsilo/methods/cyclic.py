@@ -9,9 +9,7 @@ from pydantic import Field
 
 from medsilo.core.errors import PlanError
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.group import Group, network
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, Phase, ServerSide, network
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Unsealable

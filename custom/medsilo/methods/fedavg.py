@@ -7,8 +7,7 @@ from pydantic import Field
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.declared import Private
-from medsilo.course.group import Group, network
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, ServerSide, network
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.methods.weighed import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.group import Group, Ranges
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Group, Ranges, ServerSide, Workbench
 from medsilo.learning.personal import copy_into
 from medsilo.methods.weighed import WeighingMethod
 from medsilo.mixing.late import LateMean, SharedNumbers, Shares

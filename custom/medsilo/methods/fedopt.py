@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from medsilo.course.algorithm import BY_ITSELF
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.methods.server_step import ServerStep
 from medsilo.mixing import server as steps
 

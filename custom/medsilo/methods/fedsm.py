@@ -20,17 +20,24 @@ from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import Private
-from medsilo.course.group import FURTHEST, Average, Group, Ranges, network, sample_mean
 from medsilo.course.outcome import Outcome
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import (
+    FURTHEST,
+    Average,
+    Blueprint,
+    Group,
+    Phase,
+    Ranges,
+    ServerSide,
+    Workbench,
+    network,
+    sample_mean,
+)
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Lesson, Objective, OutputLoss
-from medsilo.learning.moments import GradientSum, Moments
-from medsilo.learning.steps import plain_step
+from medsilo.learning.steps import GradientSum, Moments, plain_step
 from medsilo.learning.training import Training
 from medsilo.methods.apfl import APFL
 from medsilo.methods.ditto import Ditto

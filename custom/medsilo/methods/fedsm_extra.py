@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from medsilo.core.errors import PlanError
 from medsilo.course.outcome import Outcome
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Phase, Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.loop import LossFunction
 from medsilo.learning.training import Training

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from medsilo.course.additions import Amplitude, Perturbation
 from medsilo.course.declared import Private
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 

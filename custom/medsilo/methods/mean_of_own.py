@@ -4,9 +4,8 @@ from abc import abstractmethod
 from copy import deepcopy
 
 from medsilo.core.tensors import Modules
-from medsilo.course.group import Group, network
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Group, Workbench, network
 from medsilo.learning.personal import copy_into
 from medsilo.methods.fedavg import Averaging
 

@@ -10,9 +10,7 @@ from torch import Tensor
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import BY_ITSELF
-from medsilo.course.group import Group, network
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench, network
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
 from medsilo.methods.server_step import ServerStep, learning_weights, zeros_like

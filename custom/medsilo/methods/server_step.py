@@ -7,8 +7,7 @@ from torch import nn
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import without
-from medsilo.course.group import Group
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, ServerSide
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Mixer
 

@@ -6,9 +6,8 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 
 from medsilo.core.tensors import Modules
-from medsilo.course.group import Group, network
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Group, Workbench, network
 from medsilo.learning.loop import Lesson
 from medsilo.methods.fedavg import Averaging
 

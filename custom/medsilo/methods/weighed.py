@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.group import Group
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, ServerSide
 from medsilo.methods.server_step import other_tensors, trained_weights
 from medsilo.mixing.late import LateMean, Shares, at_most
 

@@ -18,12 +18,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import read_bounded, write_text
+from medsilo.core.files import LockedFolder, read_bounded, write_text
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section, in_words
 from medsilo.core.text import counted, plain
 from medsilo.sealing.signing import Certified
-from medsilo.site.locked import LockedFolder
 
 FOLDER_NAME, ASKED, ANSWERED, LOCK = (
     "approvals",
