@@ -41,7 +41,7 @@ def lessons(model: nn.Module, cases: int) -> dict[str, Lesson]:
     private = PrivateSteps(sample, 1.0, 1.0, secret)
     return {
         "plain": lesson(model, OutputLoss(functional.cross_entropy), optimizer, Compute()),
-        "private": private.lesson("model", model, functional.cross_entropy, optimizer),
+        "private": private.lesson(model, functional.cross_entropy, optimizer),
     }
 
 

@@ -238,7 +238,7 @@ METHODS = Registry(
         "f-adafed": "medsilo.methods.f_adafed:FAdaFed",
         "fedsm": "medsilo.methods.fedsm:FedSM",
         "fedsm-extra": "medsilo.methods.fedsm_extra:FedSMExtra",
-        "fedsm-ensemble": "medsilo.methods.fedsm_ensemble:FedSMEnsemble",
+        "fedsm-ensemble": "medsilo.methods.fedsm_extra:FedSMEnsemble",
         "central": "medsilo.methods.central:Central",
     },
 )

@@ -23,7 +23,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     if not (kit.folder / "fed_client.json").is_file():  # of a person or a relay, which train nothing
         return
     check_there(kit.folder.parent / "local")
-    accepted = accepted_of(kit.name, files_of(kit))
+    accepted = accepted_of(files_of(kit))
     since = accepted.accept(settings) if accept else accepted.begin(settings)
     if since:
         yield Finding("settings", "ok", f"local/ is as it was accepted on {since}")

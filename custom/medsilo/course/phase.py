@@ -79,7 +79,7 @@ class Workbench:
             return unless_empty(lesson(model, objective, optimizer, self.compute, step))
         if not isinstance(objective, OutputLoss):
             raise MedsiloError(f"privacy: what {name} learns is more than a loss of its output, which has no account")
-        return self.private.lesson(name, model, objective.loss, optimizer, step)
+        return self.private.lesson(model, objective.loss, optimizer, step)
 
     def train(self, *lessons: Lesson, share: float = 1.0) -> float:
         """Do the plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.

@@ -68,7 +68,7 @@ class SiteOfInquiry:
             raise Refused(
                 f"this hospital wants to approve questions (approval in its {FILE_NAME}), and has no kit here"
             )
-        approvals = approvals_of(self.book, self.name, self.kit, self.settings)
+        approvals = approvals_of(self.book, self.kit, self.settings)
         decision = approvals.last(question)
         own = f"question {question}"
         if decision is None:

@@ -37,12 +37,13 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     Raises MedsiloError where a hospital's kit has none, or where it changed and nobody said so.
     """
     local = Path(_workspace(fl_ctx).get_site_config_dir())
-    site, kit = fl_ctx.get_identity_name(), kit_of(fl_ctx)
+    kit = kit_of(fl_ctx)
     if kit is None:
+        site = fl_ctx.get_identity_name()
         return read_settings(local / site if (local / site / FILE_NAME).is_file() else local)
     check_there(local)
     settings = read_settings(local)
-    accepted_of(site, kit).begin(settings)
+    accepted_of(kit).begin(settings)
     return settings
 
 

@@ -8,32 +8,30 @@ What is not noticed: whoever may read the key can sign, and who removes the file
 """
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import read_bounded, write_text
+from medsilo.core.files import read_bounded
 from medsilo.core.section import Section
 from medsilo.core.text import plain
-from medsilo.sealing.signing import Certified
+from medsilo.sealing.signed import read_own, write_signed
+from medsilo.sealing.signing import PrivateKey
 from medsilo.site.approvals import moment
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 REMEMBERED = "accepted-settings.json"  # in the kit
 READ = (".yaml", ".json", ".default", ".py")  # ends of files that medsilo or NVFlare read in local/, code among them
 BESIDE = "startup/*__*resources.json"  # NVFlare takes components from these, too
-SIGNED = b"medsilo accepted settings 1\n"  # begins what is signed, so that the signature is of no use for anything else
 LARGEST = 1 << 20  # bytes of each of these files
 REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
 
 
 class _SettingsRecord(Section):
-    site: str = Field(max_length=200)
     files: dict[str, str]  # SHA-256 of each that is there, by its path in local/
     at: int = Field(ge=0)
 
@@ -41,8 +39,8 @@ class _SettingsRecord(Section):
 class AcceptedSettings:
     """The settings that a kit's engineer accepted."""
 
-    def __init__(self, kit: Path, site: str, signer: Certified) -> None:
-        self.file, self.local, self.site, self._signer = kit / REMEMBERED, kit / "local", site, signer
+    def __init__(self, kit: Path, key: PrivateKey) -> None:
+        self.file, self.local, self._key = kit / REMEMBERED, kit / "local", key
 
     def check(self) -> str:
         """Return since when the settings stand, nothing where none are remembered; raises Refused where they differ."""
@@ -66,26 +64,18 @@ class AcceptedSettings:
         if settings.approval == "none" and settings.privacy is None:
             self.file.unlink(missing_ok=True)
             return ""
-        accepted = _SettingsRecord(site=self.site, files=self._now(), at=int(time.time()))
-        told = {"accepted": accepted.model_dump(), "signature": self._signer.sign(_signed(accepted)).hex()}
-        write_text(self.file, json.dumps(told, indent=1) + "\n")
+        accepted = _SettingsRecord(files=self._now(), at=int(time.time()))
+        write_signed(self.file, accepted, self._key)
         return moment(accepted.at)
 
     def _read(self) -> _SettingsRecord:
         try:
-            told = json.loads(read_bounded(self.file, LARGEST))
-            accepted = _SettingsRecord.model_validate(told["accepted"], strict=True)
-            if accepted.site != self.site:
-                raise ValueError("another site's")
-            self._signer.check(
-                self.site, self._signer.certificates, bytes.fromhex(told["signature"]), _signed(accepted)
-            )
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError, Refused) as error:
+            return read_own(self.file, _SettingsRecord, self._key)
+        except MedsiloError as error:
             raise Refused(
                 f"this hospital's {REMEMBERED} is damaged or not signed by its key, so nothing runs; {REMEDY}",
-                private=f"{self.file}: {type(error).__name__}: {error}",
+                private=f"{self.file}: {error}",
             ) from error
-        return accepted
 
     def _now(self) -> Mapping[str, str]:
         try:
@@ -104,7 +94,3 @@ def check_there(local: Path) -> None:
     """Raise MedsiloError where a hospital's kit has no settings: without them nothing is promised any more."""
     if not (local / FILE_NAME).exists():
         raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")
-
-
-def _signed(accepted: _SettingsRecord) -> bytes:
-    return SIGNED + json.dumps(accepted.model_dump(), sort_keys=True).encode()

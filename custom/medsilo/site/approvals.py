@@ -7,14 +7,12 @@ What is not noticed: whoever may read the key can sign, and the file can be put 
 """
 
 import hashlib
-import json
 import time
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
@@ -22,7 +20,8 @@ from medsilo.core.files import LockedFolder, read_bounded, write_text
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section, in_words
 from medsilo.core.text import counted, plain
-from medsilo.sealing.signing import Certified
+from medsilo.sealing.signed import read_own, write_signed
+from medsilo.sealing.signing import PrivateKey, public_text
 
 FOLDER_NAME, ASKED, ANSWERED, LOCK = (
     "approvals",
@@ -30,10 +29,9 @@ FOLDER_NAME, ASKED, ANSWERED, LOCK = (
     "answered",
     "approvals.lock",
 )  # the folder is beside a hospital's book
-SIGNED = b"medsilo approvals 1\n"  # begins what is signed, so that the signature is of no use for anything else
 WAIT = 60.0  # seconds that another process may hold the lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS = 10_000, 1000, 1_000_000
-LARGEST = 8 << 20  # bytes of the file of decisions, and of a plan that asked
+LARGEST = 8 << 20  # bytes of a plan that asked
 MOST_ASKED = 50  # plans without a decision that are kept, the last ones
 LATEST = 253_402_300_799  # the end of the year 9999
 MADE_ANEW = "decide again once somebody has found out why, and moved that file away"
@@ -134,18 +132,17 @@ class _RoundsRecord(Section):
 class _Register(Section):
     """The content that is signed."""
 
-    site: Text
     decisions: tuple[Decision, ...] = Field((), max_length=MOST_DECISIONS)
 
 
 class Approvals:
     """A site's decisions, and the plans that asked for one."""
 
-    def __init__(self, book: Path, site: str, signer: Certified, data: str = "") -> None:
+    def __init__(self, book: Path, key: PrivateKey, data: str = "") -> None:
         """book: the folder of what the hospital remembers; data: what stands for its data set."""
-        self.folder, self.site, self._signer, self.data = book / FOLDER_NAME, site, signer, data
-        key = signer.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        self.file = self.folder / f"{hashlib.sha256(key).hexdigest()[:16]}-2.json"
+        self.folder, self.data, self._key = book / FOLDER_NAME, data, key
+        public = bytes.fromhex(public_text(key))
+        self.file = self.folder / f"{hashlib.sha256(public).hexdigest()[:16]}.json"
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's approvals", "nothing is decided")
 
     # ------------------------------------------------------------------ decisions
@@ -154,19 +151,12 @@ class Approvals:
         if not self.file.exists():
             return ()
         try:
-            content = read_bounded(self.file, LARGEST)
-            told = json.loads(content)
-            register = _Register.model_validate_json(json.dumps(told["approvals"]), strict=True)
-            signature = bytes.fromhex(told["signature"])
-            if register.site != self.site or _written(register, signature) != content:
-                raise ValueError("another site's, or written by something else")
-            self._signer.check(self.site, self._signer.certificates, signature, _signed(register))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, Refused) as error:
+            return read_own(self.file, _Register, self._key).decisions
+        except MedsiloError as error:
             raise MedsiloError(
                 f"this hospital's approvals are damaged or not signed by its key, so none counts; {MADE_ANEW}",
-                private=f"{self.file}: {type(error).__name__}: {error}",
+                private=f"{self.file}: {error}",
             ) from error
-        return register.decisions
 
     def last(self, plan: str) -> Decision | None:
         """Return what was last decided about a plan."""
@@ -191,8 +181,7 @@ class Approvals:
                 raise MedsiloError(f"plan {plan[:12]} is not approved here, so there is nothing to withdraw")
             if len(before) >= MOST_DECISIONS:
                 raise MedsiloError(f"there are {MOST_DECISIONS} decisions, as many as are kept; {MADE_ANEW}")
-            register = _Register(site=self.site, decisions=(*before, decision))
-            write_text(self.file, _written(register, self._signer.sign(_signed(register))).decode())
+            write_signed(self.file, _Register(decisions=(*before, decision)), self._key)
         return decision
 
     def count(self, decision: Decision, asked: str) -> None:
@@ -268,12 +257,3 @@ def named(beginning: str, known: Iterable[str]) -> str:
 def moment(seconds: float) -> str:
     """Return a time as people read it."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _signed(register: _Register) -> bytes:
-    return SIGNED + json.dumps(register.model_dump(mode="json"), sort_keys=True).encode()
-
-
-def _written(register: _Register, signature: bytes) -> bytes:
-    told = {"approvals": register.model_dump(mode="json"), "signature": signature.hex()}
-    return json.dumps(told, indent=1).encode() + b"\n"
