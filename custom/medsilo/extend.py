@@ -67,10 +67,10 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.deploy.together import answering_together
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import Bounds
-    from medsilo.federation.private_numbers import WHAT, how_told
+    from medsilo.federation.inquiry import SealedSums, SummedSite, SumRequest, sealed_bounds
+    from medsilo.federation.private_site import WHAT, how_told
     from medsilo.federation.protection import SHARES, read_for
     from medsilo.federation.sealed.identity import KitFiles, key_of
-    from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Receive
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, stated, write_job

@@ -11,7 +11,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
 from medsilo.learning.layers import keeping_statistics
-from medsilo.methods.server_step import ServerStep, trained_weights
+from medsilo.methods.bases import ServerStep, trained_weights
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 

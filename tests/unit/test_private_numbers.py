@@ -13,8 +13,7 @@ from medsilo.check.demands import price_list, privacy_findings
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
-from medsilo.federation.private_numbers import PrivateNumbers
-from medsilo.federation.private_site import PrivateSite
+from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon, geometric_for
 from medsilo.privacy.mechanisms import Charge, Demands, Geometric, Promise

@@ -10,7 +10,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import size_text
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.limits import asked_of, learning_per_answer
-from medsilo.federation.private_numbers import COUNTS_REFUSED, NUMBERS, WHAT, how_told
+from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.federation.sealed.identity import KitFiles, ledger_of
 from medsilo.plan import Plan

@@ -22,7 +22,7 @@ from medsilo.core.files import load_tensors, save_tensors, write_json
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
-from medsilo.federation.private_numbers import PrivateNumbers, refuse_bare_counts
+from medsilo.federation.private_site import PrivateNumbers, refuse_bare_counts
 from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import ledger_of
 from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site

@@ -19,8 +19,8 @@ and an answer passes them the other way round. Around the server's channel stand
     turns           notes who is asked and who answered, and counts the bytes of tensors
     channel         NVFlare, or a loop over sites in this process
 
-Two seams are inside of a round, since what stands there needs what the round has: a site's envelope (envelope.py) and
-the server's aggregation (aggregation.py). Secure aggregation is both; it stands nowhere else.
+Two seams are inside of a round, since what stands there needs what the round has: a site's `Envelope` (seams.py)
+and the server's `RoundAggregation` (aggregation.py). Secure aggregation is both; it stands nowhere else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,6 @@ from medsilo.federation.account import Accounting, LedgerWatch, PrivacyAccount
 from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Questioner, Retry
 from medsilo.federation.disclosure import DisclosingSite
-from medsilo.federation.envelope import Envelope
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
@@ -46,7 +45,7 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.sealed_site import SealedSite
-from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
+from medsilo.federation.seams import Channel, Envelope, Missing, Outgoing, Place, Receive, Site
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.turns import Tell, TurnKeeper
 from medsilo.learning.loop import Stop

@@ -27,7 +27,7 @@ from medsilo.federation.exact import (
     ExactScores,
     ExactTest,
 )
-from medsilo.federation.private_numbers import How, PrivateNumbers
+from medsilo.federation.private_site import How, PrivateNumbers
 from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
 from medsilo.learning.loop import Stop

@@ -19,7 +19,6 @@ from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase, views
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.disclosure import Disclosure, finite
-from medsilo.federation.envelope import Envelope
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.exact import (
     ExactDelivery,
@@ -32,11 +31,10 @@ from medsilo.federation.exact import (
     write_measures,
 )
 from medsilo.federation.limits import check_disk, check_limits, free_disk
-from medsilo.federation.private_numbers import PrivateNumbers
-from medsilo.federation.private_site import PrivateSite
+from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.reasons import DIVERGED
-from medsilo.federation.seams import Place
+from medsilo.federation.seams import Envelope, Place
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.loop import Compute, Stop, evaluate

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ import yaml
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
-from medsilo.core.lifeline import end_with
+from medsilo.core.lifeline import end_family, end_with
 from medsilo.core.text import size_text
 from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, SERVER, check_components, write_job
 from medsilo.plan import Plan, load_plan, parse_plan
@@ -264,26 +263,9 @@ def _watch(
 
 
 def end_process(process: subprocess.Popen) -> None:
-    """End the simulator and every process it started: its own share its group, its sites' have groups of their own."""
-    family: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-    _end_group(process)
-    for member in family:
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
-
-
-def _end_group(process: subprocess.Popen) -> None:
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(timeout=5)
-            time.sleep(0.2)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """End the simulator and every process it started."""
+    end_family(process.pid)
+    process.wait()
 
 
 def last_error(log: Path) -> str:

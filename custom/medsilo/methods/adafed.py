@@ -118,7 +118,7 @@ class StatisticsMixture(Algorithm):
         "training.optimizer": "sgd",
         "training.momentum": 0.0,
     }
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": literal}
+    protocols = {"paper": literal}
     layers: ClassVar[Layers] = "all"  # whose statistics are measured, where batch norm is kept
 
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
@@ -255,7 +255,7 @@ class AdaFed(StatisticsMixture):
     """
 
     title = "AdaFed"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    protocols = {
         "paper": {
             **StatisticsMixture.literal,
             "algorithm.pretraining.source": "share",

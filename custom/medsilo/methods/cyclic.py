@@ -1,8 +1,8 @@
 """Cyclic weight transfer: Chang et al., Distributed deep learning networks among institutions for medical imaging,
 JAMIA 2018."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -38,7 +38,7 @@ class Cyclic(Algorithm):
 
     title = "Cyclic weight transfer"
     paper = "Chang et al. 2018"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.order": "fixed"}}
+    protocols = {"paper": {**BY_ITSELF, "algorithm.order": "fixed"}}
 
     name: Literal["cyclic"] = "cyclic"
     order: Literal["fixed", "drawn"] = Field(

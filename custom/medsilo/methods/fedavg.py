@@ -1,7 +1,6 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,7 +13,7 @@ from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 class Averaging(Algorithm):
     """Methods whose server takes a mean over the sites."""
 
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": BY_ITSELF}
+    protocols = {"paper": BY_ITSELF}
 
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="weight of a site in the average: by its number of training cases, or equal"

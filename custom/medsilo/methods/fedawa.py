@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.course.phase import ServerSide
-from medsilo.methods.weighed import WeighingMethod
+from medsilo.methods.bases import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 
 BETAS = (0.5, 0.999)  # of Adam

@@ -14,7 +14,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import Blueprint, Group, Ranges, ServerSide, Workbench
 from medsilo.learning.personal import copy_into
-from medsilo.methods.weighed import WeighingMethod
+from medsilo.methods.bases import WeighingMethod
 from medsilo.mixing.late import LateMean, SharedNumbers, Shares
 from medsilo.tasks.task import Task
 

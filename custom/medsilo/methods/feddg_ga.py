@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Average, Blueprint, Group, ServerSide, Workbench
-from medsilo.methods.weighed import WeighingMethod
+from medsilo.methods.bases import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 from medsilo.mixing.mixers import Identity
 

@@ -10,7 +10,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.declared import Private
 from medsilo.course.phase import Blueprint, ServerSide, Workbench
 from medsilo.learning.steps import correcting, pull_towards
-from medsilo.methods.server_step import ServerStep, learning_weights, zeros_like
+from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
 from medsilo.mixing.mixers import Mixer
 from medsilo.mixing.server import DynamicStep
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from medsilo.core.errors import PlanError
 from medsilo.course.phase import Group, ServerSide
 from medsilo.learning.training import Training
-from medsilo.methods.server_step import ServerStep, other_tensors, trained_weights
+from medsilo.methods.bases import ServerStep, other_tensors, trained_weights
 from medsilo.mixing.late import LateMean, Shares
 
 

@@ -10,7 +10,7 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
 from medsilo.learning.steps import counting, reach
 from medsilo.learning.training import Training
-from medsilo.methods.server_step import ServerStep, other_tensors, trained_weights
+from medsilo.methods.bases import ServerStep, other_tensors, trained_weights
 from medsilo.mixing.server import NOVA_TRUSTS, REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
 

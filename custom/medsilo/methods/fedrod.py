@@ -17,8 +17,8 @@ from medsilo.learning.layers import called_with, head_layers, head_names, keepin
 from medsilo.learning.loop import Lesson, OutputLoss
 from medsilo.learning.personal import copy_into
 from medsilo.learning.training import Training
+from medsilo.methods.bases import SharedAndOwn
 from medsilo.methods.fedper import has_body_and_head
-from medsilo.methods.shared_and_own import SharedAndOwn
 from medsilo.tasks.task import Task
 
 

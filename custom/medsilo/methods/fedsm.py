@@ -82,7 +82,7 @@ class ModelsAndSelector(Algorithm):
         "algorithm.selector_sync": "adam-moments",
         "algorithm.selector_step": "full-batch",
     }
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": literal}
+    protocols = {"paper": literal}
 
     pull: float = Field(
         0.7,
@@ -264,7 +264,7 @@ class FedSM(ModelsAndSelector):
 
     title = "FedSM"
     made_anew = frozenset({"experts"})
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    protocols = {
         "paper": {**ModelsAndSelector.literal, "algorithm.personal_method": None},
         "released-code": {**ModelsAndSelector.released, "algorithm.personal_method": None},
     }

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -24,7 +24,7 @@ class SelectorAfterwards(ModelsAndSelector):
     train a selector among all K + 1 alone. Output 0 stands for the global model.
     """
 
-    protocols: ClassVar[dict[str, Any]] = {"paper": ModelsAndSelector.literal}
+    protocols = {"paper": ModelsAndSelector.literal}
 
     selector_rounds: int | None = Field(
         None,

@@ -9,7 +9,7 @@ from medsilo.course.declared import Private
 from medsilo.course.phase import Workbench
 from medsilo.learning.personal import near_as_it_arrived
 from medsilo.learning.steps import correcting
-from medsilo.methods.mean_of_own import MeanOfOwn
+from medsilo.methods.bases import MeanOfOwn
 
 
 class MRMTL(MeanOfOwn):

@@ -10,7 +10,7 @@ from medsilo.course.phase import ServerSide, Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import moreau, set_out_from
 from medsilo.learning.steps import correcting, pull_towards
-from medsilo.methods.shared_and_own import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 

@@ -1,7 +1,7 @@
 """SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -13,7 +13,7 @@ from medsilo.course.algorithm import BY_ITSELF
 from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench, network
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
-from medsilo.methods.server_step import ServerStep, learning_weights, zeros_like
+from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
 from medsilo.mixing.mixers import Mixer, UniformMean
 from medsilo.mixing.server import Scaffold as ServerControl
 
@@ -27,7 +27,7 @@ class Scaffold(ServerStep):
 
     title = "SCAFFOLD"
     paper = "Karimireddy et al. 2020"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.optimizer": "sgd"}}
+    protocols = {"paper": {**BY_ITSELF, "algorithm.optimizer": "sgd"}}
 
     name: Literal["scaffold"] = "scaffold"
     weighting: Literal["uniform"] = "uniform"

@@ -15,7 +15,6 @@ from medsilo.core.tensors import Groups, Modules, Tensors, hash_of
 from medsilo.course.phase import Phase, views
 from medsilo.course.secure_aggregation import forms_of
 from medsilo.federation.accepting import check_numbers, same_layout
-from medsilo.federation.envelope import Envelope
 from medsilo.federation.sealed.what import (
     ALIKE,
     WORDS,
@@ -32,6 +31,7 @@ from medsilo.federation.sealed.what import (
     given_of,
     terms_of,
 )
+from medsilo.federation.seams import Envelope
 from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
