@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.core.errors import MedsiloError, PlanError, Refused
+from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features, without
 from medsilo.course.declared import Private
@@ -33,30 +33,17 @@ from medsilo.methods.pretraining import Pretraining
 from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, UniformMean
 from medsilo.tasks.task import Task
 
-LayerStatistics = Sequence[tuple[Tensor, Tensor]]  # per layer: mean [channels] and variance [channels]
 
-
-def wasserstein_distances(statistics: Sequence[LayerStatistics]) -> Tensor:
+def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
     """d_ij = Σ_l sqrt(‖μ_i^l − μ_j^l‖² + ‖√r_i^l − √r_j^l‖²), Eqs. 5 and 6: [N, N] in double precision.
 
     statistics: one list of (mean μ, variance r) per site, with the same layers everywhere. Each layer's term is the
     2-Wasserstein distance of two Gaussian distributions with diagonal covariance.
     """
-    if not statistics or not statistics[0]:
-        raise MedsiloError("no statistics to compare: every site must send those of at least one layer")
-    shapes = [_shapes(site) for site in statistics]
-    for place, shape in enumerate(shapes):
-        if shape != shapes[0]:
-            raise MedsiloError(
-                f"the statistics of site {place} are of layers {shape}, those of site 0 of {shapes[0]}; "
-                "all sites must measure the same network"
-            )
     distances = torch.zeros(len(statistics), len(statistics), dtype=torch.float64)
     for layer in zip(*statistics, strict=True):
         means = torch.stack([mean.detach().cpu().double() for mean, _ in layer])
         variances = torch.stack([variance.detach().cpu().double() for _, variance in layer])
-        if not (means.isfinite().all() and variances.isfinite().all() and (variances >= 0).all()):
-            raise MedsiloError("statistics must be finite, and variances not negative")
         points = torch.cat([means, variances.sqrt()], dim=1)
         # not by matrix products: they would lose the small distances, which weigh most
         distances += torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
@@ -69,12 +56,6 @@ def mixing_weights(distances: Tensor, self_weight: float) -> Tensor:
     Sites at distance zero from site i are its twins: they share 1 − λ alone. A single site has W = [[1]].
     """
     distances = distances.detach().to("cpu", torch.float64)
-    if distances.ndim != 2 or distances.shape[0] != distances.shape[1] or not len(distances):
-        raise MedsiloError(f"distances have shape {list(distances.shape)}: they must be N x N")
-    if not distances.isfinite().all() or (distances < 0).any():
-        raise MedsiloError("distances must be finite and not negative")
-    if not 0 <= self_weight <= 1:
-        raise MedsiloError(f"self_weight is {self_weight!r}: λ must lie in [0, 1]")
     if len(distances) == 1:
         return torch.ones(1, 1, dtype=torch.float64)
     others = ~torch.eye(len(distances), dtype=torch.bool)
@@ -90,16 +71,6 @@ def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
     if sites == 1 or self_weight is None:
         return torch.full((sites, sites), 1 / sites, dtype=torch.float64)
     return mixing_weights(1 - torch.eye(sites, dtype=torch.float64), self_weight)
-
-
-def _shapes(site: LayerStatistics) -> list[int]:
-    for mean, variance in site:
-        if mean.ndim != 1 or mean.shape != variance.shape:
-            raise MedsiloError(
-                f"a layer's statistics have shapes {list(mean.shape)} and {list(variance.shape)}; give one mean and "
-                "one variance per channel"
-            )
-    return [len(mean) for mean, _ in site]
 
 
 class StatisticsMixture(Algorithm):
