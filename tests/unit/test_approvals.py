@@ -29,8 +29,7 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.sealing.signing import Unsigned
 from medsilo.site import approvals
-from medsilo.site.accepted import REMEMBERED
-from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan
+from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Approvals, AskingPlan
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource

@@ -10,8 +10,7 @@ from medsilo.check.result import Finding
 from medsilo.core.text import plain
 from medsilo.federation.sealed.identity import accepted_of
 from medsilo.plan import Plan
-from medsilo.site.accepted import check_there
-from medsilo.site.approvals import ApprovalLimits, Decision
+from medsilo.site.approvals import ApprovalLimits, Decision, check_there
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown

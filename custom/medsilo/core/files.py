@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from filelock import FileLock, Timeout
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk is
 FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
 
 
@@ -44,7 +45,7 @@ def _replacing(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.replace(path)
     except OSError as error:
-        why = "the disk is full" if _is_disk_full(error) else f"{type(error).__name__} while writing"
+        why = "the disk is full" if error.errno in FULL else f"{type(error).__name__} while writing"
         raise MedsiloError(
             f"{path.name} could not be written: {why}. What was saved before is intact; free space or choose another "
             "output folder, then resume",
@@ -60,10 +61,6 @@ def sweep(*folders: Path) -> None:
     for folder in folders:
         for path in folder.glob(".*.part"):
             path.unlink(missing_ok=True)
-
-
-def _is_disk_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def why_unread(error: OSError | UnicodeDecodeError, wanted: str) -> str:

@@ -1,7 +1,7 @@
 """Disclosure: the layer that decides what of a site's numbers leaves, how finely, and what is counted as told.
 
 Scores, losses, counts, choices of a threshold, and numbers of cases: a participant finds them
-exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_numbers.py
+exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_site.py
 adds noise and says its price; who asked for how much is in the hospital's book (protection.py).
 """
 

@@ -12,7 +12,7 @@ from medsilo.core.files import write_text
 from medsilo.federation.sealed.identity import KitFiles, accepted_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.site.accepted import check_there
+from medsilo.site.approvals import check_there
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
 
 

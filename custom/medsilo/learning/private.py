@@ -221,7 +221,9 @@ class ClippedSum:
         gradients = _without_infinite(gradients)
         units, places = owners.unique_consecutive(return_inverse=True)
         if len(units) < len(owners):
-            gradients = [_summed(own, places.to(own.device), len(units)) for own in gradients]
+            gradients = [
+                own.new_zeros(len(units), *own.shape[1:]).index_add_(0, places.to(own.device), own) for own in gradients
+            ]
         if self.open and self.open[0] == int(units[0]):
             rests = zip(gradients, self.open[1], strict=True)
             gradients = [torch.cat([own[:1] + before, own[1:]]) for own, before in rests]
@@ -258,7 +260,3 @@ def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:
         return list(gradients)
     exactly = torch.stack([own.flatten(1).isfinite().all(1) for own in gradients]).all(0)
     return [own.masked_fill(~exactly.view(-1, *[1] * (own.ndim - 1)), 0) for own in gradients]
-
-
-def _summed(gradients: Tensor, places: Tensor, units: int) -> Tensor:
-    return gradients.new_zeros(units, *gradients.shape[1:]).index_add_(0, places, gradients)

@@ -701,12 +701,9 @@ def _plain(site: str, tensors: Tensors) -> dict[str, Tensor]:
             raise Refused(f"{site}: {name}: {type(tensor).__name__}, expected a tensor")
         if tensor.layout is not torch.strided:
             raise Refused(f"{site}: {name}: layout {tensor.layout}, expected a dense tensor")
-        plain[name] = tensor.detach().cpu().contiguous() if _needs_copy(tensor) else tensor
+        as_it_is = tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
+        plain[name] = tensor if as_it_is else tensor.detach().cpu().contiguous()
     return plain
-
-
-def _needs_copy(tensor: Tensor) -> bool:
-    return tensor.requires_grad or not tensor.is_cpu or not tensor.is_contiguous()
 
 
 def _is_positive(number: object) -> bool:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.sealing.signing import Certified, PrivateKey, Signer, Unsigned
-from medsilo.site.accepted import AcceptedSettings
-from medsilo.site.approvals import Approvals
+from medsilo.site.approvals import AcceptedSettings, Approvals
 from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import Ledger
 from medsilo.site.settings import SiteSettings
