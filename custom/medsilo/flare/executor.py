@@ -34,7 +34,7 @@ from medsilo.federation.permission import Permission
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
 from medsilo.federation.seams import Place, Site
-from medsilo.flare.forked_site import has_started
+from medsilo.flare.forks import has_started
 from medsilo.flare.gate import Gate
 from medsilo.flare.patches import LEFTOVERS
 from medsilo.flare.patience import Patience
