@@ -17,23 +17,22 @@ from typing import Self
 
 from torch import Tensor
 
-from medsilo.core.errors import Refused, reading
+from medsilo.core.errors import reading
 from medsilo.core.files import load_tensors, save_tensors, write_json
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
-from medsilo.federation.private_site import PrivateNumbers, refuse_bare_counts
+from medsilo.federation.private_site import PrivateNumbers, agreed, refuse_bare_counts
 from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import ledger_of
 from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
 from medsilo.learning.loop import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
-from medsilo.privacy.mechanisms import Charge, Gaussian, stricter
+from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, Parcel, Request
 from medsilo.runs.paths import ANSWER_FILES, SPENT
 from medsilo.runs.schema import Spent
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
-from medsilo.site.settings import FILE_NAME
 
 BETWEEN = "\x1f"  # a group's name and a tensor's
 
@@ -109,20 +108,14 @@ class PrivacyAccount:
         """Return the account of a study that is counted: where the hospital demands privacy, and where a plan promises
         it to patients. Raises Refused, before data are read, where the promise can't be kept or is not left."""
         plan, folder, demands = place.plan, place.folder, place.settings.privacy
-        protection = Protection(place)
-        if demands is None and (plan.privacy is None or not protection.on):
+        protection, promise = Protection(place), agreed(plan, demands)
+        if promise is None or (demands is None and not protection.on):
             return None
-        if plan.privacy is None:
-            raise Refused(
-                f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
-                "add a section privacy with epsilon and delta"
-            )
         refuse_bare_counts(plan, demands)
         asker = protection.asker
         ledger = ledger_of(protection.book, asker.data, place.kit)
         spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
         account = cls(ledger, CountedStudy(spending, demands, protection.book.runs), folder)
-        promise = stricter(plan.privacy, demands)
         about = Gaussian(noise=noise_for(promise.epsilon, promise.delta, 1.0, 1))
         ledger.expect(account.study, [Charge(what=WHOLE, of=about)])
         return account

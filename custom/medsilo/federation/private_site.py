@@ -71,6 +71,18 @@ NOBODY_NAMED = (
 )
 
 
+def agreed(plan: Plan, demands: Demands | None) -> Promise | None:
+    """Return what is promised to a hospital that demands this; raises Refused where the plan promises nothing then."""
+    if plan.privacy:
+        return stricter(plan.privacy, demands)
+    if demands is None:
+        return None
+    raise Refused(
+        f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; add a "
+        "section privacy with epsilon and delta"
+    )
+
+
 def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
     """Return the unit of each case: its patient, or its record (a file, a line). None: each case is a record."""
     return patients_of(cases) if unit == "patient" else records_of(cases)
@@ -106,9 +118,9 @@ class PrivateNumbers:
         cls, plan: Plan, site: str, demands: Demands | None, guarded: bool, folder: Path, data: SiteData
     ) -> "PrivateNumbers | None":
         """Return them where the plan promises privacy."""
-        if plan.privacy is None:
+        promise = agreed(plan, demands)
+        if promise is None:
             return None
-        promise = stricter(plan.privacy, demands)
         if promise.unit == "patient" and data.survey and not data.survey.patients_named:
             raise Refused(NOBODY_NAMED)
         units: dict[str, Sequence[str]] = {}
@@ -245,15 +257,9 @@ class PrivateSite:
     def of(
         cls, plan: Plan, site: str, demands: Demands | None, train: Dataset, numbers: PrivateNumbers | None = None
     ) -> "PrivateSite | None":
-        """Return it where the plan promises privacy; raises Refused where the hospital demands that and it doesn't."""
-        if plan.privacy is None:
-            if demands is None:
-                return None
-            raise Refused(
-                f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
-                "add a section privacy with epsilon and delta"
-            )
-        return cls(plan, site, stricter(plan.privacy, demands), train, numbers)
+        """Return it where the plan promises privacy."""
+        promise = agreed(plan, demands)
+        return promise and cls(plan, site, promise, train, numbers)
 
     @property
     def _units(self) -> Sequence[str] | None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -61,14 +62,17 @@ def output_folder(fl_ctx: FLContext, settings: SiteSettings) -> Path:
 
 def cloned_from(fl_ctx: FLContext) -> str | None:
     """The job that this one is a clone of, as 'medsilo resume' makes them."""
-    meta = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
-    return json.loads(meta.read_text()).get("cloned_from") if meta.exists() else None
+    return _meta(fl_ctx).get("cloned_from")
 
 
 def submitter_of(fl_ctx: FLContext) -> str | None:
     """Return who submitted the job, as NVFlare authenticated them; None in a simulation."""
-    meta = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
-    return json.loads(meta.read_text()).get("submitter_name") if meta.exists() else None
+    return _meta(fl_ctx).get("submitter_name")
+
+
+def _meta(fl_ctx: FLContext) -> dict[str, Any]:
+    path = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
