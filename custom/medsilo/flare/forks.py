@@ -8,7 +8,6 @@ after a minute if the machine is busy with the others'. A fork has all that at o
 import multiprocessing
 import os
 import runpy
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,6 @@ WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 # What all forks share, and what NVFlare's lines import, where it is installed; the last reads the plan.
 SHARED = (WORKER, "medsilo.flare.executor", "medsilo.flare.simulator", "aiohttp.web", "google.protobuf.message")
 PLAN, READING = "MEDSILO_PLAN", "medsilo.flare.forked_plan"
-_context = multiprocessing.get_context("forkserver")
 _starting = threading.BoundedSemaphore(AT_ONCE)
 _sites: "dict[str, ForkedSite]" = {}  # as they were started last
 _has_started: Event | None = None  # of a fork
@@ -32,13 +30,14 @@ _has_started: Event | None = None  # of a fork
 class ForkedSite:
     """A site's process, in the form of the one that NVFlare starts; it begins when not too many others are starting."""
 
+    context: Any  # multiprocessing's, which Windows has not
     lasting = False  # whether a site keeps its process, whose end is its death then
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], **ignored: Any) -> None:
         _starting.acquire()
-        self.begun, self.given_up, self._looking = _context.Event(), False, threading.Lock()
+        self.begun, self.given_up, self._looking = self.context.Event(), False, threading.Lock()
         asked = [*command[1:]], dict(env), str(Path.cwd()), self.begun
-        self._process = _context.Process(target=_be_site, args=asked)
+        self._process = self.context.Process(target=_be_site, args=asked)
         self._process.start()
         _sites[command[command.index("--client") + 1]] = self
         threading.Thread(target=self._let_others_start, daemon=True).start()
@@ -65,19 +64,17 @@ class ForkedSite:
         return self.lasting and (self.given_up or (self.begun.is_set() and bool(self.poll())))
 
     def wait(self, timeout: float) -> None:
-        """Wait until it has ended."""
+        """Wait until it has ended, for so many seconds at most."""
         until = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > until:
-                raise subprocess.TimeoutExpired(WORKER, timeout)
+        while self.poll() is None and time.monotonic() < until:
             time.sleep(POLL)
 
 
 def begin(plan: Path, lasting: bool) -> None:
     """Have sites forked from one process that has read the plan. lasting: whether a site keeps its process."""
-    ForkedSite.lasting = lasting
+    ForkedSite.context, ForkedSite.lasting = multiprocessing.get_context("forkserver"), lasting
+    ForkedSite.context.set_forkserver_preload([*SHARED, READING])
     os.environ[PLAN] = str(plan.absolute())
-    _context.set_forkserver_preload([*SHARED, READING])
 
 
 def site(name: str) -> ForkedSite:
