@@ -26,6 +26,7 @@ from medsilo.deploy.source import open_source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation.inprocess import StudyResult, run
 from medsilo.federation.summary import says_of
+from medsilo.learning.class_weights import weighted
 from medsilo.learning.undrawn import (
     ALIKE,
     absent_in,
@@ -34,7 +35,6 @@ from medsilo.learning.undrawn import (
     mark_of,
     marks_in,
     marks_of_classes,
-    weighted,
 )
 from medsilo.methods.condistfl import distilled
 from medsilo.mixing.mixers import WeightedMean
