@@ -259,7 +259,7 @@ class PrivateSite:
     ) -> "PrivateSite | None":
         """Return it where the plan promises privacy."""
         promise = agreed(plan, demands)
-        return promise and cls(plan, site, promise, train, numbers)
+        return cls(plan, site, promise, train, numbers) if promise else None
 
     @property
     def _units(self) -> Sequence[str] | None:
