@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Place

@@ -33,15 +33,15 @@ from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
-from medsilo.course.robust_mixing import Mixing
 from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.flare import patches
 from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
+from medsilo.mixing.defence import Mixing
 from medsilo.models.network import Network
 from medsilo.plan import Plan, Tracking
-from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Demands
 from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE

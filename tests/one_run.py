@@ -25,7 +25,7 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.around import training_site
 from medsilo.federation.seams import Place
-from medsilo.learning.private import ClippedSum, gradients_of_cases, losses_of_cases
+from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import GLOBAL, LAST, site_folder
@@ -198,9 +198,8 @@ def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[to
         cases = [participant.data.train[case] for case in own]  # type: ignore[index]
         inputs, targets = (torch.stack([torch.as_tensor(case[n]) for case in cases]) for n in (0, 1))
         clipped = ClippedSum(weights, 1.0)
-        with gradients_of_cases(model) as gradients:
-            losses = losses_of_cases(model(inputs), targets, plan.task.goal.loss)
-            clipped.add(gradients(losses.sum(), inputs, weights), torch.zeros(len(own), dtype=torch.int64))
+        _, gradients = gradients_of_cases(model, plan.task.goal.loss, inputs, targets)
+        clipped.add(gradients, torch.zeros(len(own), dtype=torch.int64))
         clipped.finish()
         found[name] = torch.cat([part.flatten() for part in clipped.total]).detach()
     known = torch.stack([own for name, own in found.items() if name not in every]).sum(0)

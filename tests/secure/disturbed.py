@@ -114,9 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, required=True)
     asked = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print(
-        "| when missing | disturbance | seconds | rounds meanwhile | a round of all after, s | missed | same | |"
-    )
+    print("| when missing | disturbance | seconds | rounds meanwhile | a round of all after, s | missed | same | |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     good = True
     for when in asked.when.split(","):

@@ -22,16 +22,16 @@ from medsilo.cli import main
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
+from medsilo.federation.around import FileSupply, SuppliedSite
 from medsilo.federation.seams import Missing, Place
 from medsilo.federation.site_state import SiteState
-from medsilo.federation.supplying import FileSupply, SuppliedSite
 from medsilo.flare.jobs import PLAN
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute
-from medsilo.learning.private import ClippedSum, gradients_of_cases, losses_of_cases
+from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.tasks.synthetic.histology import SyntheticHistology
@@ -248,14 +248,12 @@ def test_a_round_has_the_bytes_of_what_trains(backbone: dict[str, Any], tmp_path
 def test_privacy_clips_and_noises_what_trains_alone(backbone: dict[str, Any], tmp_path: Path) -> None:
     promise = {"epsilon": 3.0, "delta": 0.001}
     plan = tuned_plan(network={"from": backbone}, privacy=promise)
-    model = plan.build_networks()["model"].train()  # it has no dropout; Opacus looks at training alone
+    model = plan.build_networks()["model"].train()  # it has no dropout
     for own in (own for layer in model.modules() for own in adapters_of(layer)):
         nn.init.normal_(own[1].weight, std=0.05)
     inputs, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 1, 0])
     weights = list(model.parameters())
-    with gradients_of_cases(model) as gradients:
-        losses = losses_of_cases(model(inputs), labels, nn.functional.cross_entropy)
-        found = gradients(losses.sum(), inputs, weights)
+    _, found = gradients_of_cases(model, nn.functional.cross_entropy, inputs, labels)
     for case in range(4):
         alone = nn.functional.cross_entropy(model(inputs[case : case + 1]), labels[case : case + 1])
         for own, exact in zip(found, torch.autograd.grad(alone, weights), strict=True):

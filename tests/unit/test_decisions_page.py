@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.scoring import write_measures
+from medsilo.federation.exact import write_measures
 from medsilo.report.read import read
 from medsilo.report.sheet_page import Leaving, of_run, write_sheets
 from medsilo.runs import paths

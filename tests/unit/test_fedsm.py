@@ -25,9 +25,8 @@ from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
 from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
-from medsilo.methods.fedsm_ensemble import mixed
-from medsilo.methods.fedsm_extra import best_of
-from medsilo.models.plain import Vgg11
+from medsilo.methods.fedsm_extra import best_of, mixed
+from medsilo.models.architectures import Vgg11
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all

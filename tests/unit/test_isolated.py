@@ -19,8 +19,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.process import isolated
-from medsilo.federation.process.frames import receive, send
-from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.process.isolated import IsolatedParticipant, receive, send
 from medsilo.federation.seams import Place
 from medsilo.federation.trainer import Trainer
 from medsilo.plan import Plan

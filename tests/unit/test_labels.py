@@ -17,7 +17,7 @@ from torch.nn import functional
 from medsilo.check.data import HELD, data_tables, hospitals_table
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.course import structures
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.course.structures import mix_by_structure, outputs_of
 from medsilo.deploy.images import predict_images
 from medsilo.deploy.model_card import card_facts, write_card
@@ -27,10 +27,18 @@ from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation.inprocess import StudyResult, run
 from medsilo.federation.summary import says_of
 from medsilo.learning.class_weights import weighted
-from medsilo.learning.undrawn import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_in, marks_of_classes
+from medsilo.learning.undrawn import (
+    ALIKE,
+    absent_in,
+    is_marked,
+    labels_in,
+    mark_of,
+    marks_in,
+    marks_of_classes,
+)
 from medsilo.methods.condistfl import distilled
 from medsilo.mixing.mixers import WeightedMean
-from medsilo.models.unet import UNet
+from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.report.findings import notices
 from medsilo.report.read import read

@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.agreed import Demands
-from medsilo.privacy.mechanisms import Charge, Gaussian, Public, Unprotected
+from medsilo.privacy.mechanisms import Charge, Demands, Gaussian, Public, Unprotected
 from medsilo.site.ledger import OWN_KEY, CountedStudy, Ledger, LedgerEntry, Spending, ledgers
 from tests.histories import DATA, MOST_LINES, Job, dying, ended, live
 

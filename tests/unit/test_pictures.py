@@ -13,7 +13,7 @@ from medsilo import cli
 from medsilo.check.leaks import describe, leaks
 from medsilo.federation import inprocess
 from medsilo.federation.drawing import FOUND, THERE, draw_amplitude, draw_found, draw_images
-from medsilo.federation.scoring import read_measures
+from medsilo.federation.exact import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan

@@ -18,7 +18,7 @@ from medsilo.deploy.images import masks_for, write_mask
 from medsilo.deploy.predict import predict
 from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
-from medsilo.models.plain import SmallCnn
+from medsilo.models.architectures import SmallCnn
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, mask_of, write_volume
 from tests.conftest import make_plan

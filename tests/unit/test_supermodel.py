@@ -13,7 +13,7 @@ from medsilo.deploy.model_card import write_card
 from medsilo.deploy.source import open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.deploy.tuning import tune
-from medsilo.models.plain import SmallCnn
+from medsilo.models.architectures import SmallCnn
 from tests.conftest import make_plan
 
 SITES = ["a.b", "c", "d"]  # a site's name may hold dots

@@ -38,7 +38,7 @@ class KitAtHome:
         settings = read_settings(local)
         book = book_of_kit(settings, local, kit.name)
         assert book
-        return cls(kit, local, settings, book, approvals_of(book, kit.name, files, settings))
+        return cls(kit, local, settings, book, approvals_of(book, files, settings))
 
     def ledger(self, data: str) -> Ledger:
         """Return the ledger of a data set, as the kit's key signs it."""

@@ -10,8 +10,7 @@ from medsilo.check.demands import price_list
 from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.group import Average, views
-from medsilo.course.phase import Stretch
+from medsilo.course.phase import Average, Stretch, views
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.sealed.what import sealed_layout

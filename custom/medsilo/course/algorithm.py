@@ -13,10 +13,8 @@ from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.additions import INPUT, Amplitude, Perturbation
 from medsilo.course.declared import Private
-from medsilo.course.group import Group
 from medsilo.course.outcome import OneModel, Outcome
-from medsilo.course.phase import Course, Phase
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Course, Group, Phase, Workbench
 from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task

@@ -15,9 +15,8 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.core.text import plain
-from medsilo.course.group import Facts, Group
 from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Facts, Group, Phase
 from medsilo.deploy.supermodel import GLOBAL, Origin, Rule, SuperModel, assemble
 from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
 from medsilo.learning.loop import refuse_nan

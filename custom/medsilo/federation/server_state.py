@@ -10,14 +10,12 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Groups
-from medsilo.course.group import Group, views
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, Phase, ServerSide, views
 from medsilo.course.structures import mix_by_structure
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
-from medsilo.federation.sealed.store import SealedStore
+from medsilo.federation.sealed.what import SealedStore
 from medsilo.federation.summary import says_of
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import Refused
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
-from medsilo.federation.doing import NowFile
+from medsilo.course.phase import Phase, Workbench
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
-from medsilo.federation.site_state import SiteState
+from medsilo.federation.site_state import NowFile, SiteState
 from medsilo.learning.class_weights import balanced, weighted
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for

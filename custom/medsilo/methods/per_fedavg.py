@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Workbench
 from medsilo.learning.loop import Lesson, OutputLoss
 from medsilo.learning.personal import MetaGradient, adapt, copy_into
-from medsilo.methods.shared_and_own import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn
 
 
 class PerFedAvg(SharedAndOwn):

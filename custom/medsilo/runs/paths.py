@@ -24,7 +24,6 @@ GLOBAL = "global"
 SUPER_MODEL = "supermodel"
 FIGURES = "figures"
 SITES = "sites"
-TENSORBOARD = "tensorboard"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
@@ -111,7 +110,6 @@ RUN_TREE: Mapping[str, str] = {
     "It never leaves the site",
     f"{SITES}/<site>/{PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "
     "test case with the structures found in it. Only synthetic images, or where the site's `pictures` allows it",
-    f"{TENSORBOARD}/": "event files of the server and of each site: `tensorboard --logdir runs`",
     f"{JOB}/": "the submitted job (simulator only)",
     f"{NVFLARE}/": "NVFlare's workspace (simulator only)",
     NVFLARE_LOG: "NVFlare's log (simulator only)",

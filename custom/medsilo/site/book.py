@@ -22,8 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, make_folder, write_text
-from medsilo.site.locked import LockedFolder
+from medsilo.core.files import FILE, LockedFolder, make_folder, write_text
 from medsilo.site.settings import FILE_NAME, DataPart, Limits
 from medsilo.tasks.sources import Draw, Memory
 

@@ -12,11 +12,9 @@ import torch
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors, hash_of
-from medsilo.course.group import views
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Phase, views
 from medsilo.course.secure_aggregation import forms_of
 from medsilo.federation.accepting import check_numbers, same_layout
-from medsilo.federation.envelope import Envelope
 from medsilo.federation.sealed.what import (
     ALIKE,
     WORDS,
@@ -33,6 +31,7 @@ from medsilo.federation.sealed.what import (
     given_of,
     terms_of,
 )
+from medsilo.federation.seams import Envelope
 from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor, nn
 
+from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
-from medsilo.models.unet import UNet
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
