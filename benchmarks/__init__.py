@@ -1,1 +1,1 @@
-"""Measurements that print ratios against a stated reference. A package: Opacus installs one of the same name."""
+"""Measurements that print ratios against a stated reference. A package: others install one of the same name."""

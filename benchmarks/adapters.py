@@ -217,7 +217,7 @@ def plan_of(part: Part, row: str, epsilon: float, seed: int, backbone: Path, qui
         how[START] = {"file": backbone.name, **own}
         shelf.look_in(backbone.parent)
     first, rounds = (1, 1) if quick else part.rounds
-    task = {"name": "synthetic-prostate", "size": 32} if quick else part.plan["task"]
+    task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 3} if quick else part.plan["task"]
     rate = RATE if how["train"] == "all" else OF_A_PART
     more = {"privacy": {"epsilon": epsilon, "delta": DELTA, "unit": "patient"}} if epsilon else {}
     best = row in ROWS and not epsilon

@@ -21,7 +21,7 @@ from timing import note, run
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.learning.loop import Compute, DrawnCases, OutputLoss, batches, lesson, train_epoch
-from medsilo.models.networks import UNet
+from medsilo.models.architectures import UNet
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_folder import ImageFolder
 from medsilo.tasks.own.volume_folder import NiftiFolder

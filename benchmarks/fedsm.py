@@ -43,8 +43,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from medsilo.core.memory import most_held
-from medsilo.course.group import views
+from medsilo.core.lifeline import most_held
+from medsilo.course.phase import views
 from medsilo.deploy.supermodel import THRESHOLDS
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.perturbation import PerturbedOptimizer
-from medsilo.models.networks import DenseNet121, SmallCnn, UNet
+from medsilo.models.architectures import DenseNet121, SmallCnn, UNet
 
 BATCHES = ((16, 3, 384, 384), (128, 3, 96, 96))
 NETWORKS = (

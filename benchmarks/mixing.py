@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medsilo.core.memory import most_held
+from medsilo.core.lifeline import most_held
 from medsilo.core.spill import Spill, size_of
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 

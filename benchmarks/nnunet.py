@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Place
@@ -43,6 +43,7 @@ from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import patients_of
+from medsilo_nnunet.question import SegmentationQuestion
 
 MOST = 1.05
 SITE, PARTS = "all", ("images", "labels")
@@ -113,9 +114,7 @@ class Ours:
     def __init__(self, plan: Plan, folder: Path, place: Path) -> None:
         settings = SiteSettings(data=DataSource(folder=folder / SITE), device="cpu", public_data=True)
         self.plan, self.site = plan, TrainingSite(Participant(Place(plan, SITE, [SITE], settings, place)))
-        modules = plan.build_networks()
-        given = views(plan.course.phase_of(1).given, modules)
-        self.first = {name: tensor.clone() for name, tensor in modules["model"].network.state_dict().items()}
+        given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
         self.round = 0
 
@@ -152,18 +151,24 @@ def nnunet_folders(folder: Path) -> Iterator[None]:
         os.environ |= before
 
 
-def preprocess(folder: Path, plans: dict[str, Any], ours: Ours) -> None:
+def preprocess(
+    folder: Path,
+    plans: dict[str, Any],
+    trained: Sequence[str],
+    tested: Sequence[str],
+    question: SegmentationQuestion = QUESTION,
+    configuration: str = "2d",
+) -> None:
     """Let nnU-Net prepare the cases for its trainer, divided as ours are."""
     from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
-    place = folder / "preprocessed" / QUESTION.name
+    place = folder / "preprocessed" / question.name
     shutil.rmtree(place, ignore_errors=True)  # of another seed: nnU-Net overwrites no case
     manager = PlansManager(plans)
-    own = manager.get_configuration("2d")
-    settings = QUESTION.in_nnunet() | {"file_ending": ".nii.gz"}
+    own = manager.get_configuration(configuration)
+    settings = question.in_nnunet() | {"file_ending": ".nii.gz"}
     (place / own.data_identifier).mkdir(parents=True, exist_ok=True)
-    trained, tested = ours.cases("train"), ours.cases("test")
     for name in (*trained, *tested):
         files = [str(folder / SITE / part / f"{name}.nii.gz") for part in PARTS]
         target = str(place / own.data_identifier / name)
@@ -174,20 +179,30 @@ def preprocess(folder: Path, plans: dict[str, Any], ours: Ours) -> None:
 
 
 class Theirs:
-    """nnU-Net's trainer with shorter epochs, and our first weights."""
+    """nnU-Net's trainer with shorter epochs; first: weights it begins with, instead of its own."""
 
-    def __init__(self, plans: dict[str, Any], size: Size, first: dict[str, torch.Tensor], seed: int) -> None:
+    def __init__(
+        self,
+        plans: dict[str, Any],
+        epochs: int,
+        steps: int,
+        seed: int,
+        first: dict[str, torch.Tensor] | None = None,
+        question: SegmentationQuestion = QUESTION,
+        configuration: str = "2d",
+    ) -> None:
         from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
-        settings = QUESTION.in_nnunet() | {"file_ending": ".nii.gz"}
+        settings = question.in_nnunet() | {"file_ending": ".nii.gz"}
         given = json.loads(json.dumps(plans)) | {"continue_training": False}
-        self.trainer = nnUNetTrainer(given, "2d", 0, settings, torch.device("cpu"))
-        self.trainer.num_epochs, self.steps = size.epochs, size.steps
+        self.trainer = nnUNetTrainer(given, configuration, 0, settings, torch.device("cpu"))
+        self.trainer.num_epochs, self.steps = epochs, steps
         self.trainer.initialize()
-        self.trainer.network.load_state_dict(first)
+        if first:
+            self.trainer.network.load_state_dict(first)
         self.trainer.on_train_start()
 
     def epoch(self) -> None:
@@ -197,24 +212,26 @@ class Theirs:
         trainer.on_train_epoch_end([trainer.train_step(next(trainer.dataloader_train)) for _ in range(self.steps)])
         trainer.current_epoch += 1
 
-    def said(self, folder: Path, cases: Sequence[str]) -> float:
-        """Return what nnU-Net says of its network: by its predictor, its files and its metrics."""
+    def said(self, folder: Path, cases: Sequence[str], labels: Sequence[int] = (1,)) -> dict[str, float]:
+        """Return each case's Dice as nnU-Net finds it: by its predictor, its files and its metrics."""
         from nnunetv2.evaluation.evaluate_predictions import compute_metrics
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
-        trainer, found = self.trainer, folder / "found"
+        trainer, found = self.trainer, Path(tempfile.mkdtemp(dir=folder))
         predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
         manual = (trainer.plans_manager, trainer.configuration_manager, [trainer.network.state_dict()])
         own = (trainer.dataset_json, "nnUNetTrainer", trainer.inference_allowed_mirroring_axes)
         trainer.set_deep_supervision_enabled(False)
         predictor.manual_initialization(trainer.network, *manual, *own)
-        found.mkdir()
         images = [[str(folder / SITE / "images" / f"{name}.nii.gz")] for name in cases]
         predictor.predict_from_files_sequential(images, [str(found / name) for name in cases])
         reader = trainer.plans_manager.image_reader_writer_class()
         right = {name: folder / SITE / "labels" / f"{name}.nii.gz" for name in cases}
-        each = [compute_metrics(str(right[name]), str(found / f"{name}.nii.gz"), reader, [1]) for name in cases]
-        return fmean(float(one["metrics"][1]["Dice"]) for one in each)
+        dice = {}
+        for name in cases:
+            found_here = compute_metrics(str(right[name]), str(found / f"{name}.nii.gz"), reader, list(labels))
+            dice[name] = fmean(float(found_here["metrics"][label]["Dice"]) for label in labels)
+        return dice
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -230,10 +247,10 @@ def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: b
     ours = Ours(plan, folder, folder / f"study-{seed}")
     quiet = StringIO()
     with nnunet_folders(folder), redirect_stdout(quiet):
-        preprocess(folder, plans, ours)
-        theirs = Theirs(plans, size, ours.first, seed)
+        preprocess(folder, plans, ours.cases("train"), ours.cases("test"))
+        theirs = Theirs(plans, size.epochs, size.steps, seed, plan.build_networks()["model"].network.state_dict())
         times = [(seconds(ours.epoch), seconds(theirs.epoch)) for _ in range(size.epochs)]
-        said = theirs.said(folder, ours.cases("test")) if asks else None
+        said = fmean(theirs.said(folder, ours.cases("test")).values()) if asks else None
         other = plan.build_networks()["model"]
         other.network.load_state_dict(theirs.trainer.network.state_dict())
         dice = (ours.dice(ours.site.participant.state.model), ours.dice(other))

@@ -16,10 +16,10 @@ from timing import fastest_in_turn, note, run
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.core.memory import forget_most, most_held
+from medsilo.core.lifeline import forget_most, most_held
 from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson
 from medsilo.learning.private import PoissonSample, PrivateSteps
-from medsilo.models.networks import SmallCnn, UNet
+from medsilo.models.architectures import SmallCnn, UNet
 from medsilo.privacy.noise import NoiseSource
 
 MOST = 2.5
@@ -41,7 +41,7 @@ def lessons(model: nn.Module, cases: int) -> dict[str, Lesson]:
     private = PrivateSteps(sample, 1.0, 1.0, secret)
     return {
         "plain": lesson(model, OutputLoss(functional.cross_entropy), optimizer, Compute()),
-        "private": private.lesson("model", model, functional.cross_entropy, optimizer),
+        "private": private.lesson(model, functional.cross_entropy, optimizer),
     }
 
 

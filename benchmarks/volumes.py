@@ -45,7 +45,7 @@ from monai.transforms import (
 from timing import note, run
 from torch import nn
 
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Place

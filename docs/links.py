@@ -54,7 +54,7 @@ def is_outward(link: str) -> bool:
 
 
 def place(path: str) -> str:
-    """Return where on the site a file or folder of the repository stands."""
+    """Return where on the site a file or folder of the repository is."""
     if path == HOME:
         return "index.md"
     if path.startswith(f"{PAGES}/"):

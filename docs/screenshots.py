@@ -1,4 +1,4 @@
-"""Draws the pages' pictures anew: of the demo, a comparison and a run, from synthetic data, in a headless Chromium.
+"""Draws the pages' pictures: of the demo, a comparison and a run, from synthetic data, in a headless Chromium.
 
 python docs/screenshots.py            # or: make screenshots
 """

@@ -1,9 +1,9 @@
 """The tables of docs/run-tree.md, docs/plan.md, docs/check.md and docs/commands.md, made from the package, and those
 of docs/evidence.md, made from the pages that have the numbers.
 
-    python -m docs.tables        # write them anew
+    python -m docs.tables        # write them again
 
-A table stands between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
+A table is between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
 """
 
 import ast
@@ -33,15 +33,15 @@ from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
-from medsilo.course.robust_mixing import Mixing
 from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.flare import patches
 from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
+from medsilo.mixing.defence import Mixing
 from medsilo.models.network import Network
 from medsilo.plan import Plan, Tracking
-from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Demands
 from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
@@ -389,7 +389,7 @@ def promised_csv() -> str:
 
 
 def renewed(page: str) -> str:
-    """Return a page's text with its tables made anew."""
+    """Return a page's text with its tables made again."""
     return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
 
 

@@ -64,6 +64,14 @@ def wanted(command: list[str]) -> Asked:
     return Asked(**own | {"seeds": (values["seeds"] or USUAL_SEEDS).numbers})
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """A file outlives the process that wrote it without fsync, which took a sixth of all tests: none pulls the plug."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_locale() -> Iterator[None]:
     """ITK's writer of DICOM sets the locale to "C", and files of later tests would be read as ASCII."""
@@ -149,7 +157,7 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
 @pytest.fixture(scope="session")
 def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """A comparison of methods that have panels, on images with masks. It is read and never changed."""
-    small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8"]
+    small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8", "network.features=[4, 8]"]
     plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
     return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")
 
@@ -208,11 +216,6 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
         return pytest.param(*values, marks=pytest.mark.long if values[0] in AS_ANOTHER else pytest.mark.slow)
 
     return [of(case) for case in cases]
-
-
-def long_if_newer(methods: Iterable[str]) -> list[Any]:
-    """Return the methods as a parameter's cases; the newer ones are tried before a release."""
-    return [pytest.param(method, marks=pytest.mark.long) if method in NEWER else method for method in methods]
 
 
 def all_but_newer(*methods: str) -> list[Any]:

@@ -1,6 +1,6 @@
 """Digests of all tensors that a small study leaves, for every method, from before the code was reshaped.
 
-    python -m tests.digests        # write them anew, after a change of numbers that is meant
+    python -m tests.digests        # write them again, after a change of numbers that is meant
 
 Another processor adds in another order: there the tensors' sizes are compared instead of their bits. Whether this is
 such a processor shows in a computation that has nothing to do with medsilo.
@@ -137,7 +137,7 @@ def left_by(case: str) -> dict[str, Any]:
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         run = inprocess.run(plan, folder=root, settings=SITE)
-        passing = {"checkpoints", "sealed.safetensors"}  # the second is masked anew in each run
+        passing = {"checkpoints", "sealed.safetensors"}  # the second is masked in each run
         paths = sorted(path for path in root.rglob("*.safetensors") if not passing & set(path.parts))
         files = {
             path.relative_to(root).as_posix(): load_file(path) for path in paths if not path.name.startswith("state-")

@@ -21,17 +21,16 @@ from filelock import FileLock, Timeout
 
 from medsilo.core.files import load_facts, save_tensors
 from medsilo.federation.account import PrivacyAccount
-from medsilo.privacy.agreed import Demands
-from medsilo.privacy.mechanisms import Charge, Gaussian, SampledGaussian
+from medsilo.privacy.mechanisms import Charge, Demands, Gaussian, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import Parcel
 from medsilo.site.ledger import CountedStudy, Ledger, Spending
 
 TRACED = (
     "site/ledger.py",
-    "site/locked.py",
+    "core/files.py",
     "federation/account.py",
-    "federation/kept_answer.py",
+    "federation/account.py",
     "core/files.py",
     "tests/histories.py",
 )

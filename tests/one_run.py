@@ -25,7 +25,7 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.around import training_site
 from medsilo.federation.seams import Place
-from medsilo.learning.private import ClippedSum, gradients_of_cases, losses_of_cases
+from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.paths import GLOBAL, LAST, site_folder
@@ -38,6 +38,7 @@ HOPED = 0.1  # of the noise that is charged: what the guesses are best at
 OTHERS = 20  # patients who are always there
 SHARES = (0.6, 0.2, 0.2)
 SIGNALS, WINDOW = 8, 32  # of a recording, and as many classes
+SIDE = 8  # of a photograph
 Write = Callable[[Path, list[str], int], None]
 
 
@@ -74,7 +75,7 @@ def recordings(folder: Path, people: list[str], canaries: int) -> None:
 
 def photographs(folder: Path, people: list[str], canaries: int) -> None:
     for person in people:
-        pixels = drawn(person).integers(0, 256, (16, 16, 3)).astype(np.uint8)
+        pixels = drawn(person).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
         write_pixels(folder / f"images/{person}.png", pixels)
     lines = [[f"images/{person}.png", int(person[1:]) % SIGNALS, person] for person in people]
     write_csv(folder / "classes.csv", ["image", "label", "patient"], lines)
@@ -92,7 +93,7 @@ def kinds(canaries: int) -> dict[str, Kind]:
     signals = [{"name": f"x{n}", "mean": 0.0, "deviation": 1.0} for n in range(SIGNALS)]
     series = {"name": "series-folder", "signals": signals, "labels": [str(n) for n in range(SIGNALS)]}
     series |= {"rate": 10, "window": WINDOW, "standardise": "plan"}
-    photos = {"name": "image-folder", "kind": "classification", "size": [16, 16]}
+    photos = {"name": "image-folder", "kind": "classification", "size": [SIDE, SIDE]}
     photos["labels"] = series["labels"]
     cnn = {"name": "small-cnn", "width": 32, "norm": "group"}
     return {
@@ -197,9 +198,8 @@ def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[to
         cases = [participant.data.train[case] for case in own]  # type: ignore[index]
         inputs, targets = (torch.stack([torch.as_tensor(case[n]) for case in cases]) for n in (0, 1))
         clipped = ClippedSum(weights, 1.0)
-        with gradients_of_cases(model) as gradients:
-            losses = losses_of_cases(model(inputs), targets, plan.task.goal.loss)
-            clipped.add(gradients(losses.sum(), inputs, weights), torch.zeros(len(own), dtype=torch.int64))
+        _, gradients = gradients_of_cases(model, plan.task.goal.loss, inputs, targets)
+        clipped.add(gradients, torch.zeros(len(own), dtype=torch.int64))
         clipped.finish()
         found[name] = torch.cat([part.flatten() for part in clipped.total]).detach()
     known = torch.stack([own for name, own in found.items() if name not in every]).sum(0)

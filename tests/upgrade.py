@@ -221,7 +221,7 @@ def record(version: str, step: str, result: Result) -> None:
 
 
 def page() -> str:
-    """Return the page with its table and lists made anew."""
+    """Return the page with its table and lists made again."""
     kept = recorded()
     rows = [
         [version, *(own[step].in_short() if step in own else "not run" for step in STEPS), _dates(own)]

@@ -17,9 +17,7 @@ from benchmarks.analyses.figures import panels, style
 from benchmarks.analyses.finished import FinishedRun
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
-from medsilo.course.group import places_of, views
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Phase, Workbench, places_of, views
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
 from medsilo.federation.trainer import Trainer

@@ -19,11 +19,11 @@ import torch
 from benchmarks.attacks.cells import DEFENCES, PLAIN, SITES
 from benchmarks.mixing import in_a_fork
 from medsilo.core.files import write_json
-from medsilo.core.memory import most_held
+from medsilo.core.lifeline import most_held
 from medsilo.core.tensors import Tensors
-from medsilo.course.robust_mixing import Mixing
+from medsilo.mixing.defence import Mixing
 from medsilo.mixing.mixers import Mixer, WeightedMean
-from medsilo.models.networks import UNet
+from medsilo.models.architectures import UNet
 from medsilo.site.settings import SiteSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -127,7 +127,7 @@ class _Site:
             secret = NoiseSource.from_seed(self.seed, self.name, number)  # the data are public
             sample = PoissonSample(None, self.cases, self.batch, secret)
             private = PrivateSteps(sample, self.bound, self.noise(), secret)
-            learn = private.lesson("model", model, _loss, optimizer)
+            learn = private.lesson(model, _loss, optimizer)
             train_epoch(sample.batches(self.data, self.setup.steps, COMPUTE), [learn], COMPUTE)
 
     def _train_openly(self, model: nn.Module, optimizer: SGD, number: int) -> None:

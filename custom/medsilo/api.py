@@ -449,7 +449,7 @@ def _several(places: Place | Sequence[Place]) -> list[Path]:
 class Lead:
     """A consortium, as the owner of a kit leads and watches it: what the lead's commands do, from Python.
 
-    >>> Lead("docs").fetch("a1b2")
+    >>> Lead("docs")
     Traceback (most recent call last):
     medsilo.core.errors.MedsiloError: docs is no kit of a person: it has no startup/fed_admin.json that can be read
     """
@@ -457,6 +457,7 @@ class Lead:
     def __init__(self, kit: Place, say: Callable[[str], None] = print) -> None:
         """kit: the folder of your own kit; say: called with a line for what happens on the way."""
         self.kit, self.say = Path(kit), say
+        lead.owner_of(self.kit)
 
     @_as_python
     def status(self, job: str | None = None) -> dict[str, Any]:
@@ -471,7 +472,7 @@ class Lead:
 
     @_as_python
     def watch(self, job: str, on_round: Callable[[Round, Progress], None] = lambda line, study: None) -> str:
-        """Wait until a job has ended and return how; on_round is called with every round and how the study stands."""
+        """Wait until a job has ended and return how; on_round is called with every round and how far the study is."""
         return lead.watch(job, self.kit, on_round, self.say)
 
     @_as_python
@@ -507,6 +508,8 @@ def _with_own(
     own = sites if isinstance(sites, Mapping) else {}
     if sites is not None:
         names = [sites] if isinstance(sites, str) else list(sites)
+        if not all(isinstance(name, str) for name in names):
+            raise MedsiloError("sites: give names, or data by name: {'a': ..., 'b': ...}")
         values["participation"] = {**values["participation"], "sites": names}
     if own or task is not None or loss:
         values["task"] = given.task(task, own, loss)

@@ -1,6 +1,6 @@
 """The names that a plug-in imports of medsilo, and nothing else of it. docs/extend.md shows them in use.
 
-Each stands here once, and is loaded when it is first used, so that importing this module costs nothing.
+Each is here once, and is loaded when it is first used, so that importing this module costs nothing.
 """
 
 import ast
@@ -15,11 +15,9 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.core.errors import DataError, MedsiloError, Refused
     from medsilo.course.algorithm import Algorithm
     from medsilo.course.declared import Private
-    from medsilo.course.group import Group
     from medsilo.course.layer import Layer
     from medsilo.course.outcome import OneModel, OwnModels
-    from medsilo.course.phase import Phase
-    from medsilo.course.workbench import Workbench
+    from medsilo.course.phase import Group, Phase, Workbench
     from medsilo.deploy.exporter import Exporter
     from medsilo.deploy.predictor import PredictionRequest, Predictor
     from medsilo.deploy.source import Source
@@ -68,22 +66,21 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import Bounds
-    from medsilo.federation.private_numbers import WHAT, how_told
+    from medsilo.federation.inquiry import SealedSums, SummedSite, SumRequest, sealed_bounds
+    from medsilo.federation.private_site import WHAT, how_told
     from medsilo.federation.protection import SHARES, read_for
     from medsilo.federation.sealed.identity import KitFiles, key_of
-    from medsilo.federation.sealed_sums import SealedSums, SummedSite, SumRequest, sealed_bounds
     from medsilo.federation.seams import Receive
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
     from medsilo.learning import layers, undrawn
     from medsilo.learning.loop import Case, DrawnCases, Stop
     from medsilo.learning.seeds import generator_for, seed_for
-    from medsilo.models import blocks
+    from medsilo.models.architectures import MONAI_NORMS, Norm, norm_layer
     from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
-    from medsilo.models.networks import MONAI_NORMS
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
-    from medsilo.privacy.agreed import stricter
+    from medsilo.privacy.mechanisms import stricter
     from medsilo.registry import TABLES, TASKS
     from medsilo.report import charts
     from medsilo.report.findings import Answer

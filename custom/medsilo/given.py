@@ -158,6 +158,8 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
         if loss:
             raise MedsiloError("loss: it belongs to data of your own, given as sites={'a': ..., 'b': ...}")
         return dict(kind) if isinstance(kind, Mapping) else _section(TASKS, kind, Task)
+    if loss and not callable(loss):
+        raise MedsiloError(f"loss: {loss!r} is no function of (outputs, targets)")
     parts = {site: _parts(own, site) for site, own in sites.items()}
     every: list[Any] = [getattr(own, part) for own in parts.values() for part in PARTS]
     shapes = {tuple(data[0][0].shape) for data in every}
@@ -224,6 +226,8 @@ def _parts(given: Any, site: str) -> SiteData:
         whole: Any = _cases(given)
     except (TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
         raise DataError(f"sites: the data of {site} can't be read ({error}); give {FORMS}") from error
+    if isinstance(whole, Cases) and not whole.inputs.isfinite().all():
+        raise DataError(f"sites: inputs of {site} are NaN or infinite; leave these cases out, or fill them in")
     names = list(dict.fromkeys(whole.patients))
     if len(names) < len(PARTS):
         raise DataError(f"sites: {site} has {len(names)} patients; give 3 or more, for training, validation and test")

@@ -23,12 +23,11 @@ from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
 from medsilo.course.layer import Layer
 from medsilo.course.participation import Participation
-from medsilo.course.phase import Course, Phase
-from medsilo.course.robust_mixing import Mixing
+from medsilo.course.phase import Blueprint, Course, Phase
 from medsilo.course.secure_aggregation import TransportSettings, forms_of
-from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for, seed_torch
 from medsilo.learning.training import Training
+from medsilo.mixing.defence import Mixing
 from medsilo.mixing.forms import Form
 from medsilo.models.network import Network, parameters_of
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, check_packages

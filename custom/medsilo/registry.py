@@ -16,10 +16,9 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.distribution import canonical, facts_of, files_of, is_installed
 from medsilo.core.errors import PlanError
 from medsilo.core.package import NAME as OWN
-from medsilo.core.package import place_in_package
+from medsilo.core.package import canonical, facts_of, files_of, is_installed, place_in_package
 from medsilo.core.text import is_safe_name
 
 ANY = ("*",)  # every installed package is allowed: where one person owns everything
@@ -239,7 +238,7 @@ METHODS = Registry(
         "f-adafed": "medsilo.methods.f_adafed:FAdaFed",
         "fedsm": "medsilo.methods.fedsm:FedSM",
         "fedsm-extra": "medsilo.methods.fedsm_extra:FedSMExtra",
-        "fedsm-ensemble": "medsilo.methods.fedsm_ensemble:FedSMEnsemble",
+        "fedsm-ensemble": "medsilo.methods.fedsm_extra:FedSMEnsemble",
         "central": "medsilo.methods.central:Central",
     },
 )
@@ -261,13 +260,13 @@ NETWORKS = Registry(
     "medsilo.networks",
     "medsilo.models.network:Network",
     {
-        "activity-cnn": "medsilo.models.networks:ActivityCnn",
-        "densenet121": "medsilo.models.networks:DenseNet121",
-        "linear": "medsilo.models.networks:Linear",
-        "mlp": "medsilo.models.networks:Mlp",
-        "small-cnn": "medsilo.models.networks:SmallCnn",
-        "unet": "medsilo.models.networks:UNet",
-        "vgg11": "medsilo.models.networks:Vgg11",
+        "activity-cnn": "medsilo.models.architectures:ActivityCnn",
+        "densenet121": "medsilo.models.architectures:DenseNet121",
+        "linear": "medsilo.models.architectures:Linear",
+        "mlp": "medsilo.models.architectures:Mlp",
+        "small-cnn": "medsilo.models.architectures:SmallCnn",
+        "unet": "medsilo.models.architectures:UNet",
+        "vgg11": "medsilo.models.architectures:Vgg11",
     },
 )
 

@@ -7,16 +7,25 @@ cases have each pair of spacing and size; which pairs of different axes belong t
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from math import gcd
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import Field, model_validator
 
-from medsilo.extend import Refused
+from medsilo.extend import Message, Refused
 
 DIGITS = 13
+SAMPLES = 10**8  # intensities that nnU-Net draws in each channel, over all cases together
+MOST_CASES = 100_000  # of one hospital
+MOST_BINS = 2**19
+MOST_CHANNELS = 32
+GREATEST = 3.5e38  # of an intensity: a little more than float32 holds
+Number = Annotated[int, Field(ge=1, le=MOST_CASES)]
+Intensities = Annotated[int, Field(ge=1, le=SAMPLES * MOST_CASES)]
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
@@ -31,39 +40,56 @@ def rounded(numbers: ArrayLike) -> Values:
     return np.ldexp(np.rint(np.ldexp(mantissa, DIGITS)), exponent - DIGITS)
 
 
-@dataclass(frozen=True)
-class FloatHistogram:
-    """Counts of numbers in bins; the bins are in ascending order, and none is empty."""
+def check_order(what: str, values: Sequence[Any]) -> None:
+    """Raise ValueError unless values are in ascending order, each once."""
+    if any(low >= high for low, high in pairwise(values)):
+        raise ValueError(f"its {what} are not in ascending order, each told once")
 
-    values: Values
-    counts: Counts
+
+class FloatHistogram(Message):
+    """Counts of numbers in bins, which are in ascending order; without bins where nothing is told."""
+
+    values: Annotated[list[Annotated[float, Field(ge=-GREATEST, le=GREATEST)]], Field(max_length=MOST_BINS)]
+    counts: Annotated[list[Intensities], Field(max_length=MOST_BINS)]
+
+    @model_validator(mode="after")
+    def _has_bins(self) -> Self:
+        if len(self.values) != len(self.counts):
+            raise ValueError(f"it has {len(self.values)} bins of intensities and {len(self.counts)} counts")
+        check_order("bins of intensities", self.values)
+        if not np.array_equal(rounded(self.values), self.values):
+            raise ValueError(f"its bins of intensities have more than {DIGITS} binary digits")
+        return self
 
     @classmethod
-    def of(cls, numbers: ArrayLike) -> Self:
+    def of(cls, numbers: ArrayLike) -> "FloatHistogram":
         """Return the histogram of some numbers."""
-        values, counts = np.unique(rounded(numbers), return_counts=True)
-        return cls(values, counts.astype(np.int64))
+        return cls.of_bins(*np.unique(rounded(numbers), return_counts=True))
 
     @classmethod
-    def merged(cls, several: Iterable["FloatHistogram"]) -> Self:
+    def of_bins(cls, values: Values, counts: Counts) -> "FloatHistogram":
+        """Return a histogram that was made here, so that nothing of it is checked."""
+        return cls.model_construct(values=values.tolist(), counts=counts.tolist())
+
+    @classmethod
+    def merged(cls, several: Iterable["FloatHistogram"]) -> "FloatHistogram":
         """Return the histogram of the numbers of all."""
         known = list(several)
-        return cls(*_added([one.values for one in known], [one.counts for one in known]))
+        values = np.array([value for one in known for value in one.values], np.float64)
+        different, places = np.unique(values, return_inverse=True)
+        sums = np.zeros(len(different), dtype=np.int64)
+        np.add.at(sums, places, np.array([count for one in known for count in one.counts], np.int64))
+        return cls.of_bins(different, sums)
 
-    @classmethod
-    def of_bins(cls, values: ArrayLike, counts: ArrayLike) -> Self:
-        """Return a histogram of bins and their counts."""
-        return cls(np.asarray(values, dtype=np.float64), np.asarray(counts, dtype=np.int64))
-
-    def scaled(self, part: int, whole: int) -> Self:
+    def scaled(self, part: int, whole: int) -> "FloatHistogram":
         """Return the same with part / whole of each count, rounded down; bins of which nothing is left are gone."""
-        counts = self.counts * part // whole
-        return replace(self, values=self.values[counts > 0], counts=counts[counts > 0])
+        counts = np.array(self.counts, np.int64) * part // whole
+        return self.of_bins(np.array(self.values)[counts > 0], counts[counts > 0])
 
     @property
     def total(self) -> int:
         """The number of numbers."""
-        return int(self.counts.sum())
+        return sum(self.counts)
 
     def percentile(self, percent: float) -> float:
         """Return the percentile as numpy.percentile does: on the line between the two numbers beside it."""
@@ -83,7 +109,7 @@ class FloatHistogram:
     @property
     def deviation(self) -> float:
         """The standard deviation of all numbers, over their number."""
-        return float(np.sqrt(np.average((self.values - self.mean) ** 2, weights=self.counts)))
+        return float(np.sqrt(np.average((np.array(self.values) - self.mean) ** 2, weights=self.counts)))
 
 
 def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
@@ -97,7 +123,7 @@ def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
         return whole
     owners = np.concatenate([np.full(len(case.values), number) for number, case in enumerate(cases)])
     order = np.argsort(np.concatenate([case.values for case in cases]), kind="stable")
-    once = [FloatHistogram.of_bins(case.values, np.ones_like(case.counts)) for case in cases]
+    once = [case.model_copy(update={"counts": [1] * len(case.values)}) for case in cases]
     ends = np.cumsum(FloatHistogram.merged(once).counts)
     groups = _runs(np.split(owners[order], ends[:-1]), least)
     if not groups:
@@ -105,7 +131,7 @@ def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
     sums = np.add.reduceat(whole.counts, groups)
     before = np.cumsum(sums) - sums
     middles = np.searchsorted(np.cumsum(whole.counts), before + (sums - 1) // 2, "right")
-    return FloatHistogram(whole.values[middles], sums)
+    return FloatHistogram.of_bins(np.array(whole.values)[middles], sums)
 
 
 def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
@@ -120,19 +146,45 @@ def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
     return begins
 
 
-def _added(values: Sequence[Values], counts: Sequence[Counts]) -> tuple[Values, Counts]:
-    """Return the different values, and the sum of the counts of each."""
-    different, places = np.unique(np.concatenate([*values, []]), return_inverse=True)
-    sums = np.zeros(len(different), dtype=np.int64)
-    np.add.at(sums, places, np.concatenate([*counts, np.zeros(0, np.int64)]))
-    return different, sums
-
-
 AXES = 3  # a flat image has one place along the first
-SAMPLES = 10**8  # intensities that nnU-Net draws in each channel, over all cases together
 PERCENTILES = {"percentile_00_5": 0.5, "median": 50.0, "percentile_99_5": 99.5}
-Extent = tuple[float, int]  # spacing in mm and size after cropping in voxels, along one axis
 T = TypeVar("T")
+
+
+class CountedExtent(Message):
+    """The cases that have one spacing (mm) and one size after cropping (voxels) along an axis."""
+
+    spacing: Annotated[float, Field(ge=1e-4, le=1e6)]  # nnU-Net gives flat images 999 times theirs along the first axis
+    size: Annotated[int, Field(ge=1, le=65_536)]
+    cases: Number
+
+    @classmethod
+    def all_of(cls, axis: Iterable[tuple[float, int]]) -> "list[CountedExtent]":
+        """Return the cases of an axis by spacing and size, in order."""
+        counted = sorted(Counter(axis).items())
+        return [cls.model_construct(spacing=spacing, size=size, cases=n) for (spacing, size), n in counted]
+
+
+class CountedShare(Message):
+    """The cases of which one share is left after cropping."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    cases: Number
+
+    @classmethod
+    def all_of(cls, shares: Iterable[float]) -> "list[CountedShare]":
+        """Return the cases by share, in order."""
+        return [cls.model_construct(share=share, cases=n) for share, n in sorted(Counter(shares).items())]
+
+
+def extents_of(axis: Iterable[CountedExtent]) -> list[tuple[float, int]]:
+    """Return spacing and size of each case."""
+    return [(one.spacing, one.size) for one in axis for _ in range(one.cases)]
+
+
+def shares_of(counted: Iterable[CountedShare]) -> list[float]:
+    """Return the share of each case."""
+    return [one.share for one in counted for _ in range(one.cases)]
 
 
 @dataclass(frozen=True)
@@ -145,23 +197,38 @@ class CaseFacts:
     intensities: Sequence[Sequence[float]]  # of the foreground; those that nnU-Net draws
 
 
-@dataclass(frozen=True)
-class Fingerprint:
-    """The fingerprint of one hospital's cases, or of several hospitals' cases together."""
+class Fingerprint(Message):
+    """The fingerprint of one hospital's cases, as it travels, or of several hospitals' cases together.
 
-    samples: int  # intensities that were drawn of each case in each channel
-    extents: tuple[Counter[Extent], ...]  # cases by spacing and size, along each axis
-    shares: Counter[float]  # cases by the share of the image that is left after cropping
-    channels: tuple[FloatHistogram, ...]  # intensities of the foreground; empty where nothing is told of the channel
+    samples: intensities that were drawn of each case in each channel.
+    """
+
+    samples: Annotated[int, Field(ge=1, le=SAMPLES)]
+    extents: Annotated[
+        list[Annotated[list[CountedExtent], Field(max_length=MOST_CASES)]], Field(min_length=AXES, max_length=AXES)
+    ]
+    shares: Annotated[list[CountedShare], Field(min_length=1, max_length=MOST_CASES)]
+    channels: Annotated[list[FloatHistogram], Field(min_length=1, max_length=MOST_CHANNELS)]  # of the foreground
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        check_order("shares", [one.share for one in self.shares])
+        for axis in self.extents:
+            check_order("spacings and sizes", [(one.spacing, one.size) for one in axis])
+        if any(sum(one.cases for one in axis) != self.cases for axis in self.extents):
+            raise ValueError("its numbers of cases differ from axis to axis")
+        if any(channel.total > self.cases * self.samples for channel in self.channels):
+            raise ValueError(f"it counts more intensities than {self.samples} of each case")
+        return self
 
     @classmethod
-    def of(cls, cases: Iterable[CaseFacts], samples: int, least: int = 1) -> Self:
+    def of(cls, cases: Iterable[CaseFacts], samples: int, least: int = 1) -> "Fingerprint":
         """Return the fingerprint of a hospital's cases as it may leave the hospital.
 
         least: the cases that each number must cover. Of so many neighbours in the order of spacing and size, the
         middle one counts for all; cases that are left over are not counted. With 1, all is told as it is.
         """
-        axes: list[list[Extent]] = [[] for _ in range(AXES)]
+        axes: list[list[tuple[float, int]]] = [[] for _ in range(AXES)]
         shares: list[float] = []
         channels: list[list[FloatHistogram]] = []
         for case in cases:
@@ -174,53 +241,53 @@ class Fingerprint:
         if len(shares) < max(least, 1):
             raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
         told = len(shares) // least * least
-        return cls(
-            samples,
-            tuple(Counter(middle for middle in _middles(axis, least) for _ in range(least)) for axis in axes),
-            Counter(share for share in _middles(shares, least) for _ in range(least)),
-            tuple(covering(channel, least).scaled(told, len(shares)) for channel in channels),
+        return cls.model_construct(
+            samples=samples,
+            extents=[CountedExtent.all_of(_middles(axis, least) * least) for axis in axes],
+            shares=CountedShare.all_of(_middles(shares, least) * least),
+            channels=[covering(channel, least).scaled(told, len(shares)) for channel in channels],
         )
 
     @classmethod
-    def merged(cls, hospitals: Iterable["Fingerprint"]) -> Self:
+    def merged(cls, hospitals: Iterable["Fingerprint"]) -> "Fingerprint":
         """Return the fingerprint of all cases together; raises Refused where they do not belong together."""
         several = list(hospitals)
         if len({(one.samples, len(one.channels)) for one in several}) != 1:
             raise Refused("the fingerprints differ in their channels, or in how many intensities of a case were drawn")
-        return cls(
-            several[0].samples,
-            tuple(sum(axis, Counter()) for axis in zip(*(one.extents for one in several), strict=True)),
-            sum((one.shares for one in several), Counter()),
-            tuple(map(FloatHistogram.merged, zip(*(one.channels for one in several), strict=True))),
+        return cls.model_construct(
+            samples=several[0].samples,
+            extents=[
+                CountedExtent.all_of(extents_of(chain(*axis)))
+                for axis in zip(*(one.extents for one in several), strict=True)
+            ],
+            shares=CountedShare.all_of(shares_of(chain(*(one.shares for one in several)))),
+            channels=list(map(FloatHistogram.merged, zip(*(one.channels for one in several), strict=True))),
         )
 
     @property
     def least(self) -> int:
         """The cases that each number covers."""
-        return gcd(*(cases for axis in self.extents for cases in axis.values()), *self.shares.values())
+        return gcd(*(one.cases for axis in self.extents for one in axis), *(one.cases for one in self.shares))
 
-    def shifted(self, ranks: int) -> Self:
+    def shifted(self, ranks: int) -> "Fingerprint":
         """Return the fingerprint whose median lies so many ranks higher along each axis, or lower; one case is left."""
         gone = min(2 * abs(ranks), self.cases - 1)
 
-        def rest(held: Counter[T]) -> Counter[T]:
-            ordered = sorted(held.elements())  # type: ignore[type-var]
-            return Counter(ordered[gone:] if ranks > 0 else ordered[: len(ordered) - gone])
-
-        return replace(self, extents=tuple(map(rest, self.extents)), shares=rest(self.shares))
+        kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)
+        extents = [CountedExtent.all_of(extents_of(axis)[kept]) for axis in self.extents]
+        return self.model_copy(update={"extents": extents, "shares": CountedShare.all_of(shares_of(self.shares)[kept])})
 
     @property
     def cases(self) -> int:
         """The number of cases."""
-        return self.shares.total()
+        return sum(one.cases for one in self.shares)
 
     def in_nnunet(self) -> dict[str, Any]:
         """Return the content of nnU-Net's dataset_fingerprint.json for these cases.
 
         The cases in it are put together axis by axis, so that none of them is a patient's.
         """
-        along = [sorted(axis.elements()) for axis in self.extents]
-        shares = sorted(self.shares.elements())
+        along, shares = [extents_of(axis) for axis in self.extents], shares_of(self.shares)
         middle = len(shares) // 2
         return {
             "spacings": [[spacing for spacing, _ in case] for case in zip(*along, strict=True)],
@@ -250,7 +317,7 @@ def _properties(channel: FloatHistogram) -> dict[str, float]:
     return {
         "mean": channel.mean,
         "std": channel.deviation,
-        "min": float(channel.values[0]),
-        "max": float(channel.values[-1]),
+        "min": channel.values[0],
+        "max": channel.values[-1],
         **{name: channel.percentile(percent) for name, percent in PERCENTILES.items()},
     }

@@ -1,38 +1,18 @@
 """A hospital's message before there are plans: the number of its cases, and their fingerprint."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Annotated, Any, Self
+from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from medsilo.extend import DataError, Message, Refused, SiteSettings
-from medsilo_nnunet.fingerprint import (
-    AXES,
-    DIGITS,
-    SAMPLES,
-    CaseFacts,
-    Fingerprint,
-    FloatHistogram,
-    rounded,
-    samples_of,
-)
+from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, Number, samples_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_plans_file import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
-MOST_CASES = 100_000  # of one hospital
-MOST_BINS = 2**19
-MOST_CHANNELS = 32
-GREATEST = 3.5e38  # of an intensity: a little more than float32 holds
-
-Number = Annotated[int, Field(ge=1, le=MOST_CASES)]
-Intensities = Annotated[int, Field(ge=1, le=SAMPLES * MOST_CASES)]
-# nnU-Net gives flat images 999 times their spacing along the first axis.
-Spacing = Annotated[float, Field(ge=1e-4, le=1e6)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -44,105 +24,23 @@ class HeldCases(Message):
     cases: Number
 
 
-class ToldExtent(Message):
-    """The cases that have one spacing (mm) and one size after cropping (voxels) along an axis."""
-
-    spacing: Spacing
-    size: Annotated[int, Field(ge=1, le=65_536)]
-    cases: Number
-
-
-class ToldShare(Message):
-    """The cases of which one share is left after cropping."""
-
-    share: Annotated[float, Field(gt=0, le=1)]
-    cases: Number
-
-
-class ToldChannel(Message):
-    """The foreground's intensities in one channel, by bin; without bins where nothing is told of it."""
-
-    values: Annotated[list[Annotated[float, Field(ge=-GREATEST, le=GREATEST)]], Field(max_length=MOST_BINS)]
-    counts: Annotated[list[Intensities], Field(max_length=MOST_BINS)]
-
-    @model_validator(mode="after")
-    def _has_bins(self) -> Self:
-        if len(self.values) != len(self.counts):
-            raise ValueError(f"it has {len(self.values)} bins of intensities and {len(self.counts)} counts")
-        check_order("bins of intensities", self.values)
-        if not np.array_equal(rounded(self.values), self.values):
-            raise ValueError(f"its bins of intensities have more than {DIGITS} binary digits")
-        return self
-
-
-class ToldFingerprint(Message):
-    """The fingerprint of one hospital's data."""
-
-    samples: Annotated[int, Field(ge=1, le=SAMPLES)]
-    extents: Annotated[
-        list[Annotated[list[ToldExtent], Field(max_length=MOST_CASES)]], Field(min_length=AXES, max_length=AXES)
-    ]
-    shares: Annotated[list[ToldShare], Field(min_length=1, max_length=MOST_CASES)]
-    channels: Annotated[list[ToldChannel], Field(min_length=1, max_length=MOST_CHANNELS)]
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> Self:
-        check_order("shares", [one.share for one in self.shares])
-        for axis in self.extents:
-            check_order("spacings and sizes", [(one.spacing, one.size) for one in axis])
-        cases = sum(one.cases for one in self.shares)
-        if any(sum(one.cases for one in axis) != cases for axis in self.extents):
-            raise ValueError("its numbers of cases differ from axis to axis")
-        if any(sum(channel.counts) > cases * self.samples for channel in self.channels):
-            raise ValueError(f"it counts more intensities than {self.samples} of each case")
-        return self
-
-    @classmethod
-    def of(cls, own: Fingerprint) -> Self:
-        """Return a hospital's fingerprint as it travels."""
-        return cls(
-            samples=own.samples,
-            extents=[
-                [ToldExtent(spacing=spacing, size=size, cases=n) for (spacing, size), n in sorted(axis.items())]
-                for axis in own.extents
-            ],
-            shares=[ToldShare(share=share, cases=n) for share, n in sorted(own.shares.items())],
-            channels=[ToldChannel(values=one.values.tolist(), counts=one.counts.tolist()) for one in own.channels],
-        )
-
-    def fingerprint(self, cases: int, channels: int) -> Fingerprint:
-        """Return what was told; raises Refused unless it is of the cases and channels that were agreed on."""
-        if len(self.channels) != channels:
-            raise Refused(f"it tells of {len(self.channels)} channels, and the study has {channels}")
-        own = Fingerprint(
-            self.samples,
-            tuple(Counter({(one.spacing, one.size): one.cases for one in axis}) for axis in self.extents),
-            Counter({one.share: one.cases for one in self.shares}),
-            tuple(FloatHistogram.of_bins(one.values, one.counts) for one in self.channels),
-        )
-        if own.cases != cases:
-            raise Refused(f"its fingerprint is of {own.cases} cases, and it said that it has {cases}")
-        return own
-
-
 class MeasuredSite(Message):
     """The whole message of a hospital: what it holds for which question, and the fingerprint of it."""
 
     question: Hash
-    told: ToldFingerprint
+    told: Fingerprint
     holding: HeldCases
 
     def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
-        """Return the fingerprint; raises Refused where it is of another question."""
+        """Return the fingerprint; raises Refused where it is of another question, or of other cases or channels."""
         if self.question != question.hash:
             raise Refused("it answers another question; measure again with the study's")
-        return self.told.fingerprint(self.holding.cases, len(question.channels))
-
-
-def check_order(what: str, values: Sequence[Any]) -> None:
-    """Raise ValueError unless values are in ascending order, each once."""
-    if any(low >= high for low, high in pairwise(values)):
-        raise ValueError(f"its {what} are not in ascending order, each told once")
+        own, cases, channels = self.told, self.holding.cases, len(question.channels)
+        if len(own.channels) != channels:
+            raise Refused(f"it tells of {len(own.channels)} channels, and the study has {channels}")
+        if own.cases != cases:
+            raise Refused(f"its fingerprint is of {own.cases} cases, and it said that it has {cases}")
+        return own
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
@@ -181,7 +79,7 @@ def measured(
         raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
     own = Fingerprint.of(facts_of(data, samples), samples, least)
     holding = HeldCases(cases=told, reader=data.reader, memory=memory)
-    return MeasuredSite(question=question.hash, holding=holding, told=ToldFingerprint.of(own))
+    return MeasuredSite(question=question.hash, holding=holding, told=own)
 
 
 def memory_of(settings: SiteSettings) -> float | None:

@@ -81,13 +81,13 @@ class NnUNetFolder(OwnFolder):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.configuration not in self.plans.configurations:
-            raise ValueError(f"plans: they have no configuration {self.configuration}; make them anew")
+            raise ValueError(f"plans: they have no configuration {self.configuration}; make them again")
         if self._own.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
             raise ValueError(
                 f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0"
             )
         if len(self._own.normalization_schemes) != len(self.question.channels):
-            raise ValueError("plans: they are of other channels than the question; make them anew")
+            raise ValueError("plans: they are of other channels than the question; make them again")
         if self.question.has_regions and self.trainer in WITHOUT_REGIONS:
             raise ValueError(f"trainer: {self.trainer} learns no regions; choose another")
         return self

@@ -93,7 +93,7 @@ class NnUNetParts:
         return values, notes
 
     def on_its_grid(self, values: np.ndarray, notes: dict[str, Any]) -> Tensor:
-        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off stands in the notes then."""
+        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off is in the notes then."""
         preprocessor = self._managers[1].preprocessor_class(verbose=False)
         image, _, _ = preprocessor.run_case_npy(values, None, notes, *self._managers, self.settings)
         return torch.from_numpy(image)

@@ -99,7 +99,7 @@ class NnUNetPlans(Section):
                 raise ValueError(f"configurations: {name} is no configuration of nnU-Net's; take plans as it made them")
             others = (own.inherits_from, own.previous_stage) if isinstance(own, SecondStage) else ()
             if lacking := [other for other in others if other not in self.configurations]:
-                raise ValueError(f"configurations: {name} needs {lacking[0]}, which they lack; make them anew")
+                raise ValueError(f"configurations: {name} needs {lacking[0]}, which they lack; make them again")
         return self
 
     def numbers_of(self, name: ConfigurationName) -> Configuration:

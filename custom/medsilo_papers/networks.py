@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.extend import MONAI_NORMS, NORM, Dimensions, Network, blocks
+from medsilo.extend import MONAI_NORMS, NORM, Dimensions, Network, Norm, norm_layer
 
 
 class LeNet5(Network):
@@ -16,13 +16,13 @@ class LeNet5(Network):
 
     name: Literal["lenet5"] = "lenet5"
     size: int = Field(default=28, ge=16, le=1024, description="height and width of the images")
-    norm: blocks.Norm = Field("batch", description=NORM)
+    norm: Norm = Field("batch", description=NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
         side = ((self.size - 4) // 2 - 4) // 2
         layers: list[nn.Module] = []
         for before, after in ((channels, 6), (6, 16)):
-            layers += [nn.Conv2d(before, after, 5), *blocks.norm_layer(2, after, self.norm), nn.ReLU(inplace=True)]
+            layers += [nn.Conv2d(before, after, 5), *norm_layer(2, after, self.norm), nn.ReLU(inplace=True)]
             layers.append(nn.MaxPool2d(2))
         return nn.Sequential(
             *layers,
@@ -51,14 +51,14 @@ class AlexNet(Network):
     name: Literal["alexnet"] = "alexnet"
     size: int = Field(default=224, ge=63, le=1024, description="height and width of the images")
     width: int = Field(default=4096, ge=1, le=8192, description="features of the two fully connected layers")
-    norm: blocks.Norm = Field("batch", description=NORM)
+    norm: Norm = Field("batch", description=NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
         layers: list[nn.Module] = []
         side = self.size
         for features, kernel, stride, padding, pooled in (*CONVOLUTIONS, LAST):
             layers.append(nn.Conv2d(channels, features, kernel, stride, padding))
-            layers += [*blocks.norm_layer(2, features, self.norm), nn.ReLU(inplace=True)]
+            layers += [*norm_layer(2, features, self.norm), nn.ReLU(inplace=True)]
             side = (side + 2 * padding - kernel) // stride + 1
             if pooled:
                 layers.append(nn.MaxPool2d(3, 2))
@@ -68,7 +68,7 @@ class AlexNet(Network):
         width = channels * side * side
         for _ in range(2):
             layers.append(nn.Linear(width, self.width))
-            layers += [*blocks.norm_layer(1, self.width, self.norm), nn.ReLU(inplace=True)]
+            layers += [*norm_layer(1, self.width, self.norm), nn.ReLU(inplace=True)]
             width = self.width
         return nn.Sequential(*layers, nn.Linear(width, classes))
 

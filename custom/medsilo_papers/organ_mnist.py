@@ -15,11 +15,6 @@ from medsilo_papers.public_files import PictureTask, arrays_of, site_folder
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
-# Images for training, validation and test: MedMNIST 1 and 2, which the AdaFed paper used, and 3 without duplicates.
-RELEASES = {
-    "v2": {"axial": (34581, 6491, 17778), "coronal": (13000, 2392, 8268), "sagittal": (13940, 2452, 8829)},
-    "v3": {"axial": (34561, 6491, 17778), "coronal": (12975, 2392, 8216), "sagittal": (13932, 2452, 8827)},
-}
 
 
 class OrganMnist(PooledTask, PictureTask):
@@ -40,7 +35,6 @@ class OrganMnist(PooledTask, PictureTask):
     name: Literal["organ-mnist"] = "organ-mnist"
     view: Literal["axial", "coronal", "sagittal"] = Field("axial", description="the direction of the slices")
     size: Literal[28, 64, 128, 224] = Field(28, description="height and width of the images in the file")
-    release: Literal["v2", "v3"] | None = Field(None, description="refuse a file of another release; `null` takes any")
 
     def default_network(self) -> Network:
         return LeNet5(size=self.size)
@@ -78,19 +72,4 @@ class OrganMnist(PooledTask, PictureTask):
                 raise DataError(f"{path.name} has images of {pictures.dtype} {list(pictures.shape)}, not {expected}")
             if len(organs) and not 0 <= organs.min() <= organs.max() < self.goal.classes:
                 raise DataError(f"{path.name} has labels outside 0 to {self.goal.classes - 1}; is it an OrganMNIST?")
-        sizes = tuple(map(len, labels))
-        if self.release not in (None, release_of(self.view, sizes)):
-            raise DataError(
-                f"{path.name} has {sum(sizes)} images and is {_named(release_of(self.view, sizes))}; task.release asks "
-                f"for {_named(self.release)}, which has {sum(RELEASES[self.release][self.view])}"
-            )
-        return np.concatenate(images), np.concatenate(labels), np.repeat(np.arange(3), sizes)
-
-
-def release_of(view: str, sizes: tuple[int, ...]) -> str | None:
-    """The release of MedMNIST that has so many images for training, validation and test."""
-    return next((release for release, known in RELEASES.items() if known[view] == sizes), None)
-
-
-def _named(release: str | None) -> str:
-    return {"v2": "MedMNIST 1 or 2", "v3": "MedMNIST 3", None: "of no known release of MedMNIST"}[release]
+        return np.concatenate(images), np.concatenate(labels), np.repeat(np.arange(3), list(map(len, labels)))

@@ -34,7 +34,7 @@ BLANK, NOWHERE = "BLANK: ", "urn:medsilo:blank:"
 CATEGORIES = "https://hdeu-dcat.data.health.europa.eu/resource/authority/healthcategories"  # of Article 51
 NAMED = ("csvw:name", "csvw:title", "csvw:titles")  # of releases 8 and 5
 KINDS = f"{EU}dataset-type"  # which has no personal data
-# Where an entry stands in the vocabulary: property and class.
+# Where an entry is in the vocabulary: property and class.
 PLACES = {
     "controller": ("dpv:hasDataController", "dpv:DataController"),
     "purpose": ("dpv:hasPurpose", "dpv:ResearchAndDevelopment"),
@@ -193,8 +193,8 @@ def _dataset(case: Case, parts: Sequence[Part]) -> Iterator[Node]:
     reached = {"cv:contactPoint": ref(point), "dcat:contactPoint": ref(contact)}  # of releases 8 and 5
     for agent, who in ((publisher, case.site or f"{BLANK}the hospital"), (body, f"{BLANK}health data access body")):
         yield {"@id": agent, "@type": "foaf:Agent", "foaf:name": who, **reached}
-    whence = f"{BLANK}systems that the data come from"
-    yield {"@id": source, "@type": "dct:ProvenanceStatement", "rdfs:label": whence}
+    from_where = f"{BLANK}systems that the data come from"
+    yield {"@id": source, "@type": "dct:ProvenanceStatement", "rdfs:label": from_where}
     url = {"dcat:accessURL": ref(f"{NOWHERE}access"), "dct:description": "The data do not leave the hospital."}
     yield {"@id": form, "@type": "dcat:Distribution", "dcatap:applicableLegislation": law, **url}
     yield {"@id": name_of(case, "purpose"), "@type": "dpv:ResearchAndDevelopment"}

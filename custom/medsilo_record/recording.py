@@ -163,7 +163,7 @@ def _plan(given: str, changes: list[str], settings: "SiteSettings") -> "tuple[Pl
 
 
 def _survey(case: "Case") -> "Survey":
-    """Return the hospital's data in counts. Who is in which part is drawn anew: only sums over parts are told."""
+    """Return the hospital's data in counts. Who is in which part is drawn separately: only sums over parts are told."""
     from medsilo.extend import SHARES, Survey, read_for
 
     source, sites = read_for(case.plan, case.settings.data), case.plan.participation.everyone

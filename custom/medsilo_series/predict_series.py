@@ -67,9 +67,8 @@ def _predicted(
         return
     for patient, recording, windows in found:
         seconds = recording.seconds
-        answers = predicted_rows.answered(
-            source, task.target, task.finished(torch.from_numpy(windows.inputs), scales), device
-        )
+        inputs = task.finished(torch.from_numpy(windows.inputs), scales)
+        answers = predicted_rows.answered(source, task.target, inputs, device)
         for number, (row, answer) in enumerate(zip(windows.rows.tolist(), answers, strict=True), 1):
             begins = row / (data.rate or task.rate) if seconds is None else float(seconds[row])
             place = {"window": number, "row": row + 1, "seconds": round(begins, 6)}

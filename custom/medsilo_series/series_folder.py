@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -56,32 +56,21 @@ class KnownLabels:
     """Meaning of a site's labels."""
 
     stranger: str  # what is said where a label stands for nothing
-    stored: type[np.generic]  # how numbers are kept
     missing: frozenset[str]
-    decimal: str
-    range: tuple[float, float] | None = None  # of a regression
-    numbers: Mapping[str, float] = field(default_factory=dict)  # the plan's classes by what the site calls them
+    numbers: Mapping[str, float]  # the plan's classes by what the site calls them
 
     @classmethod
     def of(cls, task: ByKind, source: DataSource) -> "KnownLabels":
-        """Return what a plan's labels are at this site: classes, or numbers within its range."""
-        missing = frozenset(source.missing)
-        if task.kind == "regression":
-            low, high = task.range
-            what = f"recordings have a label that is not a number from {low:g} to {high:g}; correct it"
-            return cls(what, np.float32, missing, source.decimal, task.range)
+        """Return what a plan's labels are at this site."""
         what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
         said = source.first_map
         known = columns.own_labels(task.labels, {own: plans for own, plans in said.items() if plans != ""})
         nothing = {columns.as_level(str(own)): math.nan for own, plans in said.items() if plans == ""}
-        return cls(f"{what}; add it to data.label_map", np.uint8, missing, source.decimal, numbers={**known, **nothing})
+        return cls(f"{what}; add it to data.label_map", frozenset(source.missing), {**known, **nothing})
 
     def number(self, label: str) -> float | None:
         """Return what a label stands for; nan where nothing is learned from it, None where nobody knows it."""
         value = self.numbers.get(columns.as_level(label))
-        if self.range:
-            value = columns.as_number(columns.as_written(label, self.decimal))
-            value = value if value is not None and self.range[0] <= value <= self.range[1] else None
         return math.nan if value is None and label in self.missing else value
 
     def learned(self, label: str) -> float | None:
@@ -91,20 +80,19 @@ class KnownLabels:
 
 
 class SeriesFolder(OwnFolder, ByKind):
-    """Windows of recordings (CSV, Parquet, arrays of numpy) and their classes, or a number each, from a folder that the
-    site describes.
+    """Windows of recordings (CSV, Parquet, arrays of numpy) and their classes, from a folder that the site describes.
 
     A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
     a gap, a value that is not known, or a change of label or patient, and none is shorter.
     """
 
-    title: ClassVar[str] = "A hospital's own time series: classification or regression by windows"
+    title: ClassVar[str] = "A hospital's own time series: classification by windows"
     use: ClassVar[Use] = Use("series")
     files: ClassVar[str] = "recordings"
-    target: ClassVar[str] = "value"  # what predictions call the number of a regression
+    target: ClassVar[str] = "class"
 
     name: Literal["series-folder"] = "series-folder"
-    kind: Literal["classification", "regression"] = Field("classification", description="what is learned of a window")
+    kind: Literal["classification"] = Field("classification", description="what is learned of a window")
     signals: columns.ReadColumns = Field(
         default=(columns.Column(name="signal"),),
         description="what the network reads: names of columns with numbers, in turn; `{name: ..., low: 0, high: 300}` "
@@ -160,8 +148,7 @@ class SeriesFolder(OwnFolder, ByKind):
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
         """Return what the mean of a recording's windows says."""
         goal = self.goal
-        if not isinstance(goal, Classification):
-            return {self.target: sum(answer[self.target] for answer in answers) / len(answers)}
+        assert isinstance(goal, Classification)
         shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
         return goal.in_words(shares.mean(0).tolist())
 
@@ -225,8 +212,6 @@ class SeriesFolder(OwnFolder, ByKind):
         where = "" if reader.label or source.table else ", or name the column that has it under data.inside"
         listing.add("stops", f"{known.stranger}{where}", strangers)
         classes = {entry.name: int(known.learned(str(entry.label)) or 0) for entry in listing.entries}
-        if self.kind == "regression":  # numbers do not decide how patients are divided
-            listing.entries = [replace(entry, outcome=str(entry.label), label="") for entry in listing.entries]
         settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
         return Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
 
@@ -236,7 +221,7 @@ class SeriesFolder(OwnFolder, ByKind):
         own = np.ones(len(recording.begins), bool)
         if recording.patients:
             own = recording.patients.rows == recording.patients.names.index(entry.patient)
-        names = recording.labels.names if recording.labels else (entry.outcome or str(entry.label),)
+        names = recording.labels.names if recording.labels else (str(entry.label),)
         values = [known.learned(name) for name in names]
         usable = [own is not None for own in values]
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
@@ -246,7 +231,7 @@ class SeriesFolder(OwnFolder, ByKind):
                 "task.window or the recordings"
             )
         places = found.labels.tolist()
-        targets = np.array([values[place] for place in places], known.stored)
+        targets = np.array([values[place] for place in places], np.uint8)
         rate = recording.rate or reader.source.rate or self.rate
         facts = Facts(
             len(found.inputs),
@@ -255,7 +240,7 @@ class SeriesFolder(OwnFolder, ByKind):
             (),
             (float(found.inputs.min()), float(found.inputs.max())),
             (),
-            tuple(() if self.kind == "regression" else (int(values[place] or 0),) for place in places),
+            tuple((int(values[place] or 0),) for place in places),
             seconds=float(own.sum() / rate),
             gaps=found.gaps,
             turned=recording.turned,

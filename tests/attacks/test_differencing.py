@@ -12,12 +12,10 @@ import pytest
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import package_facts
-from medsilo.federation.inquiry import SiteOfInquiry, _Line
-from medsilo.federation.sealed_sums import SumRequest
+from medsilo.federation.inquiry import SiteOfInquiry, SumRequest, _Line
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.agreed import Demands
-from medsilo.privacy.mechanisms import Charge, Gaussian
+from medsilo.privacy.mechanisms import Charge, Demands, Gaussian
 from medsilo.runs.messages import Parcel
 from medsilo.sealing import member
 from medsilo.sealing.fixed_point import as_tensor, as_words

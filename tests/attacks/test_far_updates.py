@@ -13,7 +13,7 @@ from medsilo.federation.directions import RoundDirections
 from medsilo.federation.seams import Missing
 from medsilo.runs.messages import Parcel
 from medsilo.runs.schema import Round
-from tests.conftest import SITES, make_plan, over_all
+from tests.conftest import SITES, make_plan
 from tests.unit.test_coordinator import GO_ON, SMALL, Answers, Study, assert_equal
 
 GIVEN = {"w": torch.ones(100)}
@@ -91,15 +91,15 @@ def led(folder: Path, method: str, group: str, times: Times, *changes: str) -> t
     return study, study.run() and study.rounds
 
 
-@over_all(
-    "method, group, begins, changes",
+@pytest.mark.parametrize(
+    ("method", "group", "begins", "changes"),
     [
         ("fedavg", "model", 1, []),
-        ("fedsm", "global", 1, ["algorithm.selector_sync=server-adam"]),
+        pytest.param("fedsm", "global", 1, ["algorithm.selector_sync=server-adam"], marks=pytest.mark.slow),
         ("fedsm", "selector", 1, ["algorithm.selector_sync=adam-moments", "algorithm.selector_learning_rate=1"]),
-        ("harmofl", "model", 1, []),
+        pytest.param("harmofl", "model", 1, [], marks=pytest.mark.slow),
         ("adafed", "model", 2, []),  # whose mixtures are each hospital's own, so that a lie harms some of them first
-        ("d-adafed", "model", 2, []),
+        pytest.param("d-adafed", "model", 2, [], marks=pytest.mark.slow),
     ],
 )
 def test_a_round_after_which_others_diverge_is_taken_back(

@@ -47,7 +47,7 @@ def of_kit(folder: Path, kit: Path | None, key: ec.EllipticCurvePrivateKey = KEY
 
 
 def whole_history(folder: Path) -> None:
-    """Write it anew, with a key that is made for it."""
+    """Write it again, with a key that is made for it."""
     shutil.rmtree(folder / "ledger")
     Ledger(folder, DATA).charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt0", HARMLESS)
 

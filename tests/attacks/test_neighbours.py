@@ -206,9 +206,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "series": Setting(recordings, SERIES, CONV, RECORDED),
     "series-split": Setting(gappy, {**SERIES, "missing": "split", "standardise": "none"}, CONV, RECORDED),
-    "series-fill": Setting(
-        gappy, {**SERIES, "missing": "split", "kind": "regression", "range": [0, 1], "step": 3}, CONV, RECORDED
-    ),
+    "series-overlap": Setting(gappy, {**SERIES, "missing": "split", "step": 3}, CONV, RECORDED),
     "photos": Setting(photographs, {**PHOTOS, "augmentation": FLAT}, data=CLASSES),
     "photos-grey": Setting(grey, {**PHOTOS, "colours": "grey", "intensity": Z_SCORE}, data=CLASSES),
     "masks": Setting(photographs, {**MASKS, "augmentation": FLAT, "criterion": "dice"}, UNET, OF_NAMES),

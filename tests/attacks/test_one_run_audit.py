@@ -7,7 +7,7 @@ import pytest
 
 from tests.one_run import EPSILON, audit, kinds, lower_bound
 
-CANARIES = 240
+CANARIES = 120
 
 
 @pytest.mark.parametrize("name", ["table", "series", "image"])

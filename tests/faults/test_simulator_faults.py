@@ -16,7 +16,7 @@ from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.flare.jobs import CUSTOM, canonical_job, write_job
 from medsilo.plan import Plan
-from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Demands
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
@@ -258,7 +258,7 @@ def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [0.0, 1.0])
+@pytest.mark.parametrize("after", [pytest.param(0.0, marks=pytest.mark.long), 1.0])
 def test_a_port_that_another_program_took_costs_nothing(
     after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,14 +41,13 @@ from nvflare.fuel.f3.streaming.stream_utils import CheckedExecutor
 from nvflare.fuel.utils.fobs import lobs
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.memory import forget_most, most_held
+from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.spill import Spill
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
 from medsilo.flare import patches
-from medsilo.flare.gate import MOST_OPEN, Gate, is_unread
+from medsilo.flare.gate import DEEPEST, MOST_OPEN, Gate, check_body, check_outline, is_unread
 from medsilo.flare.janitor import MOST as SERVERS_MOST
 from medsilo.flare.janitor import BoundedStreams
-from medsilo.flare.outline import DEEPEST, check_body, check_outline
 from medsilo.flare.patches import BUFFER, LEFTOVERS, MOST_KEPT, MOST_LEFT, MOST_STREAMS, Streams
 from medsilo.flare.wire import let_tensors_travel, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
@@ -597,7 +596,7 @@ def test_an_honest_answer_is_far_from_its_bounds(method: str) -> None:
     plan = make_plan(method)
     bounds = answer_bounds(plan)
     networks = plan.build_networks()
-    from medsilo.course.group import views
+    from medsilo.course.phase import views
 
     for phase in plan.course.phases:
         answer = answer_of(Parcel(views(phase.sent, networks)))

@@ -109,7 +109,7 @@ def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
     assert send_over_a_cut(cells) == ReturnCode.OK
     sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
     assert all(torch.equal(sent[name], came[name]) for name in sent)
-    assert cells.relay.up.passed < 1.5 * LARGE.size()  # 1.8 if it had begun anew
+    assert cells.relay.up.passed < 1.5 * LARGE.size()  # 1.8 if it had started again
 
 
 def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:

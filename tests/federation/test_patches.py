@@ -309,5 +309,5 @@ def test_need_of_patient_simulator() -> None:
 
 
 def test_need_of_sites_started_by() -> None:
-    assert "sys.executable" in inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
-    assert "executable" not in str(inspect.signature(simulator_runner.SimulatorRunner))
+    assert "subprocess.Popen(" in inspect.getsource(simulator_runner.SimulatorClientRunner.do_one_task)
+    assert "start" not in str(inspect.signature(simulator_runner.SimulatorRunner))

@@ -13,7 +13,7 @@ from medsilo.federation.inprocess import Loop
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.seams import Place
 from medsilo.flare import simulator
-from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Demands
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.site.ledger import Ledger, ledgers

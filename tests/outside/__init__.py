@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.core import distribution
+from medsilo.core import package
 
 
 @contextmanager
@@ -18,6 +18,6 @@ def installed_as(name: str, entries: str, place: Path, monkeypatch: pytest.Monke
     (info / "entry_points.txt").write_text(entries)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     monkeypatch.syspath_prepend(place)
-    distribution.facts_of.cache_clear()
+    package.facts_of.cache_clear()
     yield
-    distribution.facts_of.cache_clear()
+    package.facts_of.cache_clear()

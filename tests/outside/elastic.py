@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.group import Group
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
 from medsilo.learning.layers import keeping_statistics
-from medsilo.methods.server_step import ServerStep, trained_weights
+from medsilo.methods.bases import ServerStep, trained_weights
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 

@@ -26,9 +26,9 @@ from medsilo.cli import main
 from medsilo.consortium.description import read_consortium
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, load_yaml, save_tensors
-from medsilo.core.memory import most_held
+from medsilo.core.lifeline import most_held
 from medsilo.core.text import LONGEST
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance

@@ -44,7 +44,7 @@ WARM = 5  # looks that a process has to warm up
 LEAST = 12  # looks after it, without which nothing is said
 GROWTH = 50.0  # MB that it may grow then
 LEAK = 3  # handles or threads that it may gain then
-LOST = "participation.when_missing=wait"
+LOST = "participation.when_missing"
 GENTLE = ("trainer killed", "line cut", "line silent", "all lines cut")
 ROUGH = (*GENTLE, "site's job killed", "server's job killed", "site rebooted", "server rebooted", "server stopped")
 
@@ -168,9 +168,11 @@ def growths(looks: Sequence[Look]) -> list[Growth]:
 class Soak:
     """The federation, its lines, and what is done to them."""
 
-    def __init__(self, folder: Path, seed: int, rounds: int, hours: float, lines: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, seed: int, rounds: int, hours: float, lines: ExitStack, when_missing: str = "wait"
+    ) -> None:
         self.folder, self.seed, self.seconds = folder, seed, hours * 3600
-        changes = (f"training.rounds={rounds}", LOST, "participation.timeout=300")
+        changes = (f"training.rounds={rounds}", f"{LOST}={when_missing}", "participation.timeout=300")
         self.plan = make_plan("fedbn", *changes, sites=SITES)
         inprocess.run(self.plan, folder=folder / "undisturbed")
         self.consortium = Consortium(folder, dict.fromkeys(SITES, POLICY))

@@ -12,7 +12,7 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from medsilo import cli
 from medsilo.consortium import lead
-from medsilo.consortium.disk import find_in_kit
+from medsilo.consortium.backup import find_in_kit
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.supermodel import SuperModel

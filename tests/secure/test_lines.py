@@ -149,5 +149,7 @@ def test_a_frozen_network_travels_once_over_a_line_that_breaks(pair: Consortium,
             "line's time"
         )
         assert again < 0.05 * size
-        assert size < once - again < 1.03 * size + 2 * line.rate  # two seconds' worth was on its way; 1.6 if begun anew
+        assert (
+            size < once - again < 1.03 * size + 2 * line.rate
+        )  # two seconds' worth was on its way; 1.6 if started again
         assert DOWN + seconds < 1.05 * (size / line.rate + DOWN) + BACK

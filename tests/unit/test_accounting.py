@@ -13,15 +13,17 @@ from scipy import stats
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo.privacy.accounting import epsilon, noise_for
-from medsilo.privacy.agreed import Demands, Promise, stricter
 from medsilo.privacy.mechanisms import (
     Charge,
+    Demands,
     Gaussian,
     Geometric,
     Mechanism,
+    Promise,
     Public,
     SampledGaussian,
     Unprotected,
+    stricter,
 )
 from medsilo.privacy.noise import CELLS, FROM_SEED, NoiseSource
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from medsilo.check.leaks import told_besides
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.tensors import Modules
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator

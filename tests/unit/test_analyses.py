@@ -20,7 +20,7 @@ from benchmarks.analyses.features import embed, features, maps
 from benchmarks.analyses.finished import FinishedRun, drawn, read_finished
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite

@@ -219,6 +219,9 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
         (lambda: medsilo.run(small.plan, loss=len), "belongs to data of your own"),
         (lambda: medsilo.run(small.plan, method=dict), "dict is no Algorithm with a name"),
         (lambda: medsilo.run(sites={"a": [1, 2]}), "the data of a can't be read"),
+        (lambda: medsilo.run(sites={"a": ([[float("nan")]] * 9, [0, 1, 0] * 3)}), "inputs of a are NaN or infinite"),
+        (lambda: medsilo.run(sites=[([0], [1])]), "give names, or data by name"),
+        (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0, 1, 0] * 3)}, loss="ce"), "'ce' is no function"),
         (lambda: medsilo.run(sites={"a": ([[1.0], [2.0]], [0, 1])}), "a has 2 patients; give 3 or more"),
         (lambda: medsilo.run(sites={"a": ([[1.0]] * 4, [0, 1, 0.5, 1])}), "give classes as whole numbers"),
         (
@@ -350,12 +353,13 @@ def test_what_the_command_line_takes_python_takes(tmp_path: Path) -> None:
 
 
 def test_the_leads_commands_in_python_name_no_options(tmp_path: Path) -> None:
-    lead = medsilo.Lead(tmp_path)
-    for attempt in (lead.status, lambda: lead.watch("a"), lambda: lead.fetch("a", tmp_path), lambda: lead.abort("a")):
+    for kit in (tmp_path, tmp_path / "nokit"):
         with pytest.raises(MedsiloError, match="is no kit of a person"):
-            attempt()
+            medsilo.Lead(kit)
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup/fed_admin.json").write_text('{"admin": {}}')
     with pytest.raises(MedsiloError, match="did you mean jobs/fedavg"):
-        lead.submit("jobs/fedvag")
+        medsilo.Lead(tmp_path).submit("jobs/fedvag")
 
 
 @pytest.mark.slow

@@ -29,8 +29,7 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.sealing.signing import Unsigned
 from medsilo.site import approvals
-from medsilo.site.accepted import REMEMBERED
-from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan
+from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Approvals, AskingPlan
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
@@ -69,7 +68,7 @@ class Home:
         self.folder, self.kit = folder, make_kit(folder, site)
         self.plan = make_plan("fedavg", *SMALL, "training.rounds=4")
         self.place = folder / "medsilo/study/sites" / site
-        self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), site, self.kit, WANTED)
+        self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), self.kit, WANTED)
 
     def approve(self, **limits: Any) -> None:
         self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits.of(**limits))
@@ -328,7 +327,7 @@ def test_nothing_that_is_cut_or_added_counts(signed: Home, data: st.DataObject) 
 
 def edited(home: Home, change: Callable[[dict[str, Any]], None]) -> bytes:
     told = json.loads(home.approvals.file.read_bytes())
-    change(told["approvals"])
+    change(told["content"])
     return json.dumps(told, indent=1).encode() + b"\n"
 
 
@@ -338,7 +337,7 @@ def other_signer(home: Home, folder: Path) -> Iterator[bytes]:
         other = Home(folder / str(number), site)
         other.approve()
         yield other.approvals.file.read_bytes()
-        forged = Approvals(folder / f"forged-{number}", A, other.approvals._signer)
+        forged = Approvals(folder / f"forged-{number}", other.approvals._key)
         forged.decide(home.plan.hash, "approved", "engineer")
         yield forged.file.read_bytes()
 
@@ -349,7 +348,7 @@ def test_what_another_signed_or_somebody_edited_does_not_count(home: Home, tmp_p
     longer = edited(home, lambda own: own["decisions"][0]["limits"].update(expires=int(time.time()) + 3600))
     twice = edited(home, lambda own: own["decisions"].append(own["decisions"][0] | {"limits": {}}))
     empty = edited(home, lambda own: own.update(decisions=[]))
-    unsigned = json.dumps({"approvals": json.loads(true)["approvals"], "signature": ""}, indent=1).encode() + b"\n"
+    unsigned = json.dumps(json.loads(true) | {"signature": ""}, indent=1).encode() + b"\n"
     for content in (longer, twice, empty, unsigned, b"", b"[]", b"{" * 9000, *other_signer(home, tmp_path)):
         home.approvals.file.write_bytes(content)
         refused(home, "damaged or not signed by its key")
@@ -470,7 +469,7 @@ def test_what_is_remembered_of_settings_is_signed_by_the_kit(home: Home, tmp_pat
     other = Home(tmp_path / "other", B)
     checked(other)
     forged = json.loads(true)
-    forged["accepted"]["files"] = {}
+    forged["content"]["files"] = {}
     for text in ("", "[]", "{" * 9000, json.dumps(forged), (other.folder / REMEMBERED).read_text(), true * 9000):
         file.write_text(text)
         refused(home, "damaged or not signed by its key, so nothing runs")

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, ServerSide, Workbench
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
-from medsilo.learning.contrast import contrast, with_features
-from medsilo.learning.layers import head_layers
+from medsilo.learning.layers import contrast, head_layers, with_features
 from medsilo.learning.loop import Compute, train_epoch
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import Shift, correcting, counting, reach

@@ -201,6 +201,13 @@ def test_axe_finds_nothing_and_no_column_is_cut(
             assert path.stat().st_size < 2_000_000
 
 
+def test_the_reasons_of_a_start_are_read_on_a_phone(pages: dict[str, Path], tab: Browser) -> None:
+    tab.size(400, 900, phone=True)
+    tab.open(pages["start"])
+    ends = "[...document.querySelectorAll('.reasons td')].map(one => one.getBoundingClientRect().right)"
+    assert 0 < tab.ask(f"Math.max(...{ends})") <= 400
+
+
 def test_axe_finds_what_is_wrong(tmp_path: Path, tab: Browser) -> None:
     (tmp_path / "bad.html").write_text(
         "<!doctype html><html><title>x</title><img src=''><p style='color:#eee'>pale</p>"

@@ -2,7 +2,9 @@
 
 import csv
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import torch
 from medsilo.cli import main
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, write_volume
-from tests.conftest import make_plan, slow_but
+from tests.conftest import make_plan
 from tests.hospital import photograph, write_pixels
 from tests.unit.test_bundle import make_images, run_bundle
 from tests.unit.test_predict import GRIDS, drawn, oblique, write_run
@@ -25,7 +27,13 @@ SEGMENTS = {
     "slices in windows": ["task.dimensions=2", "task.size=[16,16]", "task.target_spacing=[0.9,0.8]"],
 }
 PHOTOS = ["task.name=image-folder", 'task.labels=["square","disc"]']
+PICTURES = ["rgb resized", "rgb cut", "grey resized", "grey cut"]
 U_NET = ["network.name=unet", "network.features=[4,8]"]
+
+
+def before_a_release(slow: list[str], kinds: Iterable[str]) -> list[Any]:
+    """Return a parameter's cases; those that are not slow are tried before a release."""
+    return [pytest.param(kind, marks=pytest.mark.slow if kind in slow else pytest.mark.long) for kind in kinds]
 
 
 def whole(task: list[str], own: list[str], network: list[str]) -> list[str]:
@@ -46,8 +54,8 @@ def values_of(folder: Path, name: str) -> np.ndarray:
     return SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(*folder.glob(f"{name}_mask.*"))))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", SEGMENTS)
+# Resizing and windows, volumes and slices: each once in the slow ring, all pairs before a release.
+@pytest.mark.parametrize("kind", before_a_release(["volumes in windows", "slices resized"], SEGMENTS))
 def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path) -> None:
     make_images(tmp_path / "images")
     ours, bundle = export(tmp_path, whole(VOLUMES, SEGMENTS[kind], U_NET))
@@ -68,11 +76,10 @@ def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path)
     assert facts["network_data_format"]["outputs"]["pred"]["channel_def"]["2"] == "tumour"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("resize", [True, False])
-@pytest.mark.parametrize("colours", ["rgb", "grey"])
-def test_masks_of_photographs_are_the_same_pixel_by_pixel(resize: bool, colours: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", before_a_release(["rgb resized", "grey cut"], PICTURES))
+def test_masks_of_photographs_are_the_same_pixel_by_pixel(kind: str, tmp_path: Path) -> None:
     """Also of pictures with an opaque alpha channel, of grey ones with 16 bits, and of one in grey among colours."""
+    colours, fit = kind.split()
     for number in range(4):
         pixels = photograph(number, (30 + 7 * number, 41 - 5 * number))[0]
         if colours == "grey":
@@ -82,7 +89,7 @@ def test_masks_of_photographs_are_the_same_pixel_by_pixel(resize: bool, colours:
         elif number == 1:
             pixels = pixels[..., 0]
         write_pixels(tmp_path / f"images/{number}.{'tiff' if number == 3 else 'png'}", pixels)
-    own = ["task.size=[16,24]", f"task.resize={str(resize).lower()}", f"task.colours={colours}"]
+    own = ["task.size=[16,24]", f"task.resize={str(fit == 'resized').lower()}", f"task.colours={colours}"]
     ours, bundle = export(tmp_path, whole(PHOTOS, own, U_NET))
     run_bundle(bundle, tmp_path / "images", tmp_path / "theirs", without_medsilo=True)
     shown = set()
@@ -106,7 +113,7 @@ CLASSIFIES = {
 }
 
 
-@pytest.mark.parametrize("kind", slow_but([], CLASSIFIES))
+@pytest.mark.parametrize("kind", before_a_release(["photographs cut", "volumes cut", "slices"], CLASSIFIES))
 def test_classes_have_the_same_probabilities(kind: str, tmp_path: Path) -> None:
     if kind.startswith("photographs"):
         for number in range(3):

@@ -183,9 +183,11 @@ def test_packages_that_are_missing_or_others(monkeypatch: pytest.MonkeyPatch) ->
     assert broken.private == ("/secret/libcuda.so",) and "secret" not in broken.what
 
 
-def test_the_required_versions_are_those_of_the_requirements(root: Path) -> None:
+def test_the_required_versions_are_those_of_the_requirements(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (root / "requirements.txt").read_text().splitlines()
     assert required_versions() == dict(line.split("==") for line in lines if "==" in line)
+    monkeypatch.setattr("medsilo.check.machine.ROOT", Path("/nowhere/custom/medsilo"))
+    assert "torch" in required_versions() and "pyarrow" not in required_versions(), "an extra is not required"
 
 
 def test_a_full_disk_stops(tmp_path: Path) -> None:

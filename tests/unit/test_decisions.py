@@ -15,9 +15,9 @@ from medsilo.federation.accepting import check_counts, check_threshold
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.disclosure import CLASS
+from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.protection import planned_answers
-from medsilo.federation.scoring import read_measures
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Counted
 from medsilo.runs.record import Record

@@ -14,7 +14,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json
-from medsilo.federation.scoring import write_measures
+from medsilo.federation.exact import write_measures
 from medsilo.report.gains import write_sheets
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict

@@ -4,6 +4,7 @@ In the slow cases sites hold no networks between their answers, as those of many
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +23,17 @@ IN_EVERY_RUN = [
 ]
 
 
-@pytest.mark.parametrize("case", slow_but(IN_EVERY_RUN, CASES))
+def cases() -> Iterator[Any]:
+    """Yield the cases. A method that takes any loss is held on masks before a release, on classes at every gate."""
+    masks = [f"{case.split(', ')[0]}, synthetic-prostate" for case in IN_EVERY_RUN]
+    for case in slow_but(IN_EVERY_RUN, CASES):
+        once_more = (
+            isinstance(case, str) or not case.values[0].endswith("synthetic-prostate") or case.values[0] in masks
+        )
+        yield case if once_more else pytest.param(*case.values, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("case", list(cases()))
 def test_the_same_numbers_as_before(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if case not in IN_EVERY_RUN:
         monkeypatch.setattr(inprocess, "AWAKE", 0)

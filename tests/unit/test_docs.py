@@ -34,7 +34,7 @@ def test_every_test_that_a_page_names_exists(root: Path) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_tables_are_those_of_the_models(name: str, root: Path) -> None:
     page = (root / "docs" / name).read_text(encoding="utf-8")
-    assert renewed(page) == page, "make docs-tables writes them anew"
+    assert renewed(page) == page, "make docs-tables writes them again"
     assert renewed(page.replace("| key |", "| keys |")) == page, "the test sees a change"
 
 

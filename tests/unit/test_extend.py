@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from medsilo import registry
 from medsilo.cli import main
-from medsilo.core import distribution
+from medsilo.core import package
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation.accepting import check_packages
@@ -78,7 +78,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     """Puts a folder of packages on the path, of this process and of those that it starts."""
 
     def forget() -> None:
-        distribution.facts_of.cache_clear()
+        package.facts_of.cache_clear()
         for module in [name for name in sys.modules if name.partition(".")[0] == "acme_gait"]:
             del sys.modules[module]
 
@@ -144,11 +144,11 @@ def test_the_pages_commands_run_and_both_engines_agree(
         assert main([*arguments, *(["--device", "cpu"] if arguments[0] == "run" else [])]) == 0
     assert NAME in capsys.readouterr().out
     lg_fedavg = yaml.safe_load((tmp_path / "runs/lg-fedavg/plan.yaml").read_text())
-    assert lg_fedavg["algorithm"]["layers"] == 1 and lg_fedavg["packages"] == {NAME: distribution.facts_of(NAME)}
+    assert lg_fedavg["algorithm"]["layers"] == 1 and lg_fedavg["packages"] == {NAME: package.facts_of(NAME)}
     one, other = (tmp_path / "runs" / name for name in ("gait", "same"))
     plans = [yaml.safe_load((run / "plan.yaml").read_text()) for run in (one, other)]
     assert plans[0] == plans[1]
-    assert plans[0]["packages"] == {NAME: distribution.facts_of(NAME)}
+    assert plans[0]["packages"] == {NAME: package.facts_of(NAME)}
     assert plans[0]["network"] == {"name": "gait-net", "width": 16}
     for site in SITES:
         tensors = [load_file(run / "sites" / site / "best.safetensors") for run in (one, other)]
@@ -209,7 +209,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> No
     with pytest.raises(PlanError, match="not allowed here"):
         parse_plan({**values, "task": {"name": "synthetic-activity"}, "network": {"name": "gait-net"}}, allowed=())
     assert NAME in registry.TASKS and registry.TASKS.package_of(NAME) == NAME
-    assert distribution.facts_of(NAME)["version"] == "1.0"
+    assert package.facts_of(NAME)["version"] == "1.0"
     assert "acme_gait" not in sys.modules
     assert parse_plan(values, allowed=["Acme_Gait"]).task.name == NAME
 
@@ -247,7 +247,7 @@ def test_a_site_refuses_a_package_that_its_settings_do_not_name(
         asked_to_join(plan, tmp_path / "kit", f"data: {data}\n")
     assert "acme_gait" not in sys.modules
     reply = asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n")
-    assert reply.facts["package"] == plan.code == {**package_facts(), "packages": {NAME: distribution.facts_of(NAME)}}
+    assert reply.facts["package"] == plan.code == {**package_facts(), "packages": {NAME: package.facts_of(NAME)}}
     with pytest.raises(Refused, match=r"runs acme-gait 1\.0 .*, the server None"):
         asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n", package=package_facts())
 
@@ -301,21 +301,21 @@ def test_a_package_that_is_not_installed_is_named(acme: Path, tmp_path: Path, se
 def test_the_hash_does_not_depend_on_how_it_is_installed(
     acme: Path, seen: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    facts = distribution.facts_of(NAME)
+    facts = package.facts_of(NAME)
     editable = shutil.copytree(acme, tmp_path / "editable")
     (info,) = editable.glob("*.dist-info")
     (info / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
     (editable / "acme_gait/__pycache__").mkdir(exist_ok=True)
     (editable / "acme_gait/__pycache__/x.cpython-311.pyc").write_bytes(b"x")
     seen(editable)
-    assert distribution.facts_of(NAME) == facts
+    assert package.facts_of(NAME) == facts
     (info / "direct_url.json").unlink()
     (info / "RECORD").unlink()
-    distribution.facts_of.cache_clear()
-    assert distribution.facts_of(NAME) == facts
+    package.facts_of.cache_clear()
+    assert package.facts_of(NAME) == facts
     (editable / "acme_gait/more.py").write_text("")
-    distribution.facts_of.cache_clear()
-    assert distribution.facts_of(NAME) != facts
+    package.facts_of.cache_clear()
+    assert package.facts_of(NAME) != facts
 
 
 def test_a_file_that_is_gone_is_an_error(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ BAD = [
     ("n = bad:N", NETWORK, "medsilo.methods", "algorithm.name=n", "'n' is not a Algorithm; derive it"),
     ("m = bad:N", NETWORK, "medsilo.networks", "network.name=m", "says another name; write name: Literal"),
     ("n/m = bad:N", NETWORK, "medsilo.networks", "network.name=n/m", "has odd characters"),
-    ("n = medsilo.models.networks:UNet", NETWORK, "medsilo.networks", "network.name=n", "says another name"),
+    ("n = medsilo.models.architectures:UNet", NETWORK, "medsilo.networks", "network.name=n", "says another name"),
 ]
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from medsilo.core.errors import PlanError, Refused
 from medsilo.federation import inprocess
-from medsilo.learning.channel_norm import FLATTEST, ChannelNorm
 from medsilo.learning.seeds import generator_for
-from medsilo.methods.fedrdn import of_one_hospital, table_ranges
+from medsilo.methods.fedrdn import FLATTEST, ChannelNorm, of_one_hospital, table_ranges
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.unit import test_baselines as baselines

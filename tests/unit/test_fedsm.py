@@ -24,9 +24,8 @@ from medsilo.federation.seams import Missing
 from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
 from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
-from medsilo.methods.fedsm_ensemble import mixed
-from medsilo.methods.fedsm_extra import best_of
-from medsilo.models.networks import Vgg11
+from medsilo.methods.fedsm_extra import best_of, mixed
+from medsilo.models.architectures import Vgg11
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all
@@ -696,7 +695,7 @@ def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, 
     assert found.agreed == SITES
     for site in SITES:
         own = alone.model(f"sites/{site}/last")
-        if method in ("fine-tuning", "per-fedavg"):  # they go through the data anew, in another order
+        if method in ("fine-tuning", "per-fedavg"):  # they go through the data again, in another order
             close(model.expert(site).state_dict(), wide(own), 0.3)
         else:
             assert_equal(dict(model.expert(site).state_dict()), own)

@@ -115,6 +115,20 @@ def test_saving_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     assert listed(tmp_path) == ["t.safetensors"]
 
 
+def test_a_file_is_on_the_disk_before_it_takes_the_place_of_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "words.txt", []
+
+    def sync(file: int) -> None:
+        synced.append((path.read_text() if path.exists() else None, os.read(file, 100).decode()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for text in ("former", "new"):
+        write_text(path, text)
+    assert synced == [(None, "former"), ("former", "new")] and path.read_text() == "new"
+
+
 @pytest.mark.slow
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     """Killed at any moment of writing; safetensors writes to a name of its own first."""
@@ -259,7 +273,7 @@ def test_a_file_that_does_not_fit_leaves_the_former_one(tmp_path: Path, what: st
         save_tensors(path, {"a": torch.zeros(1_000_000)}) if what == "tensors" else write_text(path, "x" * 1_000_000)
     text = str(caught.value)
     assert text.startswith("file could not be written: ")
-    assert "free space or choose another output folder, then resume" in text
+    assert "free space or choose another output folder" in text
     assert str(tmp_path) not in text
     assert str(tmp_path) in caught.value.private
     assert len(text.splitlines()) == 1

@@ -15,7 +15,7 @@ from torch.nn import functional
 from medsilo.check.leaks import describe
 from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.files import load_tensors
-from medsilo.course.group import views
+from medsilo.course.phase import views
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator

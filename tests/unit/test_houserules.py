@@ -39,7 +39,6 @@ LOADERS = {
     "federation.process.worker": "the participant's class, by the process that started this one",
     "extend": "one of those that it lists",
     "flare.jobs": "the classes that a job names",
-    "flare.forks": "its own lists",
 }
 TENSORS_ONLY = {"learning", "mixing", "models", "tasks", "methods"}  # "tasks knows nothing of federations"
 OUTSIDE = {"requests", "socket", "http", "urllib", "subprocess"}

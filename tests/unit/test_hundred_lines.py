@@ -150,3 +150,23 @@ def test_wrong_lines_are_one_line_with_the_remedy(place: Path, capsys: pytest.Ca
         assert {"error", "code", "kind"} <= document.keys() and document["code"] == code, line
         assert document["error"] in told[0], line
     assert sorted(place.iterdir()) == before
+
+
+def test_a_folder_of_another_kind_is_refused_before_anything_is_written(
+    place: Path, capsys: pytest.CaptureFixture
+) -> None:
+    kit = place / "kit/startup"
+    kit.mkdir(parents=True)
+    of_server = {"service": {"target": "a:1"}, "ssl_cert": "", "ssl_private_key": "", "ssl_root_cert": ""}
+    (kit / "fed_server.json").write_text(json.dumps({"servers": [of_server]}))
+    (place / "run").mkdir()
+    (place / "run/plan.yaml").touch()
+    for line, wanted in {
+        "run jobs/fedavg --settings jobs": "has no medsilo.yaml; give the one that has it [jobs]",
+        "compare --methods local -o run": "--out is the folder of a run; give another [run]",
+        "monitor nothing": "there is no release.json; give the folder or file that was signed",
+        "approve jobs/fedavg --kit kit": "a server's or a person's; give the hospital's [kit]",
+    }.items():
+        assert cli.main(line.split()) == 1, line
+        assert wanted in capsys.readouterr().err, line
+    assert sorted(path.name for path in place.iterdir()) == ["jobs", "kit", "run"]

@@ -19,8 +19,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.process import isolated
-from medsilo.federation.process.frames import receive, send
-from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.process.isolated import IsolatedParticipant, receive, send
 from medsilo.federation.seams import Place
 from medsilo.federation.trainer import Trainer
 from medsilo.plan import Plan
@@ -99,7 +98,7 @@ def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["wait", "stop"])
+@pytest.mark.parametrize("rule", ["wait", pytest.param("stop", marks=pytest.mark.long)])
 def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: Path, isolated_site: Sites) -> None:
     plan = make_plan("fedbn", *SMALL, f"participation.when_missing={rule}", "training.rounds=3", sites=[A, B])
     sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=Fragile)}

@@ -17,7 +17,7 @@ from torch.nn import functional
 from medsilo.check.data import HELD, data_tables, hospitals_table
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.course import structures
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.course.structures import mix_by_structure, outputs_of
 from medsilo.deploy.model_card import card_facts, write_card
 from medsilo.deploy.predict import predict_images
@@ -27,10 +27,18 @@ from medsilo.deploy.supermodel import SuperModel
 from medsilo.federation.inprocess import StudyResult, run
 from medsilo.federation.summary import says_of
 from medsilo.learning.class_weights import weighted
-from medsilo.learning.undrawn import ALIKE, absent_in, is_marked, labels_in, mark_of, marks_in, marks_of_classes
+from medsilo.learning.undrawn import (
+    ALIKE,
+    absent_in,
+    is_marked,
+    labels_in,
+    mark_of,
+    marks_in,
+    marks_of_classes,
+)
 from medsilo.methods.condistfl import distilled
 from medsilo.mixing.mixers import WeightedMean
-from medsilo.models.networks import UNet
+from medsilo.models.architectures import UNet
 from medsilo.plan import Plan, parse_plan
 from medsilo.report.findings import notices
 from medsilo.report.read import read
@@ -309,10 +317,12 @@ def test_one_table_says_which_hospital_has_what_and_tells_no_small_count_by_a_su
     assert told.columns == ("name", "a", "b", "d")
     assert [list(row) for row in told.rows] == [
         ["ant", 6, "lacks it (6)", 12],
-        ["post", "lacks it (6)", 6, "9, drawn and none 3"],
+        ["post", "lacks it (6)", 6, "9, none in 3"],
         ["t1", 6, "lacks it (6)", 12],
         ["flair", 6, 6, 12],
     ]
+    few = hospitals_table({"d": tables("d", 9)})
+    assert dict(few.rows)["ant"] == "not told", "a sum would say at least 0"
     few = {row[0]: row[1:] for table in tables("d", 4) if table.title.endswith(HELD) for row in table.rows}
     assert all(str(count).startswith(("at least", "at most")) for count in few["ant"][:2])
 
@@ -344,7 +354,7 @@ def test_cards_say_what_a_hospitals_own_model_never_saw_drawn(
         assert never in told
 
 
-@pytest.mark.parametrize("method", ["fedbn", "fedsm"])
+@pytest.mark.parametrize("method", [pytest.param("fedbn", marks=pytest.mark.slow), "fedsm"])
 def test_methods_with_personal_models_find_structures_that_their_hospital_did_not_draw(
     method: str, hospitals: Path, tmp_path: Path
 ) -> None:

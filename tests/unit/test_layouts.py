@@ -327,16 +327,6 @@ def test_all_names_and_sizes_of_medmnist_are_known(name: str, size: int, tmp_pat
             task.model_copy(update=other).load("a", ["a"], 0, tmp_path)
 
 
-def test_the_release_of_medmnist_is_named(tmp_path: Path) -> None:
-    from medsilo_papers.organ_mnist import release_of
-
-    assert release_of("axial", (34581, 6491, 17778)) == release_of("sagittal", (13940, 2452, 8829)) == "v2"
-    assert release_of("coronal", (12975, 2392, 8216)) == "v3" and release_of("coronal", (1, 2, 3)) is None
-    layouts.organ_mnist(tmp_path)
-    with pytest.raises(DataError, match="132 images and is of no known release.*MedMNIST 1 or 2, which has 23660"):
-        TASKS["organ-mnist"](view="coronal", release="v2").load("a", ["a"], 0, tmp_path)
-
-
 def test_x_rays_of_one_person_stay_together_and_classes_keep_their_numbers(tmp_path: Path) -> None:
     layouts.covid_xray(tmp_path)
     data = TASKS["covid-xray"](size=63, partition="own").load("a", ["a"], 0, tmp_path)

@@ -117,7 +117,7 @@ def test_leaving_is_the_study_without_the_hospital(
     summary = [json.loads((here / run / "summary.json").read_text()) for run in ("runs/new", "fresh")]
     assert summary[0]["sites"].keys() == summary[1]["sites"].keys() == {"a", "b", "c"}
     assert [line.answered for line in read_rounds(here / "runs/new")] == [["a", "b", "c"]] * 6
-    assert cli.main(["leave", "runs/study", "late", "-o", "fresh"]) == 0, "as a consortium's run, which began anew"
+    assert cli.main(["leave", "runs/study", "late", "-o", "fresh"]) == 0, "as a consortium's run, which started again"
     assert read_signed(here / "fresh/leaving.json", LeavingCertificate)[0].begun_after == 0
 
 

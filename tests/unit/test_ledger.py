@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.agreed import Demands
-from medsilo.privacy.mechanisms import Charge, Gaussian, Public, Unprotected
+from medsilo.privacy.mechanisms import Charge, Demands, Gaussian, Public, Unprotected
 from medsilo.site.ledger import OWN_KEY, CountedStudy, Ledger, LedgerEntry, Spending, ledgers
 from tests.histories import DATA, MOST_LINES, Job, dying, ended, live
 
@@ -236,15 +235,14 @@ def _study(entry: LedgerEntry) -> str:
 
 
 def test_histories(tmp_path: Path) -> None:
-    for seed in range(2):
-        assert check_history(tmp_path / str(seed), seed) <= 0.02
+    assert check_history(tmp_path / "0", 0) <= 0.02
     check_history(tmp_path / "budget", 1000, Demands(epsilon=50, delta=DELTA))
 
 
-@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [pytest.param(5, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
 def test_many_histories(count: int, tmp_path: Path) -> None:
     """A seed's history changes with the code that writes, in which processes die. An answer costs up to 0.05 here."""
-    above = [check_history(tmp_path / str(seed), seed) for seed in range(2, 2 + count)]
+    above = [check_history(tmp_path / str(seed), seed) for seed in range(1, 1 + count)]
     print(f"above the truth: {sum(one > 0 for one in above)} of {count}, at most {max(above):.4f}")
     assert max(above) <= 0.02
 

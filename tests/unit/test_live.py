@@ -11,7 +11,7 @@ import pytest
 
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
-from medsilo.federation import doing, inprocess
+from medsilo.federation import inprocess, site_state
 from medsilo.federation.turns import TurnKeeper
 from medsilo.runs import paths
 from medsilo.runs.reading import read_doing, read_now
@@ -127,7 +127,7 @@ def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
 
 def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
     now = [0.0]
-    own = doing.NowFile(tmp_path, lambda: now[0])
+    own = site_state.NowFile(tmp_path, lambda: now[0])
     seen = []
     with own.answering("round", 2):
         own.begin("training", 4)
@@ -153,7 +153,7 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Watched from beside, as the command line does it."""
-    monkeypatch.setattr(doing, "PAUSE", 0.02)
+    monkeypatch.setattr(site_state, "PAUSE", 0.02)
     small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
     plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)
     progress = StudyProgress(

@@ -510,36 +510,10 @@ def test_a_site_without_tensors_is_an_error_that_names_it(kind):
                 ask(site)
 
 
-@pytest.mark.parametrize("sites", [[], ["a", "b", "a"], ["a", ""], "abc", ["a", None], ["a/b", "c"]])
-def test_wrong_lists_of_sites_are_refused(sites):
-    mixer = WeightedMean()
-    play(mixer, THREE)
-    with pytest.raises(Refused):
-        mixer.start(sites)
-    assert first_of(mixer.result("a")) == 6.875
-
-
 @pytest.mark.parametrize("pull", [0, -0.1, 1.1, float("nan"), "0.5", None])
 def test_soft_pull_takes_only_a_share(pull):
     with pytest.raises(PlanError, match="pull"):
         SoftPull(pull)
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [
-        torch.ones(2, 3) / 3,
-        torch.ones(2),
-        torch.ones(0, 0),
-        torch.tensor([[0.5, 0.5], [0.4, 0.5]]),
-        torch.tensor([[1.5, -0.5], [0.5, 0.5]]),
-        torch.tensor([[float("nan"), 1.0], [0.5, 0.5]]),
-        torch.tensor([[0.5, 0.5], [0.5, 0.500003]], dtype=torch.float64),
-    ],
-)
-def test_similarity_mix_takes_only_rows_that_sum_to_one(weights):
-    with pytest.raises(PlanError):
-        SimilarityMix(weights)
 
 
 def test_similarity_mix_needs_as_many_sites_as_rows():
@@ -608,7 +582,7 @@ def test_a_state_of_another_mixer_or_of_an_open_round_is_an_error():
 PEAK = """
 import sys, torch
 from pathlib import Path
-from medsilo.core.memory import most_held
+from medsilo.core.lifeline import most_held
 from medsilo.mixing.mixers import *
 from medsilo.mixing.server import *
 

@@ -272,9 +272,7 @@ def test_sites_have_weights_of_one_kind() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- site pairs
-def test_wrong_matrices_are_refused() -> None:
-    with pytest.raises(PlanError, match="rows must sum to 1"):
-        SimilarityMix(torch.ones(3, 3))
+def test_a_matrix_of_other_sites_is_refused() -> None:
     with pytest.raises(PlanError, match="are for 2 sites, the study has 3"):
         SimilarityMix(torch.eye(2)).start(SITES)
 

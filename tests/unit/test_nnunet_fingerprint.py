@@ -14,10 +14,12 @@ from medsilo_nnunet.fingerprint import (
     Fingerprint,
     FloatHistogram,
     covering,
+    extents_of,
     rounded,
     samples_of,
 )
-from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite, ToldFingerprint
+from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite
+from medsilo_nnunet.question import SegmentationQuestion
 from tests.federations import federation, intensities_are_near, pooled_fingerprint
 
 
@@ -29,9 +31,7 @@ def numbers(seed: int, size: int = 4000) -> np.ndarray:
 
 def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprint:
     """Return a hospital's fingerprint as the server reads it, after it was JSON."""
-    sent = json.loads(ToldFingerprint.of(Fingerprint.of(cases, samples, least)).model_dump_json())
-    holding = HeldCases(cases=len(cases) // least * least, reader="SimpleITKIO")
-    return ToldFingerprint.read(sent).fingerprint(holding.cases, len(cases[0].intensities))
+    return Fingerprint.read(json.loads(Fingerprint.of(cases, samples, least).model_dump_json()))
 
 
 # ------------------------------------------------------------------------------------------------------ bins
@@ -63,10 +63,10 @@ def test_histograms_add_up() -> None:
 def test_neighbouring_bins_are_put_together_until_enough_cases_have_a_part() -> None:
     cases = [FloatHistogram.of(own) for own in ([1, 1, 10], [2, 10, 14], [3, 10, 4], [90])]
     kept = covering(cases, 3)  # 1, 1, 2, 3 are of three cases, and so are 4, 10, 10, 10; what follows is of two
-    assert (kept.values.tolist(), kept.counts.tolist()) == ([1, 10], [4, 6])
-    assert covering(cases, 4).counts.tolist() == [10]
+    assert (kept.values, kept.counts) == ([1, 10], [4, 6])
+    assert covering(cases, 4).counts == [10]
     assert covering(cases, 5).total == 0
-    assert covering(cases, 1).counts.tolist() == [2, 1, 1, 1, 3, 1, 1]
+    assert covering(cases, 1).counts == [2, 1, 1, 1, 3, 1, 1]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -118,11 +118,11 @@ def test_with_a_smallest_group_each_number_covers_so_many_cases(number: int) -> 
     own = told(cases, 200, least)
     groups = len(cases) // least
     assert own.cases == groups * least
-    for axis, counts in enumerate(own.extents):
-        assert all(count % least == 0 for count in counts.values())
+    for axis, counted in enumerate(own.extents):
+        assert all(one.cases % least == 0 for one in counted)
         # The k-th of g told numbers lies among the k-th of g parts of the ordered cases: ranks are off by a group.
         real = sorted(case.spacing[axis] for case in cases)
-        for group, value in enumerate(sorted(spacing for spacing, _ in counts.elements())[::least]):
+        for group, value in enumerate(sorted(spacing for spacing, _ in extents_of(counted))[::least]):
             low, high = real[group * len(real) // groups], real[min((group + 1) * len(real) // groups, len(real) - 1)]
             assert low <= value <= high
 
@@ -136,7 +136,7 @@ def test_fewer_cases_than_the_smallest_group_tell_nothing() -> None:
 def good() -> dict[str, Any]:
     """Return a fingerprint of four cases as it travels."""
     cases = [CaseFacts((3.0, 1.0, 1.0), (20 + n, 100, 120), 0.8, [[1.0 * n, 7.0]]) for n in range(4)]
-    sent: dict[str, Any] = json.loads(ToldFingerprint.of(Fingerprint.of(cases, 2)).model_dump_json())
+    sent: dict[str, Any] = json.loads(Fingerprint.of(cases, 2).model_dump_json())
     return sent
 
 
@@ -170,18 +170,23 @@ def changed(path: Sequence[str | int], value: Any) -> dict[str, Any]:
     ],
 )
 def test_nobody_is_believed(path: Sequence[str | int], value: Any, reason: str) -> None:
-    ToldFingerprint.read(good())
+    Fingerprint.read(good())
     with pytest.raises(Refused, match=reason):
-        ToldFingerprint.read(changed(path, value))
+        Fingerprint.read(changed(path, value))
 
 
 def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
-    sent, holding = ToldFingerprint.read(good()), HeldCases(cases=4, reader="SimpleITKIO")
-    sent.fingerprint(holding.cases, 1)
+    asked = federation(1).question
+
+    def sent(question: SegmentationQuestion, cases: int) -> MeasuredSite:
+        holding = HeldCases(cases=cases, reader="SimpleITKIO")
+        return MeasuredSite(question=question.hash, holding=holding, told=Fingerprint.read(good()))
+
+    two = asked.model_copy(update={"channels": ("T1", "T2")})
     with pytest.raises(Refused, match="tells of 1 channels, and the study has 2"):
-        sent.fingerprint(holding.cases, 2)
+        sent(two, 4).fingerprint(two)
     with pytest.raises(Refused, match="is of 4 cases, and it said that it has 9"):
-        sent.fingerprint(9, 1)
+        sent(asked, 9).fingerprint(asked)
 
 
 def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
@@ -191,7 +196,7 @@ def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
 def test_a_message_is_of_the_question_that_was_asked() -> None:
     asked = federation(1).question
     holding = HeldCases(cases=4, reader="SimpleITKIO")
-    sent = MeasuredSite(question=asked.hash, holding=holding, told=ToldFingerprint.read(good()))
+    sent = MeasuredSite(question=asked.hash, holding=holding, told=Fingerprint.read(good()))
     assert MeasuredSite.read(json.loads(sent.model_dump_json())).fingerprint(asked).cases == 4
     with pytest.raises(Refused, match="another question"):
         sent.fingerprint(federation(2).question)

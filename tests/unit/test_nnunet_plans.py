@@ -17,7 +17,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo_nnunet import PLANNERS
 from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
-from medsilo_nnunet.fingerprint_message import HeldCases, ToldFingerprint, facts_of
+from medsilo_nnunet.fingerprint_message import HeldCases, facts_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
 from medsilo_nnunet.planning import FOLDERS, make_plans, unsure_keys
@@ -47,13 +47,9 @@ def holdings_of(drawn: Federation, **memory: float) -> dict[str, HeldCases]:
 
 def merged(drawn: Federation) -> Fingerprint:
     """Return the fingerprint of all hospitals, each as it was told."""
-    holdings = holdings_of(drawn)
-    channels = len(drawn.question.channels)
     return Fingerprint.merged(
-        ToldFingerprint.read(
-            json.loads(ToldFingerprint.of(Fingerprint.of(cases, drawn.samples)).model_dump_json())
-        ).fingerprint(holdings[site].cases, channels)
-        for site, cases in drawn.hospitals.items()
+        Fingerprint.read(json.loads(Fingerprint.of(cases, drawn.samples).model_dump_json()))
+        for cases in drawn.hospitals.values()
     )
 
 

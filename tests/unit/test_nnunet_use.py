@@ -20,9 +20,9 @@ from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.scoring import read_measures
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.loop import Stop
 from medsilo.runs.record import Record

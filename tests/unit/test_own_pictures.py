@@ -14,7 +14,7 @@ from medsilo.cli import main
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.drawing import FOUND, THERE
-from medsilo.federation.scoring import read_measures
+from medsilo.federation.exact import read_measures
 from medsilo.plan import Plan, parse_plan
 from medsilo.report.page import write
 from medsilo.site.settings import make_settings

@@ -56,9 +56,9 @@ SMALL = {
     "fedsm-extra/prostate": [*CASES, "algorithm.selector_rounds=1"],
     "fedsm-extra/retinal": [*EYES, "algorithm.selector_rounds=1"],
     "adafed/covid19": [layouts.covid_xray, "task.size=63", "network.size=63", "network.width=4", *POOL],
-    "adafed/organamnist": [organs("a"), "task.release=null", *POOL],
-    "adafed/organcmnist": [organs("c"), "task.release=null", *POOL],
-    "adafed/organsmnist": [organs("s"), "task.release=null", *POOL],
+    "adafed/organamnist": [organs("a"), *POOL],
+    "adafed/organcmnist": [organs("c"), *POOL],
+    "adafed/organsmnist": [organs("s"), *POOL],
     "adafed/pamap2": [layouts.pamap2, "task.steps=8", "task.stride=4", *POOL],
 }
 PLANS = {name: JOBS / name.replace("/", "/plans/") for name in SMALL}

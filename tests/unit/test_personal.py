@@ -14,9 +14,7 @@ from torch.nn import functional
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.group import views
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, ServerSide, Workbench, views
 from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson, passed_through, train_epoch

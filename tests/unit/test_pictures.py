@@ -13,7 +13,7 @@ from medsilo import cli
 from medsilo.check.leaks import describe, leaks
 from medsilo.federation import inprocess
 from medsilo.federation.drawing import FOUND, THERE, draw_amplitude, draw_found, draw_images
-from medsilo.federation.scoring import read_measures
+from medsilo.federation.exact import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan
@@ -22,6 +22,8 @@ from medsilo.site.settings import SiteSettings
 from tests.conftest import make_plan
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
+SMALL = ["task.patients=4", "task.slices=3", "task.size=32", "network.name=unet", "network.features=[2, 4]"]
+DRAWN = ["task.name=synthetic-prostate", *SMALL]  # the name first: it brings the other defaults
 
 
 def read(path: Path) -> np.ndarray:
@@ -155,7 +157,7 @@ def test_of_a_volume_the_fullest_slice_is_drawn(tmp_path: Path) -> None:
 
 
 def test_sites_draw_their_best_median_and_worst_test_case(tmp_path: Path) -> None:
-    changes = ["task.patients=4", "training.rounds=1", "training.batch_size=8", "task.name=synthetic-prostate"]
+    changes = ["training.rounds=1", "training.batch_size=8", *DRAWN]
     plan = make_plan("fedavg", *changes, sites=["hospital-a", "hospital-b"])
     inprocess.run(plan, folder=tmp_path / "run")
     page = write([tmp_path / "run"], tmp_path / "page.html", "A run").read_text()
@@ -174,7 +176,7 @@ def test_sites_draw_their_best_median_and_worst_test_case(tmp_path: Path) -> Non
 
 
 def test_a_site_that_allows_no_pictures_draws_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan("fedavg", "task.patients=4", "training.rounds=1", "task.name=synthetic-prostate")
+    plan = make_plan("fedavg", "training.rounds=1", *DRAWN, "task.patients=12")
     monkeypatch.setattr(type(plan.task), "synthetic", False)
     inprocess.run(plan, folder=tmp_path / "run", settings=SiteSettings(device="cpu", pictures=False))
     assert not list((tmp_path / "run").glob("sites/*/pictures/*"))

@@ -201,8 +201,8 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
         ("compare --row slow", 2, "TITLE: KEY=VALUE"),
         ("check --kit nothere", 2, "there is no such folder; give the kit's [nothere]"),
         ("predict nothere x.png -o out", 1, "there is no such folder"),
-        ("predict study x.png -o out", 1, "a comparison; give one of its runs: fedavg-0"),
-        ("export study -o out", 1, "a comparison; give one of its runs: fedavg-0"),
+        ("predict study x.png -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
+        ("export study -o out", 1, "a comparison; give one of its runs, like fedavg-0"),
         ("predict study x.png -o done", 1, "has predictions already"),
         ("provision other.yaml -o kits", 1, "no consortium's file: name, server, hospitals, people are missing"),
         ("provision half.yaml -o kits", 1, "more"),
@@ -270,3 +270,10 @@ def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(
     code = f"{save} save; from pathlib import Path; save('x' * 99, Path('page.html'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MedsiloError: page.html could not be written: the disk is full" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_knows_few_letters_keeps_a_number_s_sign(here: Path, encoding: str) -> None:
+    command = [sys.executable, "-m", "medsilo.cli", "run", "jobs/fedavg", "--set", "seed=−5→7"]
+    said = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert said.returncode == 1 and b"seed: '-5->7' is not a whole number" in said.stderr, said.stderr

@@ -14,13 +14,14 @@ from torch.nn import functional
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
-from medsilo.deploy.predict import masks_for, predict
+from medsilo.deploy.predict import masks_for, predict, write_mask
 from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
-from medsilo.models.networks import SmallCnn
+from medsilo.models.architectures import SmallCnn
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, mask_of, write_volume
 from tests.conftest import make_plan
+from tests.unit.test_files import files_of_at_most
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 SMALL = ("task.name=synthetic-prostate", "task.size=32", "training.rounds=1")
@@ -183,18 +184,19 @@ def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path
     assert main(["predict", str(folder), str(images), "-o", str(tmp_path / "out")]) == 1
     rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
     errors = [row["error"] for row in rows]
-    assert [bool(error) for error in errors] == [False, True, True, True, True, True, False, True, True]
-    assert all("damaged or no image" in error for error in errors[1:4])
-    assert "3 channels, the task reads 1" in errors[4]
-    assert "NaN or infinite" in errors[5] and "NaN or infinite" in errors[8]
-    assert "flat image" in errors[7]
+    assert [bool(error) for error in errors] == [False, True, True, True, True, False, True, True]
+    assert all("damaged or no image" in error for error in errors[1:3])
+    assert "3 channels, the task reads 1" in errors[3]
+    assert "NaN or infinite" in errors[4] and "NaN or infinite" in errors[7]
+    assert "flat image" in errors[6]
     masks = sorted(path.name for path in (tmp_path / "out").glob("*mask*"))
     assert masks == [f"{SECRET}-1_mask.nii", f"{SECRET}-7_mask.nii"]
     first, last = (nibabel.load(tmp_path / "out" / name).get_fdata() for name in masks)
     assert np.array_equal(first, last)
     screen = capfd.readouterr()
-    assert "5/9  FAILED: the image has 3 channels" in screen.out
-    assert "7 of the images failed" in screen.err
+    assert "left out: 1 files that are no images (.txt 1)" in screen.out
+    assert "4/8  FAILED: the image has 3 channels" in screen.out
+    assert "6 of the images failed" in screen.err
     assert SECRET not in screen.out + screen.err
 
 
@@ -320,3 +322,15 @@ def test_a_classification_gives_label_and_probability(tmp_path) -> None:
     assert found.labels is None
     assert found.found["label"] == 1
     assert found.found["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mask.nii.gz", "mask.mha", "mask.nrrd"])
+def test_a_mask_that_does_not_fit_on_the_disk_is_not_written(name: str, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 3, (20, 30, 40))
+    write_volume(tmp_path / "image.nii.gz", Volume(values.astype(np.float32), np.eye(4)))
+    scan = read_scan(tmp_path / "image.nii.gz")
+    with pytest.raises(MedsiloError, match="disk full"), files_of_at_most(3000):
+        write_mask(scan, values, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["image.nii.gz"]
+    write_mask(scan, values, tmp_path / name)
+    assert np.array_equal(SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(tmp_path / name))), values)

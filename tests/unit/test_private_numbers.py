@@ -13,12 +13,10 @@ from medsilo.check.demands import price_list, privacy_findings
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
-from medsilo.federation.private_numbers import PrivateNumbers
-from medsilo.federation.private_site import PrivateSite
+from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon, geometric_for
-from medsilo.privacy.agreed import Demands, Promise
-from medsilo.privacy.mechanisms import Charge, Geometric
+from medsilo.privacy.mechanisms import Charge, Demands, Geometric, Promise
 from medsilo.runs.paths import BEST, NOISY_COUNTS, site_folder
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record

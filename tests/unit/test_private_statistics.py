@@ -11,7 +11,7 @@ from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.statistics import batch_norm_input_statistics, moments_of_cases, statistics_from
-from medsilo.models.networks import SmallCnn
+from medsilo.models.architectures import SmallCnn
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon, gaussian_for
 from medsilo.privacy.mechanisms import Charge, Gaussian

@@ -17,7 +17,7 @@ from medsilo.learning.private import (
     PrivateSteps,
     gradients_of_cases,
 )
-from medsilo.models.networks import ActivityCnn, SmallCnn, UNet, Vgg11
+from medsilo.models.architectures import ActivityCnn, SmallCnn, UNet, Vgg11
 from medsilo.privacy.noise import NoiseSource
 from medsilo_papers.networks import AlexNet, BasicUNet, LeNet5
 from tests.conftest import slow_but
@@ -119,19 +119,13 @@ def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor
     model, inputs = copy.deepcopy(single).double(), inputs.double()  # so that no processor's rounding is in the way
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     by_hand = one_by_one(model, inputs, targets)
-    with gradients_of_cases(model) as gradients:
-        loss = (
-            functional.cross_entropy(model(inputs), targets, reduction="none").flatten(1).mean(1).sum()
-            if targets.ndim > 1
-            else (functional.cross_entropy(model(inputs), targets, reduction="sum"))
-        )
-        found = gradients(loss, inputs, list(model.parameters()))
+    losses, found = gradients_of_cases(model, functional.cross_entropy, inputs, targets)
+    assert float(losses.mean()) == pytest.approx(float(functional.cross_entropy(model(inputs), targets)))
     for case, expected in enumerate(by_hand):
         own = torch.cat([gradient[case].flatten() for gradient in found])
         assert torch.allclose(own, expected, rtol=1e-7, atol=1e-9 * float(expected.norm()))
     assert before.keys() == model.state_dict().keys()  # and nothing stays on the network
-    assert all(not layer._forward_hooks and not layer._backward_hooks for layer in model.modules())
-    assert not any(hasattr(weight, "grad_sample") for weight in model.parameters())
+    assert all(weight.grad is None for weight in model.parameters())
 
 
 def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, Tensor, Tensor]) -> None:
@@ -144,7 +138,7 @@ def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, 
             here = [case for case in range(5) if case != left_out]
             steps = steps_for(model, KnownNumbers(silent=True), bound)
             steps.sample.owners = torch.arange(len(here))
-            steps.gradient("model", model, functional.cross_entropy, inputs[here], targets[here])
+            steps.gradient(model, functional.cross_entropy, inputs[here], targets[here])
             sums.append(flat_gradient(model) * 5)
         moved = torch.stack([(without - sums[0]).norm() for without in sums[1:]])
         assert (moved <= bound * (1 + 1e-4)).all()
@@ -168,7 +162,7 @@ def test_the_noise_has_the_scale_that_is_charged_and_is_new_in_every_step() -> N
     steps.sample.owners = torch.zeros(0, dtype=torch.int64)
     seen = []
     for _ in range(2):
-        steps.gradient("model", model, functional.cross_entropy, torch.zeros(0, 200), torch.zeros(0, dtype=torch.int64))
+        steps.gradient(model, functional.cross_entropy, torch.zeros(0, 200), torch.zeros(0, dtype=torch.int64))
         seen.append(flat_gradient(model))
     assert secret.deviations == [1.5, 1.5]
     for noise in seen:
@@ -182,7 +176,7 @@ def test_the_package_s_own_noise_has_that_scale_and_no_two_attempts_share_it() -
     for source in (NoiseSource(), NoiseSource(), NoiseSource.from_seed(1, "a", 1), NoiseSource.from_seed(1, "a", 2)):
         sample = PoissonSample(None, 5, 5, source)
         steps = PrivateSteps(sample, 2.0, 1.1, source)
-        steps.gradient("model", model, functional.cross_entropy, torch.zeros(0, 300), torch.zeros(0, dtype=torch.int64))
+        steps.gradient(model, functional.cross_entropy, torch.zeros(0, 300), torch.zeros(0, dtype=torch.int64))
         seen.append(flat_gradient(model))
         assert float(seen[-1].std()) == pytest.approx(1.1 * 2.0 / 5, rel=0.02)
     assert float((torch.corrcoef(torch.stack(seen)) - torch.eye(4)).abs().max()) < 0.03
@@ -192,7 +186,7 @@ def test_an_exact_step_is_the_mean_of_the_cases_where_nothing_is_cut() -> None:
     model, inputs, targets = nn.Linear(4, 2), torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])
     steps = steps_for(model, KnownNumbers(silent=True), bound=1e3)
     steps.sample.owners = torch.arange(5)
-    loss = steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+    loss = steps.gradient(model, functional.cross_entropy, inputs, targets)
     mine = flat_gradient(model)
     plain = functional.cross_entropy(model(inputs), targets)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(plain, list(model.parameters()))])
@@ -207,7 +201,7 @@ def test_a_case_whose_gradient_is_not_finite_changes_nothing_of_the_others() -> 
         inputs[2] = broken
         steps = steps_for(model, KnownNumbers(silent=True))
         steps.sample.owners = torch.arange(5)
-        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+        steps.gradient(model, functional.cross_entropy, inputs, targets)
         sums.append(model.weight.grad.clone())
     assert torch.equal(sums[1], sums[2])
     assert sums[1].isfinite().all()
@@ -225,7 +219,7 @@ def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monke
         monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)  # ten weights
         steps = steps_for(model, KnownNumbers(silent=True), bound)
         steps.sample.owners = owners
-        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+        steps.gradient(model, functional.cross_entropy, inputs, targets)
         assert torch.allclose(flat_gradient(model), expected, atol=1e-5)
 
 
@@ -241,7 +235,7 @@ def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
     for here in ([0, 1, 2, 3, 4], [0, 1, 2, 3]):
         steps = steps_for(model, KnownNumbers(silent=True), bound=1e-3)
         steps.sample.owners = torch.arange(len(here))
-        steps.gradient("model", model, of_batch, inputs[here], targets[here])
+        steps.gradient(model, of_batch, inputs[here], targets[here])
         sums.append(flat_gradient(model) * 5)
     assert float((sums[0] - sums[1]).norm()) <= 1e-3 * (1 + 1e-4)
 
@@ -274,34 +268,48 @@ def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
     assert [cases.tolist() for _, cases in sample.batches(data, 2, COMPUTE)] == [[0, 1, 2]] * 2
 
 
-def test_a_network_that_uses_weights_outside_their_layer_is_refused() -> None:
-    class Twice(nn.Module):
-        """Its layer's weights act a second time, which hooks on the layer do not see."""
+class Twice(nn.Module):
+    """Its layer's weights act a second time, outside of the layer; and one of its layers is not used."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs) + inputs @ self.layer.weight.T
+
+
+def test_weights_may_act_outside_their_layer_or_not_at_all() -> None:
+    model, inputs, targets = Twice(), torch.randn(3, 4), torch.tensor([0, 1, 1])
+    _, (weight, bias, *idle) = gradients_of_cases(model, functional.cross_entropy, inputs, targets)
+    assert all(not own.any() for own in idle)
+    for case in range(3):
+        loss = functional.cross_entropy(model(inputs[case : case + 1]), targets[case : case + 1])
+        expected = torch.autograd.grad(loss, list(model.layer.parameters()))
+        assert torch.allclose(weight[case], expected[0]) and torch.allclose(bias[case], expected[1])
+
+
+def test_a_network_that_counts_what_passes_through_it_is_refused() -> None:
+    class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 2)
+            self.register_buffer("seen", torch.zeros(()))
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return self.layer(inputs) + inputs @ self.layer.weight.T
+            self.seen += inputs.sum()
+            return self.layer(inputs)
 
-    model, secret = Twice(), KnownNumbers()
-    steps = steps_for(model, secret)
+    steps = steps_for(Counting(), KnownNumbers())
     steps.sample.owners = torch.arange(3)
-    with pytest.raises(MedsiloError, match="outside that layer"):
-        steps.gradient("model", model, functional.cross_entropy, torch.randn(3, 4), torch.tensor([0, 1, 1]))
+    with pytest.raises(MedsiloError, match="case by case"):
+        steps.gradient(Counting(), functional.cross_entropy, torch.randn(3, 4), torch.tensor([0, 1, 1]))
 
 
-def test_later_batches_give_what_the_first_gives(network: tuple[nn.Module, Tensor, Tensor]) -> None:
-    """The first batch's gradients are held against autograd's; the others take the shorter way."""
-    model, inputs, targets = network
-    steps = steps_for(model, KnownNumbers(silent=True), bound=0.5)
-    steps.sample.owners = torch.arange(5)
-    seen = []
-    for _ in range(2):
-        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
-        seen.append(flat_gradient(model))
-    assert torch.allclose(seen[0], seen[1], rtol=1e-4, atol=1e-6)
+def test_each_case_has_a_dropout_of_its_own() -> None:
+    model, inputs = nn.Sequential(nn.Linear(50, 50), nn.Dropout(0.5), nn.Linear(50, 2)), torch.ones(2, 50)
+    _, (weight, *_) = gradients_of_cases(model.train(), functional.cross_entropy, inputs, torch.tensor([0, 0]))
+    assert ((weight[0] == 0).all(1) != (weight[1] == 0).all(1)).any()
 
 
 def test_clipped_sums_begin_anew() -> None:

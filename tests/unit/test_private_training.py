@@ -15,8 +15,7 @@ from medsilo.federation.private_site import PrivateSite
 from medsilo.methods.fedavg import FedAvg
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.agreed import Demands
-from medsilo.privacy.mechanisms import SampledGaussian
+from medsilo.privacy.mechanisms import Demands, SampledGaussian
 from medsilo.registry import METHODS
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan, slow_but

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from medsilo.course.group import FURTHEST
+from medsilo.course.phase import FURTHEST
 from medsilo.registry import TASKS
 from medsilo.runs.messages import Parcel
 from tests.conftest import SITES, make_plan

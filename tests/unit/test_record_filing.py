@@ -264,7 +264,7 @@ def test_every_test_that_is_named_exists(root: Path) -> None:
     files = {test.partition("::")[0] for test in named}
     known = {file: defined(root, file) for file in files}
     assert not [test for test in named if test.partition("::")[2] not in known[test.partition("::")[0]]]
-    assert PROMISED.read_text("utf-8") == promised_csv(), "make docs-tables writes it anew"
+    assert PROMISED.read_text("utf-8") == promised_csv(), "make docs-tables writes it again"
 
 
 def test_outcomes_are_all_there_and_no_verdicts(filed: Path) -> None:
@@ -390,7 +390,7 @@ def test_errors_of_the_command_are_one_line(hospital: Hospital, filed: Path, cap
         ([plan, "-o", "x"], "whose record? give --kit KIT, or --settings"),
         ([plan, "-o", "x", "--settings", local, "--site", "nobody"], "nobody is not in this plan"),
         ([plan, "--settings", local, "--compare", str(hospital.folder)], "no job at"),
-        (["--verify", str(hospital.folder)], "signature.json is missing"),
+        (["--verify", str(hospital.folder)], "there is no signature.json"),
         (["--verify", str(filed)], "signed it; ask the hospital for its key"),
     ):
         capsys.readouterr()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.federation.scoring import write_measures
+from medsilo.federation.exact import write_measures
 from medsilo.plan import parse_plan
 from medsilo.report import charts, pictures
 from medsilo.report.findings import is_still_rising

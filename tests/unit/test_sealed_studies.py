@@ -16,7 +16,7 @@ from medsilo.plan import Plan
 from medsilo.report.page import render
 from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
-from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, long_if_newer, make_plan
+from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan
 
 SETTINGS = SiteSettings(device="cpu", smallest_average=1)
 # Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);
@@ -66,8 +66,17 @@ def test_sealed_models_are_those_of_clear_mixing(method: str) -> None:
     assert furthest(run(method, "none"), run(method, "pairwise")) <= 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", long_if_newer([*READ_AT_SITES, *STEPPING]))
+# One of each kind; sealed bits of every method are held by tests/unit/test_digests.py.
+TEN_ROUNDS = ["fedavg", "fedbn", "scaffold", "fednova", "fedadam", "harmofl", "apfl", "pfedme"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=pytest.mark.slow if method in TEN_ROUNDS else pytest.mark.long)
+        for method in [*READ_AT_SITES, *STEPPING]
+    ],
+)
 def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     most = 5e-5 if method == "harmofl" else 1e-5  # two passes a step amplify what single precision rounds
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= most

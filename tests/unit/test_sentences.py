@@ -59,6 +59,11 @@ def gain(word: str, mean: float = 0.076, needed: int | None = None) -> HospitalG
             "Worth it: at b, of 100 test cases, 8 more are classified correctly with FedAvg than with training alone.",
         ),
         (
+            answer("dice", "b", gain("too few patients", needed=1200)),
+            "Too few patients (1,200 needed): at b, test dice is 7.6 points higher with FedAvg "
+            "than with training alone.",
+        ),
+        (
             answer("dice", "b", gain("no gain", -0.02)),
             "No gain: at b, test dice is 2.0 points lower with FedAvg than with training alone.",
         ),
@@ -150,7 +155,7 @@ OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands
     ("<p>B.</p>", {}, NO_LOCAL),  # where it is no answer beside the first, it is the headline
     ("The data are synthetic.", {"synthetic": True}, {}),
     ("There is one seed: intervals are for other patients only", {"seeds": [0]}, {}),
-    ("Of seeds there are 2", {}, {"seeds": [0]}),
+    ("There are 2 seeds", {}, {"seeds": [0]}),
     ("Patients took turns in the test part, in 3 folds", {"folds": 3}, {}),
     ("Intervals are for other patients and other seeds (whole patients count)", {}, {"single": ["a"]}),
     ("other people and other seeds (a site is one person)", {"single": ["a"]}, {}),

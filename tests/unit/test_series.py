@@ -27,7 +27,7 @@ from medsilo.site.settings import make_settings
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.task import Fold, SiteData
+from medsilo.tasks.task import SiteData
 from medsilo_series import recordings
 from medsilo_series.recordings import Coded, Recording
 from medsilo_series.series_folder import SeriesFolder
@@ -521,44 +521,6 @@ def test_every_key_is_explained(root: Path) -> None:
     assert [key for key in SeriesFolder.model_fields if key not in shared and f"`{key}`" not in text] == []
 
 
-# ---------------------------------------------------------------------------------------------------- regression
-def test_a_number_is_learned_of_each_window(tmp_path: Path) -> None:
-    """Each row of a person's recording says how fast the wave is, from 0.5 to 3 Hz."""
-    pace = {person: 0.5 + 2.5 * person / 9 for person in range(10)}
-    for person, own in pace.items():
-        time = np.arange(8 * RATE) / RATE
-        x, y = np.sin(2 * np.pi * own * time), np.cos(2 * np.pi * own * time)
-        lines = [[*row, own if row[0] < 6 else "?"] for row in zip(time.round(3), x, y, strict=True)]
-        write(tmp_path / "data/a" / f"SECRET{person}_1.csv", lines)
-    told = described(tmp_path / "data", label_map={}, missing=["?"])
-    plan = plan_of("local", kind="regression", range=[0, 4]).with_changes(
-        ["participation.sites=[a]", "training.rounds=8", "training.local_epochs=3"]
-    )
-    found = plan.task.site_data("a", ["a"], 0, make_settings({"data": told}, "a test").data)
-    inputs, target = found.train[0]
-    assert inputs.shape == (2, STEPS) and target.dtype == torch.float32 and plan.build_networks()["model"]
-    assert {round(float(found.train[case][1]), 5) for case in range(len(found.train))} <= {
-        round(own, 5) for own in pace.values()
-    }
-    assert len(found.train) % ((6 * RATE - STEPS) // 8 + 1) == 0  # no window of the rows without a number
-    settings = make_settings({"data": told, "smallest_metric": 1, "score_cases": 0}, "a test")
-    study = inprocess.run(plan, folder=tmp_path / "run", settings=settings)
-    assert study.summary.metric == "closeness" and {"mae", "rmse"} <= study.summary.pooled.keys()
-    inputs, targets = (torch.stack(own) for own in zip(*(found.train[case] for case in range(20)), strict=True))
-    answers = plan.task.goal.answers(study.models["a"].eval()(inputs).detach(), plan.task.target)
-    assert [answer["value"] for answer in answers] == pytest.approx(targets.tolist(), abs=0.3)
-    (tmp_path / "medsilo.yaml").write_text(json.dumps({"data": {**told, "folder": str(tmp_path / "data/a")}}))
-    new, out = str(tmp_path / "data/a/SECRET4_1.csv"), tmp_path / "out"
-    command = ["predict", str(tmp_path / "run"), new, "-o", str(out), "--settings", str(tmp_path), "--site", "a"]
-    assert main(command) == 0
-    windows = [float(row["value"]) for row in csv.DictReader((out / "predictions.csv").open())]
-    (whole,) = csv.DictReader((out / "recordings.csv").open())
-    assert float(whole["value"]) == pytest.approx(np.mean(windows)) and all(0 <= value <= 4 for value in windows)
-    narrow = plan_of("local", kind="regression", range=[0, 1]).task
-    with pytest.raises(DataError, match=r"a label that is not a number from 0 to 1 \(8\); correct it"):
-        narrow.site_data("a", ["a"], 0, settings.data)
-
-
 # ---------------------------------------------------------------------------------------------------- init
 def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
     for person in range(8):
@@ -618,15 +580,3 @@ def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: p
     assert main(["predict", run, new, "-o", out, "--settings", study, "--site", "a"]) == 0
     found = list(csv.DictReader((tmp_path / "out/predictions.csv").open()))
     assert sum(row["class"] == ("REST", "WALK")[int(float(row["seconds"])) // 4 % 2] for row in found) > len(found) / 2
-
-
-def test_numbers_do_not_decide_who_is_tested(tmp_path: Path) -> None:
-    for person in range(10):
-        write(tmp_path / f"a/P{person}_1.csv", [[*row[:3], person / 10] for row in rows(person, 4)])
-    source = source_of(tmp_path, label_map={})
-    task = plan_of("local", kind="regression").task
-    data = task.site_data("a", ["a"], 0, source)
-    trained = {float(data.train[case][1]) for case in range(len(data.train))}  # type: ignore[arg-type]
-    assert len(trained) == 6 and max(trained) > 0.5
-    fold = task.model_copy(update={"fold": Fold(number=1, of=5)}).site_data("a", ["a"], 0, source)
-    assert len(fold.test) == 2 * len(data.train) // 6  # type: ignore[arg-type]

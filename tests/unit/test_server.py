@@ -218,7 +218,7 @@ def test_all_sites_controls_are_the_uniform_mean_to_the_last_bit() -> None:
 
 # ---------------------------------------------------------------------------------------------------- promises
 def rounds(case: str, orders: Iterator[str], *, reload_after: int = 0) -> list[Tensors]:
-    """Return the results of three rounds; the mixer is made anew from its saved state after one of them."""
+    """Return the results of three rounds; the mixer is made from its saved state after one of them."""
     mixer, reached, results = CASES[case][0](), case.startswith("fednova"), []
     for number in (1, 2, 3):
         initial = drawn(1, 1.0 if reached else None, torch.float32) if number == 1 else None

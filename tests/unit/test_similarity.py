@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
+from medsilo.methods.adafed import mixing_weights, uniform_weights, wasserstein_distances
 from medsilo.mixing.mixers import SimilarityMix, UniformMean, WeightedMean
-from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 from tests.conftest import over_all
 
 SEEDS = range(6)
@@ -140,39 +139,6 @@ def test_variance_zero_is_a_distance_like_any_other() -> None:
     distances = wasserstein_distances(statistics)
     np.testing.assert_allclose(distances, distances_by_numpy(statistics))
     assert mixing_weights(distances, 0.5).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: [], "no statistics to compare"),
-        (lambda s: [[], []], "no statistics to compare"),
-        (lambda s: [s[0], s[1][:2]], "site 1 are of layers"),
-        (lambda s: [s[0], s[1][::-1]], "site 1 are of layers"),
-        (lambda s: [s[0], [(m, v[:1]) for m, v in s[1]]], "one mean and one variance per channel"),
-        (lambda s: [s[0], [(m, -v) for m, v in s[1]]], "variances not negative"),
-        (lambda s: [s[0], [(m * torch.nan, v) for m, v in s[1]]], "must be finite"),
-    ],
-)
-def test_bad_statistics_are_refused(change, message: str) -> None:
-    with pytest.raises(MedsiloError, match=message):
-        wasserstein_distances(change(draw(2, 0)))
-
-
-@pytest.mark.parametrize(
-    ("distances", "self_weight", "message"),
-    [
-        (torch.zeros(2, 3), 0.5, "must be N x N"),
-        (torch.zeros(0, 0), 0.5, "must be N x N"),
-        (torch.full((2, 2), torch.inf), 0.5, "finite and not negative"),
-        (-torch.ones(2, 2), 0.5, "finite and not negative"),
-        (torch.ones(2, 2), 1.5, "must lie in"),
-        (torch.ones(2, 2), float("nan"), "must lie in"),
-    ],
-)
-def test_bad_distances_and_weights_are_refused(distances: Tensor, self_weight: float, message: str) -> None:
-    with pytest.raises(MedsiloError, match=message):
-        mixing_weights(distances, self_weight)
 
 
 # ---------------------------------------------------------------------------------------------- the methods it becomes

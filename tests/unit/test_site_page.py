@@ -18,9 +18,8 @@ import pytest
 
 from medsilo.cli import main
 from medsilo.core.errors import Died, Refused
-from medsilo.federation.diary import Diary
-from medsilo.federation.doing import NowFile
-from medsilo.federation.site_state import COLUMNS
+from medsilo.federation.site_state import COLUMNS, NowFile
+from medsilo.flare.executor import Diary
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 from medsilo.site_page import page_server

@@ -9,8 +9,8 @@ import torch
 
 from medsilo.api import Run
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.directions import SAMPLED, Direction, Sketcher, standings
 from medsilo.mixing.layout import Layout
-from medsilo.mixing.updates import SAMPLED, Direction, Sketcher, standings
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, SentUpdate, SiteRound

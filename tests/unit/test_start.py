@@ -22,8 +22,9 @@ from medsilo.site.settings import read_settings
 from medsilo.start.choices import Draft, choose
 from medsilo.start.fitting import Machine, bytes_in_training
 from medsilo.start.folder_layout import layout_of, layout_of_folder
-from medsilo.start.looker import in_yaml, plan_text, settings_text
+from medsilo.start.looker import advice, in_yaml, plan_text, settings_text
 from medsilo.start.looks import Looks, look_at, patient_in
+from medsilo.study.boundaries import enough_minutes
 from medsilo.tasks.listing import find
 from medsilo.tasks.sources import DataSource
 from tests.conftest import make_plan
@@ -347,7 +348,7 @@ def test_series_are_images_and_are_seen_as_a_ct(scanner: Path, tmp_path: Path) -
     touched = scanner / "images/p00/03.dcm"
     os.utime(touched, ns=(0, 0))
     task.read("hospital-a", ["hospital-a"], 0, source)
-    assert len(list(tmp_path.iterdir())) == kept + 1  # a slice that changed makes its volume anew
+    assert len(list(tmp_path.iterdir())) == kept + 1  # a slice that changed makes its volume again
     inputs, target = data.train[0]
     assert inputs.shape[1:] == target.shape and torch.isfinite(inputs).all() and target.any()
 
@@ -489,3 +490,9 @@ def test_the_tutorial_runs_as_it_stands(
     assert (tmp_path / "predictions/overview.png").is_file()
     masks = [SimpleITK.ReadImage(str(path)) for path in (tmp_path / "predictions").glob("*.nii.gz")]
     assert len(masks) == len(list((tmp_path / "data/hospital-a/images").iterdir()))
+
+
+def test_the_minutes_of_the_next_command_suffice_for_an_answer(tmp_path: Path) -> None:
+    for seconds, minutes in ((0.0, 60), (1100.0, 60), (6000.0, 300)):
+        *_, (_, command) = advice(True, tmp_path, [], enough_minutes(seconds))
+        assert f"--minutes {minutes} " in command, "three seeds, two methods side by side"

@@ -12,7 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.deploy.model_card import write_card
 from medsilo.deploy.source import open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble, tune
-from medsilo.models.networks import SmallCnn
+from medsilo.models.architectures import SmallCnn
 from tests.conftest import make_plan
 
 SITES = ["a.b", "c", "d"]  # a site's name may hold dots

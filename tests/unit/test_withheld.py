@@ -8,8 +8,8 @@ import torch
 
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.exact import read_measures
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.scoring import read_measures
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.formats import text_table

@@ -10,8 +10,7 @@ from medsilo.check.result import Finding
 from medsilo.core.text import plain
 from medsilo.federation.sealed.identity import accepted_of
 from medsilo.plan import Plan
-from medsilo.site.accepted import check_there
-from medsilo.site.approvals import ApprovalLimits, Decision
+from medsilo.site.approvals import ApprovalLimits, Decision, check_there
 from medsilo.site.settings import SiteSettings
 
 LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
@@ -23,7 +22,7 @@ def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterato
     if not (kit.folder / "fed_client.json").is_file():  # of a person or a relay, which train nothing
         return
     check_there(kit.folder.parent / "local")
-    accepted = accepted_of(kit.name, files_of(kit))
+    accepted = accepted_of(files_of(kit))
     since = accepted.accept(settings) if accept else accepted.begin(settings)
     if since:
         yield Finding("settings", "ok", f"local/ is as it was accepted on {since}")

@@ -32,11 +32,13 @@ class KitAtHome:
     def read(cls, folder: Path) -> "KitAtHome":
         """Read a kit; raises MedsiloError where it is none of a hospital's."""
         kit, local = read_kit(folder), folder / "local"
+        if not (kit.folder / "fed_client.json").exists():
+            raise MedsiloError("this kit is a server's or a person's; give the hospital's", str(folder))
         files = files_of(kit)
         settings = read_settings(local)
         book = book_of_kit(settings, local, kit.name)
         assert book
-        return cls(kit, local, settings, book, approvals_of(book, kit.name, files, settings))
+        return cls(kit, local, settings, book, approvals_of(book, files, settings))
 
     def ledger(self, data: str) -> Ledger:
         """Return the ledger of a data set, as the kit's key signs it."""

@@ -156,7 +156,9 @@ def _in_words(row: Sequence[Cell] | None, told: bool) -> Cell:
     if row is None:
         return "has it" if told else NOT_TOLD
     have, none, lack = row
-    return f"lacks it ({lack})" if lack else f"{have}, drawn and none {none}" if none else have
+    if have == "at least 0":
+        return NOT_TOLD
+    return f"lacks it ({lack})" if lack else f"{have}, none in {none}" if none else have
 
 
 def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:

@@ -10,11 +10,11 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import size_text
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.limits import asked_of, learning_per_answer
-from medsilo.federation.private_numbers import COUNTS_REFUSED, NUMBERS, WHAT, how_told
+from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.federation.sealed.identity import KitFiles, ledger_of
 from medsilo.plan import Plan
-from medsilo.privacy.agreed import Demands, Told, stricter
+from medsilo.privacy.mechanisms import Demands, Told, stricter
 from medsilo.site.book import PARTS, Book, data_set
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource

@@ -11,8 +11,7 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.core.text import size_text
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.group import Average, views
-from medsilo.course.phase import Stretch
+from medsilo.course.phase import Average, Stretch, views
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.sealed.what import sealed_layout
@@ -130,7 +129,10 @@ def left_in_short(plan: Plan) -> list[str]:
     for leak in leaks(plan):
         alike.setdefault((leak.group, leak.bytes), []).append(leak.when)
     return [
-        *(f"{name}: {size_text(size)} in round {', '.join(own)}." for (name, size), own in alike.items()),
+        *(
+            f"{name}: {size_text(size)} in round{'s' * (not own[0].isdecimal() or len(own) > 1)} {', '.join(own)}."
+            for (name, size), own in alike.items()
+        ),
         *through_features(plan),
         *told_besides(plan),
         "Numbers: cases of each part, losses, scores and counts over validation and test cases, as far as the hospital "

@@ -26,7 +26,7 @@ def required_versions() -> dict[str, str]:
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines()
     else:
-        lines = importlib.metadata.requires("medsilo") or []
+        lines = [line for line in importlib.metadata.requires("medsilo") or [] if "extra ==" not in line]
     pins = (re.match(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!]+)", line) for line in lines)
     return {pin[1]: pin[2] for pin in pins if pin}
 

@@ -15,10 +15,9 @@ import torch
 from torch.utils.data import Subset
 
 from medsilo.check.result import Finding, Table
-from medsilo.core.memory import forget_most, most_held
+from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.text import duration, size_text
-from medsilo.course.group import views
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Phase, views
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Place
 from medsilo.federation.trainer import SHUFFLE

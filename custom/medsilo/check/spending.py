@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from medsilo.privacy.accounting import epsilon_of
-from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Demands
 from medsilo.site.ledger import Ledger, LedgerStanding
 
 DELTA = 1e-5  # where neither the hospital nor its ledger names one

@@ -1,5 +1,6 @@
 """The command line. Nothing heavy is imported before a command needs it: --help answers at once."""
 
+import codecs
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from medsilo.cli import (
 )
 from medsilo.cli.show import Command, command, failure
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import plain
+from medsilo.core.text import plain, simplified
 from medsilo.registry import COMMANDS as PLUGGED_IN
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
@@ -195,10 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _today(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # a command of its own: what it writes is for this account, and it may be ended as by Ctrl-C
         os.umask(0o077)
+        codecs.register_error("simplified", simplified)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(errors="replace")  # a terminal may know fewer letters
+                stream.reconfigure(errors="simplified")  # a terminal may know fewer letters
     try:
         program = _program(given[0] if given else "")
         return program.main(given, prog_name="medsilo", standalone_mode=False, obj=given) or 0

@@ -94,7 +94,7 @@ def clean(
     screen.note(f"looking through {folder}")
     from math import inf
 
-    from medsilo.consortium.disk import find_in_kit
+    from medsilo.consortium.backup import find_in_kit
     from medsilo.runs.clean import find_old, remove
 
     find = find_in_kit if (folder / "startup").is_dir() else find_old

@@ -231,9 +231,11 @@ def settings_of(
 
     They are for work that stays on this machine, which needs no approval.
     """
-    from medsilo.site.settings import EachSites, SiteSettings, make_settings, read_settings_of_all
+    from medsilo.site.settings import FILE_NAME, EachSites, SiteSettings, make_settings, read_settings_of_all
 
     local = folder_of_settings(site_config)
+    if local and not any(local.glob(FILE_NAME)) and not any(local.glob(f"*/{FILE_NAME}")):
+        raise MedsiloError(f"the folder of settings has no {FILE_NAME}; give the one that has it", str(local))
     settings = read_settings_of_all(local) if local else before or SiteSettings()
     given = {"device": device, "data": data and data.resolve()}
     said: dict[str, Any] = {key: value for key, value in given.items() if value is not None}

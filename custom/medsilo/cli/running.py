@@ -246,7 +246,7 @@ def _say_answer(screen: Screen, folder: Path, page: Path, following: str) -> "Ve
     for site, one in verdict.gains.items():
         told = ", ".join(filter(None, [in_points(one.gain), in_patients(verdict.metric, one.gain.mean)]))
         screen.say(f"  {site}: {verdict_in_words(one)}; {one.method}: {told}")
-    if verdict.between != verdict.headline:
+    if verdict.between and verdict.between != verdict.headline:
         screen.say(verdict.between)
     screen.say(f"\nverdict: {folder / paths.VERDICT}\nreport: {page}\n{following}")
     return verdict

@@ -41,7 +41,7 @@ class Command:
 
     does: Callable[..., int]  # gets a Screen first; 0 is success
     example: str  # the arguments of one
-    people: str  # the heading that it stands under
+    people: str  # the heading that it is under
     of: str = ""  # the command that it is one of several acts of
 
     @property

@@ -54,6 +54,7 @@ def init(
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
+    from medsilo.core.text import duration
     from medsilo.report.start_page import StartFacts, write_start_page
     from medsilo.start.looker import (
         JOB,
@@ -67,7 +68,8 @@ def init(
         shown_lines,
         write_start,
     )
-    from medsilo.start.trial import alone, keeping_ready, machine_of
+    from medsilo.start.trial import alone, keeping_ready, machine_of, seconds_a_round
+    from medsilo.study.boundaries import enough_minutes
 
     refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
@@ -89,13 +91,15 @@ def init(
         checked = _checked(screen, plan, out, Path(ready))
         stopped = [name for name, report in checked.items() if not report.go]
         go = not stopped
-        steps, trial = advice(sight.several, out, stopped), out / TRIAL if go and not no_train else None
+        a_round, trial = seconds_a_round(checked.values()), out / TRIAL if go and not no_train else None
+        steps = advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
         verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
         started = StartFacts(found, told, verdicts, steps)
         page = write_start_page(started, out / PAGE)
         if trial:
-            tried, time = alone(plan, checked.values())
-            screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other: about {time}")
+            tried = alone(plan, a_round)
+            about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
+            screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other{about}")
             settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
             cases = _tried(screen, tried, settings, trial)
             write_start_page(replace(started, trial=trial, cases=cases), page)

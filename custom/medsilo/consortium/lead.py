@@ -45,14 +45,20 @@ Say = Callable[[str], None]
 OnRound = Callable[[Round, Progress], None]  # a round, and the study that it is of
 
 
-@contextmanager
-def connected(kit: Path) -> Iterator[Session]:
-    """A session with the server as the kit's owner; whatever NVFlare raises becomes an error of one line."""
+def owner_of(kit: Path) -> dict[str, Any]:
+    """Return what a kit says of its owner and of the server."""
     try:
-        admin = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
+        admin: dict[str, Any] = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
     except (OSError, ValueError, KeyError) as error:
         why = "it has no startup/fed_admin.json that can be read" if kit.is_dir() else "there is no such folder"
         raise MedsiloError(f"{kit} is no kit of a person: {why}") from error
+    return admin
+
+
+@contextmanager
+def connected(kit: Path) -> Iterator[Session]:
+    """A session with the server as the kit's owner; whatever NVFlare raises becomes an error of one line."""
+    admin = owner_of(kit)
     logging.root.addHandler(SILENT)
     user, address = admin["username"], f"{admin['host']}:{admin['port']}"
     try:
@@ -194,7 +200,7 @@ def resume(run: str, kit: Path, say: Say) -> str:
             raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo abort {job_id}' ends it first")
         if gone := [key for key in NOT_CLONED if job.get(key)]:
             raise MedsiloError(
-                f"the job's meta.json has {gone[0]}, which a clone on NVFlare loses; submit the job anew with the "
+                f"the job's meta.json has {gone[0]}, which a clone on NVFlare loses; submit the job again with the "
                 "arguments 'study' and 'resume': true for the controller in config_fed_server.json"
             )
         new = session.clone_job(job_id)
@@ -340,7 +346,7 @@ def watch(
 ) -> str:
     """Report rounds, from the server's own records, until the job ends; returns its final status.
 
-    on_progress: is told how the study stands, also between two rounds. A lost connection is made anew; rounds that
+    on_progress: is told how far the study is, also between two rounds. A lost connection is made again; rounds that
     ended meanwhile are reported then.
     """
     watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Collection, Mapping
@@ -32,22 +33,6 @@ OWN_COMPONENTS = {  # of the server's own process
     "bounded_streams": "janitor.BoundedStreams",
     "returning_sites": "presence.ReturningSites",
 }
-
-
-class _Log:
-    """Keeps what NVFlare's provisioning says, for an error of one line."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-
-    def debug(self, message: str) -> None: ...
-
-    def info(self, message: str) -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-    def error(self, message: str) -> None:
-        self.errors.append(message)
 
 
 def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collection[str] = ()) -> list[str]:
@@ -169,7 +154,9 @@ def _forget(path: Path, names: Collection[str]) -> None:
 def _build(project: dict[str, Any], root: Path) -> Path:
     """Kits for all, as NVFlare builds them; those of the same root and state are the same byte for byte."""
     project = copy.deepcopy(project)  # NVFlare takes it apart
-    log = _Log()
+    log, said = logging.Logger("provisioning"), io.StringIO()
+    log.addHandler(errors := logging.StreamHandler(said))
+    errors.setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its tracebacks; the reason is in the log
             provisioner = Provisioner(str(root), prepare_builders(project))
@@ -177,7 +164,7 @@ def _build(project: dict[str, Any], root: Path) -> Path:
     except (ValueError, RuntimeError) as error:
         raise MedsiloError(f"NVFlare refused the consortium: {error}") from error
     if context.get(CtxKey.BUILD_ERROR):
-        raise MedsiloError(" ".join(["NVFlare could not make the kits:", *log.errors]).replace("\n", " "))
+        raise MedsiloError(f"NVFlare could not make the kits: {' '.join(said.getvalue().split())}")
     (Path(context.get_state_dir()) / "cert.json").chmod(0o600)
     return Path(context[CtxKey.CURRENT_PROD_DIR])
 

@@ -99,6 +99,6 @@ def reading(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise MedsiloError(
-            f"{what} is damaged or was changed ({type(error).__name__}); put it back from a copy, or begin anew",
+            f"{what} is damaged or was changed ({type(error).__name__}); put it back from a copy, or start again",
             private=" ".join(str(error).split()),
         ) from error

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: atomic writing, and tensors without pickle."""
+"""Files that are either whole or not there: atomic writing, tensors without pickle, folders with a lock."""
 
 import errno
 import json
@@ -15,8 +15,11 @@ from medsilo.core.errors import MedsiloError, YamlError
 
 if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a second and a half to import
     from torch import Tensor
+from dataclasses import dataclass
 
+from filelock import FileLock, Timeout
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk is
 FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
 
 
@@ -42,10 +45,10 @@ def _replacing(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.replace(path)
     except OSError as error:
-        why = "the disk is full" if _is_disk_full(error) else f"{type(error).__name__} while writing"
+        why = "the disk is full" if error.errno in FULL else f"{type(error).__name__} while writing"
         raise MedsiloError(
             f"{path.name} could not be written: {why}. What was saved before is intact; free space or choose another "
-            "output folder, then resume",
+            "output folder, and give the command again (for a run: medsilo resume)",
             private=f"{path}: {error}",
         ) from error
     finally:
@@ -58,10 +61,6 @@ def sweep(*folders: Path) -> None:
     for folder in folders:
         for path in folder.glob(".*.part"):
             path.unlink(missing_ok=True)
-
-
-def _is_disk_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def why_unread(error: OSError | UnicodeDecodeError, wanted: str) -> str:
@@ -257,3 +256,30 @@ def load_yaml(text: str) -> Any:
 def dump_yaml(value: Any) -> str:
     """Return the value as YAML that `load_yaml` reads, its keys in their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+
+
+@dataclass(frozen=True)
+class LockedFolder:
+    """A folder with the lock that all processes of a hospital share."""
+
+    folder: Path
+    lock: str  # the file's name
+    wait: float  # seconds that another process may hold it
+    holds: str  # for people: "this hospital's records"
+    unless: str  # what does not happen when the folder cannot be used
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let nobody else in as long as the block runs; raises MedsiloError where that is not to be had."""
+        make_folder(self.folder)
+        try:
+            with FileLock(self.folder / self.lock, timeout=self.wait, mode=FILE):
+                yield
+        except Timeout as error:
+            raise MedsiloError(f"another process holds {self.holds}; end it, or try again") from error
+        except OSError as error:
+            raise MedsiloError(
+                f"{self.holds} cannot be used ({type(error).__name__}), so {self.unless}; see to the folder of "
+                "'records'",
+                private=f"{self.folder}: {error}",
+            ) from error

@@ -169,7 +169,7 @@ def _meant(given: str, known: Sequence[str], root: type[Section] | None = None) 
 
 
 def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen) -> tuple[str, type[Section]]:
-    """The dotted key of an error, and the section that the key stands in."""
+    """The dotted key of an error, and the section that the key is in."""
     section, within = chosen.get(location[0]) or root, location[:-1]
     for part in within[1:] if location[0] in chosen else within:
         if field := section.model_fields.get(str(part)):

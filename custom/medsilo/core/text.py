@@ -6,6 +6,16 @@ LONGEST = 2000  # bytes of one text
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # name of a folder
 ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|\x1b.", re.DOTALL)
 
+SIMPLE = str.maketrans(
+    {"−": "-", "–": "-", "→": "->", "≥": ">=", "≤": "<=", "±": "+-", "×": "x", "…": "...", "ε": "epsilon"}
+)
+
+
+def simplified(error: UnicodeError) -> tuple[str, int]:
+    """Return simpler letters for those that a terminal does not know, as a handler of codecs: a minus stays one."""
+    assert isinstance(error, UnicodeEncodeError)
+    return error.object[error.start : error.end].translate(SIMPLE).encode("ascii", "replace").decode(), error.end
+
 
 def printable(text: str) -> str:
     """Return one line with its spaces, but without what steers a terminal or turns the order of letters."""

@@ -17,10 +17,7 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.group import Average, Group, Ranges
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Average, Group, Phase, Ranges, ServerSide, Workbench
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.steps import Closure, Step

@@ -13,10 +13,8 @@ from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.additions import INPUT, Amplitude, Perturbation
 from medsilo.course.declared import Private
-from medsilo.course.group import Group
 from medsilo.course.outcome import OneModel, Outcome
-from medsilo.course.phase import Course, Phase
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Course, Group, Phase, Workbench
 from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
@@ -40,7 +38,7 @@ class Algorithm(Section):
     title: ClassVar[str]
     paper: ClassVar[str]
     pooled: ClassVar[bool] = False  # needs all data in one place, so it never runs on NVFlare
-    # Networks that are made anew in every round from what arrives: a site does not keep them on its disk.
+    # Networks that are made in every round from what arrives: a site does not keep them on its disk.
     made_anew: ClassVar[frozenset[str]] = frozenset()
     # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise. A
     # protocol that is missing here can't be declared, but for "clinical", which says nothing.

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
 from medsilo.learning.private import mixes_cases
-from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
+from medsilo.privacy.mechanisms import Delta, Epsilon, Promise, Unit
 
 
 @dataclass(frozen=True)

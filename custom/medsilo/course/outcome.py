@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
-from medsilo.course.group import Facts
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Facts, Phase, ServerSide
 from medsilo.learning.loop import Compute
 from medsilo.tasks.task import Task
 

@@ -1,12 +1,217 @@
-"""Phases, and the course that they make together."""
+"""A method as data: phases of groups of tensors, and what it finds at a site and at the server."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self
 
-from medsilo.core.tensors import Modules
-from medsilo.course.group import Facts, Group
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Workbench
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.learning.layers import running_statistics_names
+from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson
+from medsilo.learning.private import PrivateSteps, unless_empty
+from medsilo.learning.steps import Step, plain_step
+from medsilo.learning.training import Training
+from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import Task
+
+
+class StepRule(Protocol):
+    """The step of a network, where the plan asks for another one than the plain step."""
+
+    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
+        """Return the step of this network."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Makes the plan's network, as often as called; knows the shape of one case, where all have the same."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] | None
+    channels: int
+    sites: Sequence[str]  # that train, in sorted order; empty when the plan names none
+
+    def __call__(self) -> nn.Module:
+        return self.make()
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A method's tools when a site trains: the networks, their optimizers, and passes over the data.
+
+    >>> def work(bench: Workbench) -> float:
+    ...     return bench.train(bench.lesson("model"))
+    """
+
+    site: str
+    sites: Sequence[str]  # all that train, in sorted order
+    modules: Modules
+    optimizers: Mapping[str, Optimizer]
+    training: Training
+    loss: LossFunction  # the task's
+    compute: Compute
+    epoch: Callable[..., float]  # (lessons, number of the epoch, most batches) -> mean loss of the first
+    data: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training data once, in their order
+    samples: int  # training cases
+    steps: int  # mini-batches in an epoch
+    random: Generator  # for what a method draws at this site in this round
+    rule: StepRule | None  # the plan's, where steps are not plain
+    private: PrivateSteps | None = None  # how networks learn, where the plan promises privacy
+    labels: Callable[[], Sequence[int]] = tuple  # how often each label occurs among all training cases
+    # Numbers that a method sends beside tensors, as the hospital lets them leave; None where it does not.
+    told_loss: Callable[[nn.Module], float | None] = lambda model: None  # over the training cases, without dropout
+    told_score: Callable[[nn.Module], float | None] = lambda model: None  # over the validation cases
+
+    def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
+        """Return how one network learns from a batch; by default the task, by the plan's step."""
+        model, optimizer = self.modules[name], self.optimizers[name]
+        if step is None:
+            step = self.rule.step(model, optimizer) if self.rule else plain_step
+        objective = objective or OutputLoss(self.loss)
+        if self.private is None:
+            return lesson(model, objective, optimizer, self.compute, step)
+        if name in self.private.at_home:
+            return unless_empty(lesson(model, objective, optimizer, self.compute, step))
+        if not isinstance(objective, OutputLoss):
+            raise MedsiloError(f"privacy: what {name} learns is more than a loss of its output, which has no account")
+        return self.private.lesson(model, objective.loss, optimizer, step)
+
+    def train(self, *lessons: Lesson, share: float = 1.0) -> float:
+        """Do the plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.
+
+        Returns the first lesson's mean loss in the last epoch. share: of all its mini-batches, only the first.
+        """
+        lessons = lessons or (self.lesson(),)
+        most = max(1, math.ceil(share * self.training.steps_of_round(self.steps)))
+        epochs = enumerate(range(0, most, self.steps))
+        return [self.epoch(lessons, number, most - done) for number, done in epochs][-1]
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """The sites, what came of the groups so far, and the server's own means. Mappings and sets are live views."""
+
+    sites: Sequence[str]  # that train, in sorted order
+    mixers: Mapping[str, Mixer]  # of the phases before, and of this phase's groups that were declared earlier
+    joined: Mapping[str, Any]  # what every site joined with
+    contributed: Callable[[], Set[str]]  # sites that have answered in a round
+    task: Task
+    training: Training
+    seed: int
+    compute: Compute
+    data: DataSource | None  # the server's own
+    stop: Callable[[], None]  # raises when the run was told to stop
+
+    def sharing(self) -> Set[str]:
+        """Return the sites that let each other have their personal models.
+
+        The model of a site that was to train and never did is nobody's expert.
+        """
+        absent = set(self.sites) - self.contributed()
+        return {site for site, answer in self.joined.items() if answer.shares and site not in absent}
+
+
+Facts = dict[str, Any]  # values that JSON can hold
+Ranges = Mapping[str, tuple[float, float]]
+FURTHEST = 1e4  # times the largest value of a task's inputs: no layer of a trained network gets larger ones
+
+
+def network(name: str) -> Callable[[Modules], Tensors]:
+    """Return the view of all tensors of one of a site's networks."""
+    return lambda modules: modules[name].state_dict()
+
+
+def sample_mean(server: ServerSide) -> Mixer:
+    """Return FedAvg's mixer: the mean, weighted by training cases."""
+    return WeightedMean()
+
+
+def statistics_ranges(modules: Modules, task: Task) -> Ranges:
+    """Return the ranges of running statistics: the layers' inputs are at most FURTHEST times the task's."""
+    furthest = FURTHEST * max(1.0, task.largest_input)
+    found: dict[str, tuple[float, float]] = {}
+    for module in modules.values():
+        means, variances = running_statistics_names(module)
+        found |= dict.fromkeys(means, (-furthest, furthest)) | dict.fromkeys(variances, (0.0, furthest**2))
+    return found
+
+
+@dataclass(frozen=True)
+class Average:
+    """An average over a site's training images, which a hospital lets out of enough images only."""
+
+    of: str  # for the leak report
+    covers: Callable[[int, Training], int]  # how many of so many images it covers
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that travel together and are mixed alike.
+
+    Groups of a phase are added and merged in the order in which they are declared, so that the mixing of a group may
+    look at the earlier ones: `mix` finds their mixers in `server.mixers`.
+
+    >>> import torch
+    >>> head = Group("head", lambda modules: dict(modules["model"][-1].named_parameters()), travels="up")
+    >>> sorted(head.of({"model": torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))}))
+    ['bias', 'weight']
+    """
+
+    name: str
+    of: Callable[[Modules], Tensors]  # a view into a site's networks, never a copy
+    mix: Callable[[ServerSide], Mixer] = sample_mean
+    # down: each site gets the group once in a phase and keeps it. up: sites send it and get nothing back.
+    travels: Literal["both", "up", "down"] = "both"
+    personal: bool = False  # every site is given values of its own
+    title: str = ""  # for tables of what leaves a site; by default the name
+    stand_in: str | None = None  # of a personal group: the group that a site without values of its own is given
+    # Of a group that hands on single sites' own values: what a site makes of it where these are sealed, so that nothing
+    # of it travels. It is told the site's place among those that train, None for others.
+    at_home: Callable[[Modules, int | None], None] | None = None
+    undefended: str = ""  # of a mean that no robust rule can take the place of: why, and what to use instead
+    # The least and greatest value that its tensors may have, by name; asked once, with networks without values.
+    ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
+    # Raises Refused when values that have the right form and range are impossible.
+    check: Callable[[Tensors], None] = lambda tensors: None
+    # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
+    arrived: Callable[[Modules, bool], None] = lambda modules, came: None
+    # What the server found out about the sites when all is done, for the summary's details.
+    found: Callable[[Mixer, Sequence[str]], Facts] = lambda mixer, sites: {}
+    # What else a hospital should know of the group, one line each, for the leak report.
+    says: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
+    average: Average | None = None  # if tensors are one
+    wide: bool = False  # where sites seal: numbers may be as large as their range, not only as the plan's bound
+
+    def given_only(self) -> Self:
+        """Return the same group as sites get it when its networks are done."""
+        return replace(self, travels="down")
+
+    @property
+    def goes_up(self) -> bool:
+        """Return whether sites send it."""
+        return self.travels != "down"
+
+    @property
+    def goes_down(self) -> bool:
+        """Return whether sites are given it."""
+        return self.travels != "up"
+
+
+def views(groups: Sequence[Group], modules: Modules) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of these groups in a site's networks. A group without any does not travel."""
+    found = {group.name: group.of(modules) for group in groups}
+    return {name: tensors for name, tensors in found.items() if tensors}
+
+
+def places_of(tensors: Iterable[Tensor]) -> set[int]:
+    """Return where tensors lie in memory, by which another view of the same tensor is recognised."""
+    return {tensor.data_ptr() for tensor in tensors}
+
 
 # Who alone trains in a round: from its number, all hospitals in sorted order, and the plan's seed.
 Turn = Callable[[int, Sequence[str], int], str]

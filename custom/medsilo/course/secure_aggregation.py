@@ -13,10 +13,8 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
-from medsilo.course.group import Group, views
 from medsilo.course.participation import Participation
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, Phase, ServerSide, views
 from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Exchanged, Form, Unsealable, form_of

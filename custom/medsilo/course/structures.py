@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Groups
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.learning.layers import names_of_last_layers
 from medsilo.mixing.layout import Numbers
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean

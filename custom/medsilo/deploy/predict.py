@@ -1,7 +1,8 @@
 """Prediction on a hospital's own images: masks on the images' own grids, and a table with one line per image."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from medsilo.deploy.predictor import PredictionRequest, Predictor
 from medsilo.deploy.source import Source
 from medsilo.deploy.watch import MACHINE, SEEN, Seen, mean_of
 from medsilo.learning.layers import judges_by_batch
+from medsilo.tasks import listing
 from medsilo.tasks.headers import is_dicom
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan
@@ -149,7 +151,7 @@ def predict_all(asked: PredictionRequest, images: Sequence[PredictedImage]) -> i
 def _case(
     source: Source, image: PredictedImage, out: Path, device: torch.device
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Return one image's row, and its picture; what is wrong with it stands in the row and stops no other."""
+    """Return one image's row, and its picture; what is wrong with it is in the row and stops no other."""
     row: dict[str, Any] = {"image": image.name, "mask": None, "error": None, "detail": None}
     picture = None
     try:
@@ -208,7 +210,7 @@ def predict_images(asked: PredictionRequest) -> int:
     """Predict image files, whose masks have the values of the hospital's own masks; returns how many failed."""
     use = asked.source.plan.task.use
     assert isinstance(use, ImageUse)
-    channels = {image[0]: image for image in use.images_among(find_images(asked.given))}
+    channels = {image[0]: image for image in use.images_among(find_images(asked.given, asked.say))}
     named = masks_for(list(channels))
     if any(path.resolve().parent == asked.out.resolve() for path, _ in named):
         raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
@@ -259,32 +261,41 @@ def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
     """A mask with exactly the geometry of its image; whole or not there."""
     import SimpleITK
 
-    part = path.with_name(f".part-{path.name}")
+    part, mask, whole = path.with_name(f".part-{path.name}"), scan.on_own_grid(labels), False
     try:
-        SimpleITK.WriteImage(scan.on_own_grid(labels), str(part), useCompression=True)
+        with suppress(RuntimeError):  # NIfTI is written to a full disk without an error, so it is read again
+            SimpleITK.WriteImage(mask, str(part), useCompression=True)
+            whole = SimpleITK.Hash(SimpleITK.ReadImage(str(part))) == SimpleITK.Hash(mask)
+        if not whole:
+            raise MedsiloError("a mask could not be written (is the disk full?); free space, then predict again")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def find_images(given: Sequence[Path]) -> list[Path]:
-    """The images that were given: files, folders of one DICOM series, and what lies in other folders."""
+def find_images(given: Sequence[Path], say: Callable[[str], None] = print) -> list[Path]:
+    """The images that were given: files, folders of one DICOM series, and those in other folders; say how many of
+    their files are no images."""
     found: list[Path] = []
     for path in given:
         if not path.exists():
             raise MedsiloError("an image that was given is not there; correct its path", private=str(path))
-        found += [path] if path.is_file() or _is_series(path) else _within(path)
+        if path.is_file() or _is_series(path):
+            found.append(path)
+        else:
+            inside = [one for one in sorted(path.iterdir()) if one.name[0] != "." and one.suffix not in COMPANIONS]
+            found += [one for one in inside if _is_series(one) or (one.is_file() and _is_image(one))]
+            others = Counter(one.suffix or "no suffix" for one in inside if one.is_file() and not _is_image(one))
+            if others:
+                kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(others.items()))
+                say(f"left out: {others.total()} files that are no images ({kinds})")
     if not found:
         raise MedsiloError("there are no images; give image files, DICOM folders or folders with such")
     return found
 
 
-def _within(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.suffix in COMPANIONS:
-            continue
-        if path.is_file() or _is_series(path):
-            yield path
+def _is_image(path: Path) -> bool:
+    return path.name.lower().endswith(listing.SUFFIXES) or is_dicom(path)
 
 
 def _is_series(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Predict what stands in rows, a table's lines or a recording's windows: a line of predictions.csv for each."""
+"""Predict what is in rows, a table's lines or a recording's windows: a line of predictions.csv for each."""
 
 import csv
 import io

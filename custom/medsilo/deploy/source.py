@@ -86,8 +86,8 @@ def open_source(folder: Path, site: str = "") -> Source:
                 return _super(SuperModel.load(place), run, place)
     if not folder.is_dir():
         raise MedsiloError("there is no such folder; give a run's or a super model's", str(folder))
-    if runs := sorted(path.parent.name for path in folder.glob(f"*/{paths.PLAN}") if (folder / paths.VERDICT).exists()):
-        raise MedsiloError(f"the folder is a comparison; give one of its runs: {', '.join(runs)}", str(folder))
+    if (folder / paths.VERDICT).exists() and (runs := sorted(path.parent.name for path in folder.glob("*/plan.yaml"))):
+        raise MedsiloError(f"the folder is a comparison; give one of its runs, like {runs[0]}", str(folder))
     if not (folder / paths.PLAN).is_file():
         why = "no super model and no run is there; give a folder with supermodel.json or plan.yaml"
         raise MedsiloError(why, str(folder))

@@ -15,9 +15,8 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.core.text import plain
-from medsilo.course.group import Facts, Group
 from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Facts, Group, Phase
 from medsilo.deploy.supermodel import GLOBAL, THRESHOLDS, Origin, Rule, SuperModel, Tuning, assemble, tune
 from medsilo.learning.loop import refuse_nan
 from medsilo.models.network import Network

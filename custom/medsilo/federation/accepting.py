@@ -10,8 +10,8 @@ from medsilo.core.errors import Refused
 from medsilo.core.package import machine_facts
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
-from medsilo.course.group import Group, Ranges
 from medsilo.course.outcome import Part
+from medsilo.course.phase import Group, Ranges
 from medsilo.learning.loop import is_finite
 from medsilo.plan import Plan
 from medsilo.runs.messages import (

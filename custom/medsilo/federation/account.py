@@ -6,6 +6,7 @@ later answers would follow. A process that dies anywhere leaves a ledger with as
 and that answer is sent, as it was, when the server asks for it again.
 """
 
+import hashlib
 import json
 import math
 import secrets
@@ -14,23 +15,81 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from medsilo.core.errors import Refused, reading
-from medsilo.core.files import write_json
-from medsilo.federation.kept_answer import KeptAnswers
+from torch import Tensor
+
+from medsilo.core.errors import reading
+from medsilo.core.files import load_tensors, save_tensors, write_json
+from medsilo.core.spill import bytes_of
+from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
-from medsilo.federation.private_numbers import PrivateNumbers, refuse_bare_counts
+from medsilo.federation.private_site import PrivateNumbers, agreed, refuse_bare_counts
 from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import ledger_of
 from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
 from medsilo.learning.loop import Stop
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
-from medsilo.privacy.agreed import stricter
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.runs.messages import MOST_HEADS, MOST_WARNINGS, LedgerHead, Parcel, Request
-from medsilo.runs.paths import SPENT
+from medsilo.runs.paths import ANSWER_FILES, SPENT
 from medsilo.runs.schema import Spent
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
-from medsilo.site.settings import FILE_NAME
+
+BETWEEN = "\x1f"  # a group's name and a tensor's
+
+
+class KeptAnswers:
+    """Answers in a site's folder of a study, each with the request that it answers and its attempt's name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def keep(self, request: Parcel, attempt: str, reply: Parcel) -> None:
+        """Write an answer, in the place of the last one of its kind."""
+        tensors = {
+            f"{group}{BETWEEN}{name}": tensor for group, named in reply.groups.items() for name, tensor in named.items()
+        }
+        facts = {
+            "request": digest_of(request),
+            "attempt": attempt,
+            "groups": list(reply.groups),
+            "facts": reply.facts,
+            "samples": reply.samples,
+            "metrics": reply.metrics,
+        }
+        save_tensors(self._path(request), tensors, facts)
+
+    def find(self, request: Parcel) -> tuple[str, Parcel] | None:
+        """Return attempt and answer where this very request was answered last."""
+        path = self._path(request)
+        if not path.exists():
+            return None
+        with reading("this site's last answer"):
+            tensors, facts = load_tensors(path)
+            if facts["request"] != digest_of(request):
+                return None
+            groups: Groups = {group: {} for group in facts["groups"]}
+            for key, tensor in tensors.items():
+                group, _, name = key.partition(BETWEEN)
+                groups[group][name] = tensor
+            return facts["attempt"], Parcel(groups, facts["facts"], facts["samples"], facts["metrics"])
+
+    def _path(self, request: Parcel) -> Path:
+        return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
+
+
+def digest_of(request: Parcel) -> str:
+    """Return what stands for a request: another one has another digest."""
+    found = hashlib.sha256(json.dumps(request.facts, sort_keys=True).encode())
+    for group in sorted(request.groups):
+        for name, tensor in sorted(request.groups[group].items()):
+            found.update(f"{group}{BETWEEN}{name}{BETWEEN}{tensor.dtype}{tuple(tensor.shape)}".encode())
+            found.update(_content(tensor))
+    return found.hexdigest()
+
+
+def _content(tensor: Tensor) -> bytes:
+    return bytes(bytes_of(tensor.detach().cpu().contiguous()))
+
 
 Pricing = Callable[[str, int], Sequence[Charge]]  # what an answer to a task, in a round, costs
 
@@ -49,20 +108,14 @@ class PrivacyAccount:
         """Return the account of a study that is counted: where the hospital demands privacy, and where a plan promises
         it to patients. Raises Refused, before data are read, where the promise can't be kept or is not left."""
         plan, folder, demands = place.plan, place.folder, place.settings.privacy
-        protection = Protection(place)
-        if demands is None and (plan.privacy is None or not protection.on):
+        protection, promise = Protection(place), agreed(plan, demands)
+        if promise is None or (demands is None and not protection.on):
             return None
-        if plan.privacy is None:
-            raise Refused(
-                f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
-                "add a section privacy with epsilon and delta"
-            )
         refuse_bare_counts(plan, demands)
         asker = protection.asker
         ledger = ledger_of(protection.book, asker.data, place.kit)
         spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
         account = cls(ledger, CountedStudy(spending, demands, protection.book.runs), folder)
-        promise = stricter(plan.privacy, demands)
         about = Gaussian(noise=noise_for(promise.epsilon, promise.delta, 1.0, 1))
         ledger.expect(account.study, [Charge(what=WHOLE, of=about)])
         return account

@@ -1,4 +1,4 @@
-"""From answers to the next round's tensors: the server's inner seam, where secure aggregation stands.
+"""From answers to the next round's tensors: the server's inner seam, where secure aggregation is.
 
 It is inside of a round: a sum is opened when enough sites have answered, before the mixers end the round.
 """

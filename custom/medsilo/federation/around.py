@@ -19,20 +19,25 @@ and an answer passes them the other way round. Around the server's channel stand
     turns           notes who is asked and who answered, and counts the bytes of tensors
     channel         NVFlare, or a loop over sites in this process
 
-Two seams are inside of a round, since what stands there needs what the round has: a site's envelope (envelope.py) and
-the server's aggregation (aggregation.py). Secure aggregation is both; it stands nowhere else.
+Two seams are inside of a round, since what stands there needs what the round has: a site's `Envelope` (seams.py)
+and the server's `RoundAggregation` (aggregation.py). Secure aggregation is both; it stands nowhere else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from medsilo.core import shelf
+from medsilo.core.errors import Lacks, MedsiloError, Refused
+from medsilo.core.spill import bytes_of
+from medsilo.core.tensors import Tensors
 from medsilo.federation.account import Accounting, LedgerWatch, PrivacyAccount
 from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Questioner, Retry
 from medsilo.federation.disclosure import DisclosingSite
-from medsilo.federation.envelope import Envelope
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
@@ -40,14 +45,76 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.sealed_site import SealedSite
-from medsilo.federation.seams import Channel, Place, Site
+from medsilo.federation.seams import Channel, Envelope, Missing, Outgoing, Place, Receive, Site
 from medsilo.federation.server_state import ServerState
-from medsilo.federation.supplying import FileSupply, SuppliedSite
 from medsilo.federation.turns import Tell, TurnKeeper
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import FILES, Parcel
+
+
+class SuppliedSite:
+    """A site that has its network's files before anything else of it is made.
+
+    A file travels as one tensor of bytes, in pieces like all tensors. Its hash stands in the plan: nobody is
+    believed.
+    """
+
+    def __init__(self, place: Place, make: Callable[[], Site]) -> None:
+        """make: makes the site behind this one, which reads the files."""
+        self.place, self.make = place, make
+        self.inner: Site | None = None
+        shelf.look_in(*place.models)
+
+    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        groups = dict(parcel.groups)
+        self._take(groups.pop(FILES, {}))
+        for file, size in self.place.plan.network.files.items():
+            try:
+                shelf.find(file, size)
+            except MedsiloError as error:
+                raise Lacks(str(error)) from error
+        self.inner = self.inner or self.make()
+        return self.inner.answer(replace(parcel, groups=groups), stop)
+
+    def _take(self, came: Tensors) -> None:
+        wanted, most = self.place.plan.network.files, self.place.settings.models_disk
+        for name, content in came.items():
+            if name not in wanted or content.dtype is not torch.uint8:
+                raise Refused("the server sends a file that the plan does not name")
+            shelf.keep(name, bytes_of(content.contiguous()), self.place.models[-1], int(most * (1 << 30)))
+
+
+class FileSupply:
+    """A channel that sends a site what it lacks: each site once, as the server had it."""
+
+    def __init__(self, inner: Channel, files: Mapping[str, int]) -> None:
+        self.inner, self.files = inner, files
+        self.sent: set[str] = set()
+
+    def pause(self, seconds: float) -> None:
+        self.inner.pause(seconds)
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        missing = self.inner.ask(sites, outgoing, receive, timeout)
+        lacking = sorted(site for site, gone in missing.items() if gone.lacks and site not in self.sent)
+        if not lacking:
+            return missing
+        self.sent |= set(lacking)
+        files = {file: _content(shelf.find(file, size), size) for file, size in self.files.items()}
+
+        def going(site: str) -> Parcel:
+            order = outgoing(site)
+            return replace(order, groups={**order.groups, FILES: files})
+
+        again = self.inner.ask(lacking, going, receive, timeout)
+        return {**{site: gone for site, gone in missing.items() if site not in lacking}, **again}
+
+
+def _content(path: Path, size: int) -> torch.Tensor:
+    """Return a file's bytes, which stay on the disk until they are sent."""
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
 class TrainingSite:

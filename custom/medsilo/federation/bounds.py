@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from medsilo.course.group import Group, views
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Group, Phase, views
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_VALUES
 

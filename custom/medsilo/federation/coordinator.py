@@ -9,8 +9,7 @@ from typing import Any, Literal
 from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import Part, ServerEnd
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Phase, ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.around import aggregation_of, asking
 from medsilo.federation.asking import Exchange, Questioner

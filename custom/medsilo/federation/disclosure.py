@@ -1,7 +1,7 @@
 """Disclosure: the layer that decides what of a site's numbers leaves, how finely, and what is counted as told.
 
 Scores, losses, counts, choices of a threshold, and numbers of cases: a participant finds them
-exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_numbers.py
+exactly (exact.py), and every field of an answer is made of that here. Where a plan promises privacy, private_site.py
 adds noise and says its price; who asked for how much is in the hospital's book (protection.py).
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from medsilo.core.coarse import Resolution
-from medsilo.core.memory import forget_most, most_held
+from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.package import machine_facts
 from medsilo.core.tensors import Groups
 from medsilo.federation.exact import (
@@ -27,7 +27,7 @@ from medsilo.federation.exact import (
     ExactScores,
     ExactTest,
 )
-from medsilo.federation.private_numbers import How, PrivateNumbers
+from medsilo.federation.private_site import How, PrivateNumbers
 from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
 from medsilo.learning.loop import Stop

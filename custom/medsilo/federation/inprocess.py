@@ -19,7 +19,6 @@ from medsilo.federation.permission import Permission
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.federation.protection import take_place
 from medsilo.federation.seams import Missing, Outgoing, Place, Receive
-from medsilo.federation.tracking import tracked
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.paths import site_folder
@@ -108,16 +107,9 @@ def run(
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         work = _run_central if plan.algorithm.pooled else partial(_run_federated, kind=kind)
-        with tracked(Record(root), bool(folder)) as tracking:
-
-            def follow(line: Round) -> None:
-                tracking.round(line)
-                on_round(line)
-
-            settings = settings or SiteSettings()
-            settings.check_sites(plan.participation.everyone)
-            run = work(plan, root, resume, settings, follow)
-            tracking.end(run.summary)
+        settings = settings or SiteSettings()
+        settings.check_sites(plan.participation.everyone)
+        run = work(plan, root, resume, settings, on_round)
         return run if folder else replace(run, models=dict(run.models))
 
 

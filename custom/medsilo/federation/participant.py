@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.tensors import Groups
-from medsilo.course.group import views
 from medsilo.course.outcome import SiteEnd
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Phase, views
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.disclosure import Disclosure, finite
-from medsilo.federation.envelope import Envelope
 from medsilo.federation.evaluation import Evaluation
 from medsilo.federation.exact import (
     ExactDelivery,
@@ -30,14 +28,13 @@ from medsilo.federation.exact import (
     ExactRound,
     ExactScores,
     ExactTest,
+    write_measures,
 )
 from medsilo.federation.limits import check_disk, check_limits, free_disk
-from medsilo.federation.private_numbers import PrivateNumbers
-from medsilo.federation.private_site import PrivateSite
+from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.reasons import DIVERGED
-from medsilo.federation.scoring import write_measures
-from medsilo.federation.seams import Place
+from medsilo.federation.seams import Envelope, Place
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import Trainer
 from medsilo.learning.loop import Compute, Stop, evaluate

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from medsilo.core.errors import MedsiloError, Refused, Undecided
 from medsilo.core.tensors import Groups
-from medsilo.federation.kept_answer import digest_of
+from medsilo.federation.account import digest_of
 from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import accepted_of, approvals_of
 from medsilo.federation.seams import Place, Site
@@ -26,7 +26,7 @@ class Permission:
         """Raises Refused where approval is required and no kit is there, with whose key decisions are signed."""
         self.place = place
         self.approvals: Approvals | None = None
-        self.accepted = accepted_of(place.site, place.kit) if place.kit else None
+        self.accepted = accepted_of(place.kit) if place.kit else None
         self._looked = time.monotonic()
         if place.settings.approval == "none":
             return
@@ -36,7 +36,7 @@ class Permission:
                 "here is none"
             )
         book = book_of(place.settings, place.site, place.folder)
-        self.approvals = approvals_of(book, place.site, place.kit, place.settings)
+        self.approvals = approvals_of(book, place.kit, place.settings)
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         asked = Request.read(parcel.facts)

@@ -8,9 +8,8 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from medsilo.federation.disclosure import Told
 from medsilo.federation.evaluation import Evaluation, Measuring
-from medsilo.federation.exact import ExactScores
+from medsilo.federation.exact import ExactScores, write_measures
 from medsilo.federation.participant import Participant
-from medsilo.federation.scoring import write_measures
 from medsilo.federation.seams import Place
 from medsilo.federation.summary import means, tested_as
 from medsilo.learning.loop import Compute, Stop

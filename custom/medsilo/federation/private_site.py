@@ -1,22 +1,246 @@
-"""A site's training under a promise of privacy: its noise, whose cases are drawn, and the charge of each round."""
+"""A site under a promise of privacy: the noise of its training and of the numbers that it tells, and what each costs.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Each kind of number is told as it is, where the hospital declared it public; with noise and an account of its own, where
+the plan offers that; or not at all. A unit (a record, or a patient with all cases) counts for one: in a count, and in
+the mean of a score.
+"""
+
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from typing import Literal
 
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import Refused, reading
+from medsilo.core.files import write_json
 from medsilo.course.phase import Phase
-from medsilo.federation.private_numbers import PrivateNumbers, units_of
 from medsilo.learning.loop import steps_in
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.plan import Plan
-from medsilo.privacy.accounting import gaussian_for, noise_for
-from medsilo.privacy.agreed import Demands, Promise, stricter
-from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Gaussian, SampledGaussian
+from medsilo.privacy.accounting import gaussian_for, geometric_for, noise_for
+from medsilo.privacy.mechanisms import (
+    MOST_NOISE,
+    Charge,
+    Demands,
+    Gaussian,
+    Geometric,
+    Promise,
+    Public,
+    SampledGaussian,
+    Told,
+    Unit,
+    stricter,
+)
 from medsilo.privacy.noise import NoiseSource
+from medsilo.runs.paths import NOISY_COUNTS
+from medsilo.site.book import PARTS
 from medsilo.site.settings import FILE_NAME
+from medsilo.tasks.task import SiteData, patients_of, records_of
+
+DIGITS = 4  # of a score with noise
+STEPS = 1000  # in half of a score's range
+How = Literal["exact", "noisy", "silent"]
+# What an answer tells in numbers, by what it answers.
+NUMBERS: dict[str, tuple[Told, ...]] = {
+    "join": ("counts",),
+    "round": ("counts", "train", "validation"),
+    "deliver": ("counts", "validation"),
+    "test": ("counts", "test"),
+}
+WHAT: dict[Told, str] = {
+    "counts": "numbers of cases",
+    "train": "loss over training cases",
+    "validation": "score and loss over validation cases",
+    "test": "score, loss and counts over test cases",
+}
+COUNTS_REFUSED = (
+    "numbers of cases would leave as they are: declare them public with a reason (privacy.public.counts in this "
+    f"hospital's {FILE_NAME}), or ask the lead for a plan with privacy.counts, which adds noise to them"
+)
+
+
+NOBODY_NAMED = (
+    "patients are promised privacy (unit: patient), and nothing names the patient of a line or an image; say it in "
+    "data.columns.patient or data.patient, or where each has one only, demand unit: record"
+)
+
+
+def agreed(plan: Plan, demands: Demands | None) -> Promise | None:
+    """Return what is promised to a hospital that demands this; raises Refused where the plan promises nothing then."""
+    if plan.privacy:
+        return stricter(plan.privacy, demands)
+    if demands is None:
+        return None
+    raise Refused(
+        f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; add a "
+        "section privacy with epsilon and delta"
+    )
+
+
+def units_of(cases: Dataset, unit: Unit) -> Sequence[str] | None:
+    """Return the unit of each case: its patient, or its record (a file, a line). None: each case is a record."""
+    return patients_of(cases) if unit == "patient" else records_of(cases)
+
+
+def how_told(plan: Plan, demands: Demands | None, told: Told, guarded: bool) -> How:
+    """Return how a plan that promises privacy lets one kind of number out. guarded: of patients that are protected."""
+    offer = plan.privacy
+    assert offer
+    if guarded and told in ("validation", "test") and plan.private.at_home:
+        return "silent"  # a model that learns by exact steps is scored, so its score tells of training cases, too
+    if demands and told in demands.public:
+        return "exact"
+    if (told == "counts" and offer.counts) or (told in ("validation", "test") and offer.scores):
+        return "noisy"
+    return "silent" if guarded else "exact"
+
+
+@dataclass(frozen=True)
+class PrivateNumbers:
+    """The numbers of one site in one study that promises privacy."""
+
+    plan: Plan
+    site: str
+    demands: Demands | None
+    promise: Promise
+    guarded: bool  # whether patients are behind the numbers: what is neither public nor noisy is not told
+    folder: Path
+    units: Mapping[str, Sequence[str]] = field(repr=False)  # by part, the unit of each case
+
+    @classmethod
+    def of(
+        cls, plan: Plan, site: str, demands: Demands | None, guarded: bool, folder: Path, data: SiteData
+    ) -> "PrivateNumbers | None":
+        """Return them where the plan promises privacy."""
+        promise = agreed(plan, demands)
+        if promise is None:
+            return None
+        if promise.unit == "patient" and data.survey and not data.survey.patients_named:
+            raise Refused(NOBODY_NAMED)
+        units: dict[str, Sequence[str]] = {}
+        for part in PARTS:
+            cases = getattr(data, part)
+            units[part] = units_of(cases, promise.unit) or [str(case) for case in range(len(cases))]
+        return cls(plan, site, demands, promise, guarded, folder, units)
+
+    def how(self, told: Told) -> How:
+        """Return how one kind of number is told."""
+        return how_told(self.plan, self.demands, told, self.guarded)
+
+    # ------------------------------------------------------------------ what it costs
+    @cached_property
+    def counting(self) -> Geometric:
+        """Return the noise on the numbers of units. One unit is in one part: all parts together change by one."""
+        assert self.plan.privacy and self.plan.privacy.counts
+        return Geometric(scale=1 / self._own(self.plan.privacy.counts.epsilon))
+
+    @cached_property
+    def scoring(self) -> Geometric:
+        """Return the noise on the sum behind one score, in whole steps; all scores of the study keep to their ε."""
+        assert self.plan.privacy and self.plan.privacy.scores
+        epsilon = self._own(self.plan.privacy.scores.epsilon)
+        return Geometric(scale=geometric_for(epsilon, self.promise.delta, self._scores, STEPS), sensitivity=STEPS)
+
+    def _own(self, epsilon: float) -> float:
+        """Return a part of the plan's ε in proportion to what is promised here, where the hospital demands less."""
+        assert self.plan.privacy
+        return epsilon * self.promise.epsilon / self.plan.privacy.epsilon
+
+    @property
+    def _scores(self) -> int:
+        """Return the scores with noise that the study asks for."""
+        return self.plan.validations * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
+
+    def charges(self, task: str, number: int) -> list[Charge]:
+        """Return what the numbers of an answer in a round cost, but for the counts, which are drawn once."""
+        found = []
+        for told in NUMBERS.get(task, ()):
+            if (task, told) == ("round", "validation") and not self.plan.validates(number - 1):
+                continue
+            if self.demands and told in self.demands.public:
+                found.append(Charge(what=WHAT[told], of=Public(reason=self.demands.public[told])))
+            elif told != "counts" and self.how(told) == "noisy":
+                found.append(Charge(what=f"score over {told} cases", of=self.scoring))
+        return found
+
+    @property
+    def count_charges(self) -> list[Charge]:
+        """Return the charge for the study's numbers of cases, which are drawn once."""
+        return [Charge(what=WHAT["counts"], of=self.counting)] if self.how("counts") == "noisy" else []
+
+    def planned(self) -> list[Charge]:
+        """Return what all numbers of the study cost."""
+        last = self.plan.rounds
+        rounds = [charge for number in range(1, last + 1) for charge in self.charges("round", number)]
+        return [*self.count_charges, *rounds, *self.charges("deliver", last), *self.charges("test", last)]
+
+    # ------------------------------------------------------------------ what is told
+    @cached_property
+    def counted(self) -> tuple[str, dict[str, int]] | None:
+        """Return the numbers of units with noise, and the name of their draw; None where they have none.
+
+        Drawn once and kept on the disk: each draw costs, and two would tell more than one. In all that leaves, and in
+        the training, they take the place of the true numbers.
+        """
+        if self.how("counts") != "noisy":
+            return None
+        path = self.folder / NOISY_COUNTS
+        if path.exists() and not self.plan.task.synthetic:
+            with reading("this site's noisy counts"):
+                kept = json.loads(path.read_text("utf-8"))
+                return str(kept["draw"]), {part: int(kept["counts"][part]) for part in PARTS}
+        secret = self._secret("counts")
+        sensitivity = self.counting.sensitivity
+        found: dict[str, int] = {
+            part: max(1, len(set(self.units[part])) + secret.geometric(self.counting.scale * sensitivity))
+            for part in PARTS
+        }
+        draw = secrets.token_hex(16)
+        if not self.plan.task.synthetic:
+            write_json(path, {"draw": draw, "counts": found})
+        return draw, found
+
+    def size(self, part: str) -> int:
+        """Return the number of a part's units as everybody may know it."""
+        return self.counted[1][part] if self.counted else len(set(self.units[part]))
+
+    @property
+    def noisy_size(self) -> int | None:
+        """Return the number of training units with its noise; None where it has none."""
+        return self.counted[1]["train"] if self.counted else None
+
+    def score(self, part: str, number: int, values: Tensor, low: float, high: float) -> float:
+        """Return a part's mean score with noise: the mean over units of each unit's mean over its cases.
+
+        Each unit's distance from the middle of the range is at most half of the range, in whole steps of a thousandth
+        of that, and so is what it changes in their sum.
+        """
+        middle, half = (low + high) / 2, (high - low) / 2
+        own: dict[str, list[float]] = defaultdict(list)
+        cut = values.double().nan_to_num(middle).clamp(low, high).tolist()
+        for unit, value in zip(self.units[part], cut, strict=True):
+            own[unit].append(value)
+        total = sum(round((sum(found) / len(found) - middle) / half * STEPS) for found in own.values())
+        noise = self._secret("score", part, number).geometric(self.scoring.scale * STEPS)
+        return round(min(max(middle + (total + noise) / STEPS * half / self.size(part), low), high), DIGITS)
+
+    def _secret(self, *purpose: str | int) -> NoiseSource:
+        """Return the random numbers of one release: nobody's, or with drawn hospitals the seed's."""
+        if self.plan.task.synthetic:
+            return NoiseSource.from_seed(self.plan.seed, self.site, *purpose)
+        return NoiseSource()
+
+
+def refuse_bare_counts(plan: Plan, demands: Demands | None) -> None:
+    """Raise Refused where numbers of cases would leave that are neither public nor noisy."""
+    if how_told(plan, demands, "counts", True) == "silent":
+        raise Refused(COUNTS_REFUSED)
 
 
 @dataclass(frozen=True)
@@ -33,15 +257,9 @@ class PrivateSite:
     def of(
         cls, plan: Plan, site: str, demands: Demands | None, train: Dataset, numbers: PrivateNumbers | None = None
     ) -> "PrivateSite | None":
-        """Return it where the plan promises privacy; raises Refused where the hospital demands that and it doesn't."""
-        if plan.privacy is None:
-            if demands is None:
-                return None
-            raise Refused(
-                f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
-                "add a section privacy with epsilon and delta"
-            )
-        return cls(plan, site, stricter(plan.privacy, demands), train, numbers)
+        """Return it where the plan promises privacy."""
+        promise = agreed(plan, demands)
+        return cls(plan, site, promise, train, numbers) if promise else None
 
     @property
     def _units(self) -> Sequence[str] | None:

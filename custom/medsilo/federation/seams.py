@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from medsilo.core.errors import Died, Lacks, MedsiloError
+from medsilo.core.errors import Died, Lacks, MedsiloError, Refused
+from medsilo.core.tensors import Groups, Modules
 from medsilo.core.text import plain
+from medsilo.course.phase import Phase
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import MODELS
 from medsilo.site.settings import SiteSettings
 
@@ -139,3 +141,24 @@ class Channel(Protocol):
 
     def pause(self, seconds: float) -> None:
         """Wait; raises Aborted when the run was told to stop."""
+
+
+class Envelope:
+    """Tensors in clear."""
+
+    keeps_at_home = False  # whether groups that a site can make by itself are not sent to it
+
+    def letter(self, asked: Request, groups: Groups) -> dict[str, Any]:
+        """Answer a letter that is no round."""
+        raise Refused("the server seals what this plan lets leave in clear")
+
+    def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
+        """Return what came, with what only this site or all hospitals can read opened."""
+        return groups
+
+    def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
+        """Raise Refused, before anything is kept, where numbers that would be sent can't be."""
+
+    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
+        """Return what is sent. samples: the training cases that it rests on, as the site tells them."""
+        return groups

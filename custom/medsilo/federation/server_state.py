@@ -10,14 +10,12 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Groups
-from medsilo.course.group import Group, views
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, Phase, ServerSide, views
 from medsilo.course.structures import mix_by_structure
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
-from medsilo.federation.sealed.store import SealedStore
+from medsilo.federation.sealed.what import SealedStore
 from medsilo.federation.summary import says_of
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
@@ -262,7 +260,7 @@ class ServerState:
         if facts["sites"] != list(self.sites):
             raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
         if facts["round"] > self.plan.rounds:
-            raise MedsiloError("the checkpoint is of a round that the plan does not have; it is damaged, begin anew")
+            raise MedsiloError("the checkpoint is of a round that the plan does not have; it is damaged, start again")
         for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
             place = self.course.place_of(number)
             if place != self.place:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medsilo.core.memory import most_held
+from medsilo.core.lifeline import most_held
 from medsilo.core.package import package_facts
 from medsilo.plan import Plan
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import Refused
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
-from medsilo.federation.doing import NowFile
+from medsilo.course.phase import Phase, Workbench
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
-from medsilo.federation.site_state import SiteState
+from medsilo.federation.site_state import NowFile, SiteState
 from medsilo.learning.class_weights import balanced, weighted
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
@@ -114,7 +112,7 @@ class Trainer:
         layer = plan.algorithm.input_layer(self.state.modules)
         size, task = plan.training.batch_size, plan.task
         steps = self.private.steps_in_epoch if self.private else steps_in(self.samples, size)
-        if task.draws:  # there are no passes to begin anew
+        if task.draws:  # there are no passes to start again
             steps = plan.training.local_steps or steps
         private = self.private.training(number) if self.private and purpose == SHUFFLE else None
         compute = self.compute

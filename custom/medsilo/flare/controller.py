@@ -13,12 +13,10 @@ from nvflare.apis.signal import Signal
 
 from medsilo.core import shelf
 from medsilo.core.errors import Aborted, MedsiloError
-from medsilo.core.lifeline import end_with
-from medsilo.core.memory import reuse_blocks
+from medsilo.core.lifeline import end_with, reuse_blocks
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.tracking import Tracker, tracked
 from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import LONGEST, Patience
@@ -127,7 +125,7 @@ class MedsiloController(Controller):
             record, resume = earlier, True
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
         elif earlier:
-            self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: begins anew as {record.folder.name}")
+            self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: starts again as {record.folder.name}")
         record.claim(submitter_of(fl_ctx), resume)
         before = record.summary()
         sites = [client.name for client in fl_ctx.get_engine().get_clients()]
@@ -148,22 +146,19 @@ class MedsiloController(Controller):
             self.gate.allow(answer_bounds(plan))
             PatientRequests(self.gate.cell, Patience.of(plan))
         try:
-            with record.led_by(fl_ctx.get_job_id()), tracked(record) as tracking:
-                tell = self._tell(tracking, fl_ctx)
+            with record.led_by(fl_ctx.get_job_id()):
+                tell = self._tell(fl_ctx)
                 kit = kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 LEFTOVERS.begin()
-                summary = self.running.run(resume)
-                tracking.end(summary)
-            return summary.study
+                return self.running.run(resume).study
         finally:
             # What lies in the folder is another job's until this one has written its summary.
             if self.engine == "nvflare" and record.summary() != before:
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, tracking: Tracker, fl_ctx: FLContext) -> Callable[[Round], None]:
+    def _tell(self, fl_ctx: FLContext) -> Callable[[Round], None]:
         def on_round(line: Round) -> None:
-            tracking.round(line)
             missing = plain({**line.refused, **line.lost} or "none")
             self.log_info(
                 fl_ctx,

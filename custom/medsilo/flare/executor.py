@@ -1,5 +1,6 @@
 """The one executor of all methods: gives the participant its place in NVFlare's client."""
 
+import json
 import math
 import os
 import time
@@ -8,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from nvflare.apis.event_type import EventType
@@ -19,29 +21,67 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Lacks, Refused
-from medsilo.core.files import make_folder
+from medsilo.core.files import FILE, make_folder
 from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.around import answering
 from medsilo.federation.bounds import request_bounds
-from medsilo.federation.diary import Diary
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
 from medsilo.federation.seams import Place, Site
-from medsilo.flare.forked_site import has_started
+from medsilo.flare.forks import has_started
 from medsilo.flare.gate import Gate
 from medsilo.flare.patches import LEFTOVERS
 from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
+from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
+from medsilo.runs.paths import DIARY
+from medsilo.runs.schema import DiaryLine
+from medsilo.site.approvals import MOST_ROUNDS
+
+
+class Diary:
+    """The diary's file. A line that can't be written is no reason to end a study."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def began(self, plan: Plan, lead: str) -> None:
+        """Note that a process begins to work for a study."""
+        self._add(kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
+
+    def answered(self, asked: dict[str, Any], reply: Parcel) -> None:
+        """Note an answer that is about to leave."""
+        told = {key: reply.facts.get(key, 0.0) for key in ("seconds", "memory")}
+        self._add(kind="answered", bytes=reply.size(), **_where(asked), **told)
+
+    def failed(self, asked: dict[str, Any], error: Exception, reason: str) -> None:
+        """Note that there is no answer, and why."""
+        self._add(kind="died" if isinstance(error, Died) else "refused", reason=reason, **_where(asked))
+
+    def _add(self, **told: Any) -> None:
+        line = DiaryLine(at=time.time(), **told).model_dump(mode="json", exclude_defaults=True)
+        with suppress(OSError):
+            make_folder(self._folder)
+            descriptor = os.open(self._folder / DIARY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE)
+            with os.fdopen(descriptor, "ab") as file:
+                file.write(json.dumps(line).encode() + b"\n")
+
+
+def _where(asked: dict[str, Any]) -> dict[str, Any]:
+    number = asked.get("round")
+    known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
+    return {"task": plain(asked.get("task", ""), 40), "round": number if known else 0}
+
 
 STOOD_STILL = 600.0  # seconds without work after which a site gives up an answer, where the plan sets no limit
 LOOK = 10.0  # seconds between two looks at whether there is work

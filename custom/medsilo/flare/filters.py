@@ -24,7 +24,7 @@ from medsilo.flare.wire import META
 
 
 class _AnswerFilter(Filter):
-    """The base of all filters: refusals pass, an answer is one of medsilo's, what is done stands in the audit log."""
+    """The base of all filters: refusals pass, an answer is one of medsilo's, what is done is in the audit log."""
 
     def __init__(self, groups: Sequence[str]) -> None:
         super().__init__()

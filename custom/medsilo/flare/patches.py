@@ -7,13 +7,13 @@ NVFlare's own behaviour without it, and fails when it is no longer needed (tests
 
 import gc
 import logging
-import shlex
-import sys
+import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from time import monotonic
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.client import Client
@@ -565,15 +565,16 @@ def patient_simulator(
 
 
 @contextmanager
-def sites_started_by(command: Sequence[str]) -> Iterator[None]:
-    """Let the simulator that runs in this process start sites by this command.
+def sites_started_by(start: Callable[..., Any]) -> Iterator[None]:
+    """Let the simulator that runs in this process start sites by a function that is called as `Popen` is.
 
-    Issue (2.9.0): the simulator starts each site's process by sys.executable. Each imports all anew, which takes
+    Issue (2.9.0): the simulator starts each site's process by `subprocess.Popen`. Each imports all anew, which takes
     seconds of a core and hundreds of MB. Please let the runner be given what starts a site's process.
     """
-    true = sys.executable
-    sys.executable = shlex.join(command)
+    from nvflare.private.fed.app.simulator import simulator_runner
+
+    simulator_runner.subprocess = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
     try:
         yield
     finally:
-        sys.executable = true
+        simulator_runner.subprocess = subprocess

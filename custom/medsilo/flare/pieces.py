@@ -1,7 +1,7 @@
 """Tensors in pieces, so that a cut line costs no more than the pieces that were on their way. Requests that a line has
 lost are made again, and as many stand at once as the line has room for.
 
-NVFlare 2.9 sends a tensor as a whole however large it is, and begins it anew after a cut.
+NVFlare 2.9 sends a tensor as a whole however large it is, and starts it again after a cut.
 """
 
 import math

@@ -31,7 +31,7 @@ from medsilo.flare.patches import death_of_job, start_again, wait_no_more
 LOG = logging.getLogger(__name__)
 CHANNEL, TOPIC = "medsilo", "presence"
 LOOK = 1.0  # seconds between two looks of a job
-GRACE = 4.0  # seconds without connection and word until a hospital is away: a connection that broke is often made anew
+GRACE = 4.0  # seconds without connection and word until a hospital is away: a connection that broke is often made again
 SILENCE = 30.0  # seconds that every hospital may say nothing: the process of a job says something every ten
 TRIES = 6  # to start a job's process at a hospital, each after twice the pause; all take about a minute
 MOST_DEATHS = 5  # of a job's process at one hospital within WITHIN seconds; after one more it is not started again

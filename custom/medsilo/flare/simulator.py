@@ -4,12 +4,11 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -264,26 +263,13 @@ def _watch(
 
 
 def end_process(process: subprocess.Popen) -> None:
-    """End the simulator and every process it started: its own share its group, its sites' have groups of their own."""
-    family: list[psutil.Process] = []
+    """End the simulator and every process it started."""
     with suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-    _end_group(process)
-    for member in family:
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
-
-
-def _end_group(process: subprocess.Popen) -> None:
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(timeout=5)
-            time.sleep(0.2)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+        first = psutil.Process(process.pid)
+        for one in (first, *first.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.wait()
 
 
 def last_error(log: Path) -> str:
@@ -293,44 +279,36 @@ def last_error(log: Path) -> str:
     return (errors or lines or ["it said nothing"])[-1]
 
 
-def _end_process_of(site: str) -> None:
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if f" --client {site} " in " ".join(child.cmdline()):
-                child.kill()
-                child.wait()
-
-
 def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
-    from medsilo.flare.forks import forked_sites
-    from medsilo.flare.patches import patient_simulator
+    from medsilo.flare import forks
+    from medsilo.flare.patches import patient_simulator, sites_started_by
 
     def until_begun(site: str, once: Callable[[], Any]) -> Any:
         """Run a site's process; again where another program was at the port that NVFlare had found free for it."""
-        if not fates:
+        if not forked:
             return once()
         for _ in range(STARTS):
-            (fates.begun / site).unlink(missing_ok=True)
             try:
                 ended = once()
             except OSError:  # it hung up before it was told anything; then NVFlare forgets the process
-                _end_process_of(site)
+                forks.site(site).kill()
                 ended = True, None, site
-            if ended[1] or (fates.begun / site).exists():
+            if ended[1] or forks.site(site).begun.is_set():
                 return ended
             logging.getLogger(__name__).warning("another program answered in the place of %s", site)
-        (fates.died / site).touch()
+        forks.site(site).given_up = True
         return ended
 
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
     count = len(sites.split(","))
-    lasting = int(threads) == count
     runner = patient_simulator(job, workspace, sites, int(threads), start_limit(count), until_begun)
-    own_code = (Path(job) / CUSTOM).is_dir()  # which sites must import and not this package
-    forks = nullcontext() if own_code or sys.platform != "linux" else forked_sites(Path(job) / PLAN, lasting)
-    with forks as fates:
+    forked = sys.platform == "linux" and not (Path(job) / CUSTOM).is_dir()  # code that sites import in place of ours
+    if not forked:
+        return runner.run()
+    forks.begin(Path(job) / PLAN, lasting=int(threads) == count)
+    with sites_started_by(forks.ForkedSite):
         return runner.run()
 
 

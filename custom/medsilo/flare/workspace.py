@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -12,7 +13,7 @@ from medsilo.core.files import write_text
 from medsilo.federation.sealed.identity import KitFiles, accepted_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.site.accepted import check_there
+from medsilo.site.approvals import check_there
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
 
 
@@ -37,12 +38,13 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     Raises MedsiloError where a hospital's kit has none, or where it changed and nobody said so.
     """
     local = Path(_workspace(fl_ctx).get_site_config_dir())
-    site, kit = fl_ctx.get_identity_name(), kit_of(fl_ctx)
+    kit = kit_of(fl_ctx)
     if kit is None:
+        site = fl_ctx.get_identity_name()
         return read_settings(local / site if (local / site / FILE_NAME).is_file() else local)
     check_there(local)
     settings = read_settings(local)
-    accepted_of(site, kit).begin(settings)
+    accepted_of(kit).begin(settings)
     return settings
 
 
@@ -60,14 +62,17 @@ def output_folder(fl_ctx: FLContext, settings: SiteSettings) -> Path:
 
 def cloned_from(fl_ctx: FLContext) -> str | None:
     """The job that this one is a clone of, as 'medsilo resume' makes them."""
-    meta = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
-    return json.loads(meta.read_text()).get("cloned_from") if meta.exists() else None
+    return _meta(fl_ctx).get("cloned_from")
 
 
 def submitter_of(fl_ctx: FLContext) -> str | None:
     """Return who submitted the job, as NVFlare authenticated them; None in a simulation."""
-    meta = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
-    return json.loads(meta.read_text()).get("submitter_name") if meta.exists() else None
+    return _meta(fl_ctx).get("submitter_name")
+
+
+def _meta(fl_ctx: FLContext) -> dict[str, Any]:
+    path = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def publish_refusal(reason: str, fl_ctx: FLContext) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
-from medsilo.learning.contrast import frozen_features
-from medsilo.learning.layers import head_layers
+from medsilo.learning.layers import frozen_features, head_layers
 from medsilo.learning.loop import Lesson
 
 SHRINKAGE = 0.1  # share of the features' covariances that is taken for chance, as few cases can't tell them

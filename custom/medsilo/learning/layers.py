@@ -3,8 +3,10 @@
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -132,3 +134,31 @@ def keeping_statistics(module: nn.Module) -> Iterator[None]:
 def judges_by_batch(module: nn.Module) -> bool:
     """Return whether a batch norm keeps no running statistics: then a case's output depends on its batch, always."""
     return any(layer.running_mean is None for layer in batch_norm_layers(module))
+
+
+def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the network's output, and what its head was given, one row per case: [B, features]."""
+    given: list[Tensor] = []
+    (head,) = head_layers(model)
+    hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0].flatten(1)))
+    try:
+        output = model(inputs)
+    finally:
+        hook.remove()
+    return output, given[-1]
+
+
+@torch.no_grad()
+def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the features of a network that doesn't learn, in evaluation."""
+    return with_features(model.eval(), inputs)[1]
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """Return -log(e^{cos(z, near) / τ} / (e^{cos(z, near) / τ} + e^{cos(z, far) / τ})), the mean over cases.
+
+    In the features' own type, but for half precision, which is too coarse for a cosine.
+    """
+    kind = torch.promote_types(z.dtype, torch.float32)
+    closer, further = (functional.cosine_similarity(z.to(kind), other.to(kind)) for other in (near, far))
+    return functional.softplus((further - closer) / temperature).mean()

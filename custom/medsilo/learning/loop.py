@@ -148,7 +148,7 @@ def train_epoch(
 
 
 class DrawnCases(Dataset):
-    """Training cases as one epoch sees them: each drawn anew from its seed, so that workers change nothing.
+    """Training cases as one epoch sees them: each drawn from its seed, so that workers change nothing.
 
     A case's seed follows from its place; or, where `names` are given, from its name: then no case changes another's.
     """

@@ -1,28 +1,23 @@
 """Differentially private steps (Abadi et al. 2016): each unit's gradient is clipped, and noise is added to their sum.
 
 A unit is what one step draws and clips as one: a case, or a patient with all cases. Everything after the noise, such as
-momentum, weight decay or a pull to other weights, tells no more of the cases. Gradients of single cases come from
-Opacus, whose hooks are on a network only while a batch passes through it.
+momentum, weight decay or a pull to other weights, tells no more of the cases. For gradients of single cases a network's
+weights are there once for each case (`torch.vmap`).
 """
 
 import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.layers import is_frozen
+from medsilo.learning.layers import called_with, is_frozen
 from medsilo.learning.loop import Case, Compute, Lesson, LossFunction
 from medsilo.learning.steps import Step, plain_step
 from medsilo.privacy.noise import NoiseSource
@@ -30,9 +25,6 @@ from medsilo.privacy.noise import NoiseSource
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once
 WITHIN = 1 - 1e-6  # of the bound, for what is rounded up, also by the noise's grid
 COLUMNS = 1 << 18  # numbers of each case that are summed at once
-SAME = 1e-2  # share by which the cases' gradients may miss the batch's through rounding
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 # ---------------------------------------------------------------------------------------------------- which cases
@@ -115,24 +107,21 @@ class PrivateSteps:
     at_home: tuple[str, ...] = ()
     releasing: float = math.inf  # noise on a mean over units that leaves, over the bound
     clip: float = 1.0  # the bound on a unit's part of such a mean
-    checked: set[str] = field(default_factory=set, init=False)  # networks whose cases' gradients make a batch's
 
-    def lesson(
-        self, name: str, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step
-    ) -> Lesson:
+    def lesson(self, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step) -> Lesson:
         """Return how one network learns from a batch, with noisy gradients in place of exact ones."""
         model.train()
 
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             def closure() -> Tensor:
                 optimizer.zero_grad()
-                return self.gradient(name, model, loss, inputs, targets)
+                return self.gradient(model, loss, inputs, targets)
 
             return step(optimizer, closure)
 
         return learn
 
-    def gradient(self, name: str, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
+    def gradient(self, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
         """Put (Σ_units clip(∇ of the unit) + noise) / expected cases into the weights; returns the mean loss.
 
         The mean loss is exact: it must not leave as it is.
@@ -142,16 +131,11 @@ class PrivateSteps:
             weight.grad = None
         clipped = ClippedSum(weights, self.bound)
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        with gradients_of_cases(model) as gradients:
-            for part in self._portions(len(inputs), sum(weight.numel() for weight in weights)):
-                here = inputs[part].detach()
-                if here.is_floating_point() and name in self.checked:
-                    here.requires_grad_()
-                losses = losses_of_cases(model(here), targets[part], loss)
-                total += losses.detach().sum()
-                clipped.add(gradients(losses.sum(), here, weights), self.sample.owners[part])
-                self.checked.add(name)
-            clipped.finish()
+        for part in self._portions(len(inputs), sum(weight.numel() for weight in weights)):
+            losses, gradients = gradients_of_cases(model, loss, inputs[part], targets[part])
+            total += losses.sum()
+            clipped.add(gradients, self.sample.owners[part])
+        clipped.finish()
         exact = torch.cat([own.flatten() for own in clipped.total])
         noisy = self.secret.with_normal(exact, self.noise * self.bound) / self.sample.expected
         for weight, own in zip(weights, noisy.split([w.numel() for w in weights]), strict=True):
@@ -196,9 +180,32 @@ def unless_empty(inner: Lesson) -> Lesson:
     return learn
 
 
-def losses_of_cases(output: Tensor, targets: Tensor, loss: LossFunction) -> Tensor:
-    """Return the loss of every case by itself: a loss of a batch may mix its cases."""
-    return torch.stack([loss(output[case : case + 1], targets[case : case + 1]) for case in range(len(output))])
+def gradients_of_cases(
+    model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the loss of every case by itself, and its gradient, [cases, ...] for each weight that learns.
+
+    Losses are taken one by one: a loss of a batch may mix its cases.
+    """
+    learning = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+    each = {name: own.expand(len(inputs), *own.shape).requires_grad_() for name, own in learning.items()}
+
+    def of(weights: dict[str, Tensor], case: Tensor) -> Tensor:
+        return called_with(model, weights, case[None])[0]
+
+    try:
+        output = torch.vmap(of, randomness="different")(each, inputs)
+    except RuntimeError as error:
+        if "memory" in str(error):
+            raise
+        raise MedsiloError(
+            "privacy: this network can't be worked out case by case, since a layer counts what passes through it or "
+            "looks at its values; choose another network",
+            private=str(error),
+        ) from error
+    losses = torch.stack([loss(output[case : case + 1], targets[case : case + 1]) for case in range(len(output))])
+    gradients = torch.autograd.grad(losses.sum(), list(each.values()), materialize_grads=True)
+    return losses.detach(), list(gradients)
 
 
 class ClippedSum:
@@ -214,10 +221,12 @@ class ClippedSum:
         gradients = _without_infinite(gradients)
         units, places = owners.unique_consecutive(return_inverse=True)
         if len(units) < len(owners):
-            gradients = [_summed(own, places.to(own.device), len(units)) for own in gradients]
+            gradients = [
+                own.new_zeros(len(units), *own.shape[1:]).index_add_(0, places.to(own.device), own) for own in gradients
+            ]
         if self.open and self.open[0] == int(units[0]):
-            for own, before in zip(gradients, self.open[1], strict=True):
-                own[0] += before
+            rests = zip(gradients, self.open[1], strict=True)
+            gradients = [torch.cat([own[:1] + before, own[1:]]) for own, before in rests]
         elif self.open:
             self._clip([own[None] for own in self.open[1]])
         self._clip([own[:-1] for own in gradients])
@@ -251,145 +260,3 @@ def _without_infinite(gradients: Sequence[Tensor]) -> list[Tensor]:
         return list(gradients)
     exactly = torch.stack([own.flatten(1).isfinite().all(1) for own in gradients]).all(0)
     return [own.masked_fill(~exactly.view(-1, *[1] * (own.ndim - 1)), 0) for own in gradients]
-
-
-def _summed(gradients: Tensor, places: Tensor, units: int) -> Tensor:
-    return gradients.new_zeros(units, *gradients.shape[1:]).index_add_(0, places, gradients)
-
-
-# ---------------------------------------------------------------------------------------------------- Opacus
-Gradients = Callable[
-    [Tensor, Tensor, Sequence[Tensor]], list[Tensor]
-]  # (sum of losses, inputs, weights) -> [cases, ...]
-
-
-@contextmanager
-def gradients_of_cases(model: nn.Module) -> Iterator[Gradients]:
-    """Give a function that returns the gradient of each case of what passed through the model inside the block.
-
-    Where the inputs require a gradient, the weights' own over the batch are not worked out. Where they don't, the sum
-    of the cases' is held against it: a network may use a layer's weights in ways that its hooks don't see.
-    """
-    in_place = [layer for layer in model.modules() if getattr(layer, "inplace", False) is True]
-    for layer in in_place:  # backward hooks and layers that write into their input exclude each other
-        layer.inplace = False  # type: ignore[assignment]
-    hooks = None
-    try:
-        hooks = _hooked(model)
-
-        def gradients(losses: Tensor, inputs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-            losses.backward(inputs=[inputs] if inputs.requires_grad else None)
-            found = [_taken(weight) for weight in weights]
-            _check_whole(found, weights)
-            cases = next((len(own) for own in found if own is not None), 0)
-            return [
-                own if own is not None else weight.new_zeros(cases, *weight.shape)
-                for own, weight in zip(found, weights, strict=True)
-            ]
-
-        yield gradients
-    finally:
-        if hooks is not None:
-            hooks.cleanup()
-            for layer in model.modules():
-                layer.__dict__.pop("activations", None)
-                layer.__dict__.pop("max_batch_len", None)
-        for layer in in_place:
-            layer.inplace = True  # type: ignore[assignment]
-
-
-def _hooked(model: nn.Module) -> Any:
-    try:
-        return _hooks()(model, loss_reduction="sum")
-    except NotImplementedError as error:
-        raise MedsiloError(
-            "privacy: a layer of this network keeps numbers of the batch, so gradients of single cases don't exist; "
-            "choose a network without it"
-        ) from error
-
-
-def _taken(weight: Any) -> Tensor | None:
-    """Take the gradients of a weight's cases off it; None where nothing passed it."""
-    own, weight.grad_sample = weight.grad_sample, None
-    return own
-
-
-def _check_whole(found: Sequence[Tensor | None], weights: Sequence[Tensor]) -> None:
-    """Raise MedsiloError where the cases' gradients do not add up to the batch's, if that was worked out; forget it.
-
-    What is missing in them is clipped and noised by nobody, but is not used either: it would only not be learned.
-    """
-    missed = whole = 0.0
-    for own, weight in zip(found, weights, strict=True):
-        together, weight.grad = weight.grad, None
-        if together is not None:
-            missed += float((together if own is None else together - own.sum(0)).square().sum())
-            whole += float((together if own is None else own.flatten(1)).square().sum())
-    if math.isfinite(missed) and missed > SAME**2 * whole:
-        raise MedsiloError(
-            "privacy: this network uses a layer's weights outside that layer, so they have no gradients of single "
-            "cases; choose another network"
-        )
-
-
-@cache
-def _hooks() -> type[Any]:
-    """Return Opacus's hooks, with convolutions that cost what their gradients cost without it."""
-    warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed")
-    try:
-        from opacus.grad_sample.grad_sample_module import GradSampleModule  # takes seconds
-    except ImportError as error:
-        raise MedsiloError(
-            "privacy: gradients of single cases need Opacus, which is not installed; install medsilo[dp]"
-        ) from error
-
-    class GradientsOfCases(GradSampleModule):
-        GRAD_SAMPLERS: Mapping[type[nn.Module], Any] = {
-            **GradSampleModule.GRAD_SAMPLERS,
-            **dict.fromkeys((*CONVOLUTIONS, *TRANSPOSED), _of_convolution),
-        }
-
-    return GradientsOfCases
-
-
-def _of_convolution(layer: _ConvNd, activations: Sequence[Tensor], gradients: Tensor) -> dict[Tensor, Tensor]:
-    """Return the gradients of a convolution for each case, one case after the other.
-
-    Opacus unfolds the inputs, which takes as often their memory as the kernel has values, and works transposed ones out
-    twice.
-    """
-    inputs = activations[0].to(gradients.dtype)
-    inputs, padding = _padded(layer, inputs)
-    transposed = isinstance(layer, _ConvTransposeNd)
-
-    def of(case: int) -> Tensor:
-        return torch.ops.aten.convolution_backward(
-            gradients[case : case + 1],
-            inputs[case : case + 1],
-            layer.weight,
-            None,
-            layer.stride,
-            padding,
-            layer.dilation,
-            transposed,
-            layer.output_padding,
-            layer.groups,
-            [False, True, False],
-        )[1]
-
-    found: dict[Tensor, Tensor] = {}
-    if layer.weight.requires_grad:
-        each = [of(case) for case in range(len(inputs))]
-        found[layer.weight] = torch.stack(each) if each else layer.weight.new_zeros(0, *layer.weight.shape)
-    if layer.bias is not None and layer.bias.requires_grad:
-        found[layer.bias] = gradients.flatten(2).sum(2)
-    return found
-
-
-def _padded(layer: _ConvNd, inputs: Tensor) -> tuple[Tensor, Sequence[int]]:
-    """Return the inputs and the padding that is left to do, where a layer's own words or modes decide it."""
-    if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        padded = nn.functional.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode)
-        return padded, [0] * len(layer.kernel_size)
-    return inputs, layer.padding

@@ -220,7 +220,7 @@ def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
 def adapt_batch_norm(model: nn.Module, data: Callable[[], Iterable[Tensor]]) -> None:
     """Set every batch norm's running statistics to those of what enters it over all cases (AdaBN, Li et al. 2017).
 
-    data: batches, anew with each call. As if all cases were one batch in training: a layer is right one pass after all
+    data: batches, new with each call. As if all cases were one batch in training: a layer is right one pass after all
     before it are. No weight changes, no dropout is drawn. Raises Refused unless there are two cases.
     """
     if sum(map(len, data())) < 2:

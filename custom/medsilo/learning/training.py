@@ -27,7 +27,7 @@ class Training(Feature):
         ge=1,
         le=100_000,
         description="mini-batches per round in place of `local_epochs`: at every site so many, in passes that begin "
-        "anew in each round. `null`: whole passes",
+        "again in each round. `null`: whole passes",
     )
     batch_size: int = Field(
         16,

@@ -14,11 +14,8 @@ from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features, without
 from medsilo.course.declared import Private
-from medsilo.course.group import FURTHEST, Facts, Group, Ranges, network
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import FURTHEST, Blueprint, Facts, Group, Phase, Ranges, ServerSide, Workbench, network
 from medsilo.learning.layers import batch_norm_names, head_names, norm_names
 from medsilo.learning.statistics import (
     Layers,
@@ -34,8 +31,46 @@ from medsilo.learning.statistics import (
 from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
 from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, UniformMean
-from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 from medsilo.tasks.task import Task
+
+
+def wasserstein_distances(statistics: Sequence[Statistics]) -> Tensor:
+    """d_ij = Σ_l sqrt(‖μ_i^l − μ_j^l‖² + ‖√r_i^l − √r_j^l‖²), Eqs. 5 and 6: [N, N] in double precision.
+
+    statistics: one list of (mean μ, variance r) per site, with the same layers everywhere. Each layer's term is the
+    2-Wasserstein distance of two Gaussian distributions with diagonal covariance.
+    """
+    distances = torch.zeros(len(statistics), len(statistics), dtype=torch.float64)
+    for layer in zip(*statistics, strict=True):
+        means = torch.stack([mean.detach().cpu().double() for mean, _ in layer])
+        variances = torch.stack([variance.detach().cpu().double() for _, variance in layer])
+        points = torch.cat([means, variances.sqrt()], dim=1)
+        # not by matrix products: they would lose the small distances, which weigh most
+        distances += torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances
+
+
+def mixing_weights(distances: Tensor, self_weight: float) -> Tensor:
+    """W [N, N] of Eqs. 7 and 8: w_ii = λ, and 1 − λ is shared among the others in proportion to 1 / d_ij.
+
+    Sites at distance zero from site i are its twins: they share 1 − λ alone. A single site has W = [[1]].
+    """
+    distances = distances.detach().to("cpu", torch.float64)
+    if len(distances) == 1:
+        return torch.ones(1, 1, dtype=torch.float64)
+    others = ~torch.eye(len(distances), dtype=torch.bool)
+    nearest = distances.masked_fill(~others, torch.inf).amin(1, keepdim=True)
+    # d_nearest / d instead of 1 / d: the same after Eq. 7, and nothing overflows
+    inverse = torch.where(nearest > 0, nearest / distances, (distances == 0).double()).masked_fill(~others, 0)
+    weights = (1 - self_weight) * inverse / inverse.sum(1, keepdim=True)
+    return weights.masked_fill(~others, self_weight)
+
+
+def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
+    """The control of AdaFed: λ for oneself and the same for all others; without λ, 1/N for everybody."""
+    if sites == 1 or self_weight is None:
+        return torch.full((sites, sites), 1 / sites, dtype=torch.float64)
+    return mixing_weights(1 - torch.eye(sites, dtype=torch.float64), self_weight)
 
 
 class StatisticsMixture(Algorithm):
@@ -54,7 +89,7 @@ class StatisticsMixture(Algorithm):
         "training.optimizer": "sgd",
         "training.momentum": 0.0,
     }
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": literal}
+    protocols = {"paper": literal}
     layers: ClassVar[Layers] = "all"  # whose statistics are measured, where batch norm is kept
 
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
@@ -191,7 +226,7 @@ class AdaFed(StatisticsMixture):
     """
 
     title = "AdaFed"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    protocols = {
         "paper": {
             **StatisticsMixture.literal,
             "algorithm.pretraining.source": "share",

@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import choosing_alpha, interpolate, interpolated
-from medsilo.methods.shared_and_own import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn
 
 
 class Share(nn.Module):

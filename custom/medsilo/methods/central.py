@@ -1,7 +1,6 @@
 """Central training: all hospitals' data in one place, the upper bound that federated methods are held against."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
@@ -12,7 +11,7 @@ class Central(Algorithm):
 
     title = "Central"
     paper = "upper bound"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": BY_ITSELF}
+    protocols = {"paper": BY_ITSELF}
     pooled = True
 
     name: Literal["central"] = "central"

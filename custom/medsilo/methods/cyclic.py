@@ -1,17 +1,15 @@
 """Cyclic weight transfer: Chang et al., Distributed deep learning networks among institutions for medical imaging,
 JAMIA 2018."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field
 
 from medsilo.core.errors import PlanError
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.group import Group, network
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, Phase, ServerSide, network
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Unsealable
@@ -40,11 +38,11 @@ class Cyclic(Algorithm):
 
     title = "Cyclic weight transfer"
     paper = "Chang et al. 2018"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.order": "fixed"}}
+    protocols = {"paper": {**BY_ITSELF, "algorithm.order": "fixed"}}
 
     name: Literal["cyclic"] = "cyclic"
     order: Literal["fixed", "drawn"] = Field(
-        "fixed", description="the hospitals' order in a cycle: by name, or drawn anew for each cycle"
+        "fixed", description="the hospitals' order in a cycle: by name, or drawn for each cycle"
     )
 
     def phases(self, training: Training) -> Sequence[Phase]:

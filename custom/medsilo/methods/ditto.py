@@ -7,11 +7,11 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.course.declared import Private
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import near_as_it_arrived
 from medsilo.learning.steps import correcting
-from medsilo.methods.shared_and_own import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn
 
 
 class Ditto(SharedAndOwn):

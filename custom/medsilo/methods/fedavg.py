@@ -1,21 +1,19 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.declared import Private
-from medsilo.course.group import Group, network
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, ServerSide, network
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 
 class Averaging(Algorithm):
     """Methods whose server takes a mean over the sites."""
 
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": BY_ITSELF}
+    protocols = {"paper": BY_ITSELF}
 
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="weight of a site in the average: by its number of training cases, or equal"

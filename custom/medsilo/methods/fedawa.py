@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.course.server_side import ServerSide
-from medsilo.methods.weighed import WeighingMethod
+from medsilo.course.phase import ServerSide
+from medsilo.methods.bases import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 
 BETAS = (0.5, 0.999)  # of Adam

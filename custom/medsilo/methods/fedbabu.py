@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.core.tensors import Modules
-from medsilo.course.group import Group
-from medsilo.course.workbench import Blueprint
+from medsilo.course.phase import Blueprint, Group
 from medsilo.learning.layers import head_names
 from medsilo.methods.fedper import body_of, has_body_and_head
 from medsilo.methods.fine_tuning import FineTuning

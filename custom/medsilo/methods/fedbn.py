@@ -7,8 +7,8 @@ from pydantic import Field
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, without
 from medsilo.course.declared import Private
-from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Group
 from medsilo.learning.layers import batch_norm_names, norm_names
 from medsilo.methods.fedavg import Averaging
 

@@ -1,22 +1,18 @@
 """FedCE: Jiang et al., Fair Federated Medical Image Segmentation via Client Contribution Estimation, CVPR 2023."""
 
 import math
-import operator
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Literal, cast
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.group import Group, Ranges
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Group, Ranges, ServerSide, Workbench
 from medsilo.learning.personal import copy_into
-from medsilo.methods.weighed import WeighingMethod
+from medsilo.methods.bases import WeighingMethod
 from medsilo.mixing.late import LateMean, SharedNumbers, Shares
 from medsilo.tasks.task import Task
 
@@ -42,16 +38,13 @@ class FedCE(WeighingMethod):
 
     Gradients: 1 − cos(g_k, Σ_{j≠k} a_j g_j), g_k = θ_k − θ, with the cosine's mean over the rounds. Data: 1 − the mean
     score of the mixtures without k, (θ − a_k θ_k) / (1 − a_k), on k's validation cases. Each is divided by its sum over
-    the sites, and a is their sum (or product), divided by its own.
+    the sites, and a is their sum, divided by its own.
     """
 
     title = "FedCE"
     paper = "Jiang et al. 2023"
 
     name: Literal["fedce"] = "fedce"
-    mode: Literal["plus", "times"] = Field(
-        "plus", description="how the contributions in gradients and data are put together"
-    )
 
     def networks(self, build: Blueprint) -> Modules:
         model = build()
@@ -103,8 +96,7 @@ class FedCE(WeighingMethod):
             own["cosine"] += (cosine - own["cosine"]) / own["rounds"]
         gradient = normalised([1 - mean.memory[site]["cosine"] for site in sites])
         data = normalised([float(told.sent(site)["missed"]) for site in sites])
-        combine = operator.add if self.mode == "plus" else operator.mul
-        shares = normalised(list(map(combine, gradient, data)))
+        shares = normalised([one + other for one, other in zip(gradient, data, strict=True)])
         for site, share in zip(sites, shares, strict=True):
             mean.memory[site]["share"] = share
         return dict(zip(sites, shares, strict=True))

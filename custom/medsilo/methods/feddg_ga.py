@@ -8,10 +8,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
-from medsilo.course.group import Average, Group
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.methods.weighed import WeighingMethod
+from medsilo.course.phase import Average, Blueprint, Group, ServerSide, Workbench
+from medsilo.methods.bases import WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 from medsilo.mixing.mixers import Identity
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from medsilo.core.tensors import Modules
 from medsilo.course.declared import Private
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, ServerSide, Workbench
 from medsilo.learning.steps import correcting, pull_towards
-from medsilo.methods.server_step import ServerStep, learning_weights, zeros_like
+from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
 from medsilo.mixing.mixers import Mixer
 from medsilo.mixing.server import DynamicStep
 

@@ -8,10 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import PlanError
-from medsilo.course.group import Group
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import Group, ServerSide
 from medsilo.learning.training import Training
-from medsilo.methods.server_step import ServerStep, other_tensors, trained_weights
+from medsilo.methods.bases import ServerStep, other_tensors, trained_weights
 from medsilo.mixing.late import LateMean, Shares
 
 

@@ -7,12 +7,10 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.group import Group
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
 from medsilo.learning.steps import counting, reach
 from medsilo.learning.training import Training
-from medsilo.methods.server_step import ServerStep, other_tensors, trained_weights
+from medsilo.methods.bases import ServerStep, other_tensors, trained_weights
 from medsilo.mixing.server import NOVA_TRUSTS, REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
 

@@ -1,14 +1,13 @@
 """Server optimizers: Reddi et al., Adaptive Federated Optimization, 2021; Hsu et al., Measuring the Effects of
 Non-Identical Data Distribution for Federated Visual Classification, 2019."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
 from medsilo.course.algorithm import BY_ITSELF
-from medsilo.course.server_side import ServerSide
-from medsilo.methods.server_step import ServerStep
+from medsilo.course.phase import ServerSide
+from medsilo.methods.bases import ServerStep
 from medsilo.mixing import server as steps
 
 
@@ -31,7 +30,7 @@ class FedAdam(ServerStep):
 
     title = "FedAdam"
     paper = "Reddi et al. 2021"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.variant": "reddi"}}
+    protocols = {"paper": {**BY_ITSELF, "algorithm.variant": "reddi"}}
 
     name: Literal["fedadam"] = "fedadam"
     server_lr: float = Field(0.01, gt=0, le=1000, description="the server's step along the sites' mean change (η)")

@@ -8,8 +8,8 @@ from torch import nn
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, require_features, without
 from medsilo.course.declared import Private
-from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Group
 from medsilo.learning.layers import head_names
 from medsilo.methods.fedavg import Averaging
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from medsilo.core.errors import PlanError
 from medsilo.course.declared import Private
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Workbench
 from medsilo.learning.steps import correcting, pull_back
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import FedAvg
@@ -26,7 +26,7 @@ class FedProx(FedAvg):
         ge=0,
         le=1,
         description="probability that a site is slow in a round and runs only the first steps, a share that is drawn "
-        "anew; its result counts all the same (Sec. 5.2)",
+        "each time; its result counts all the same (Sec. 5.2)",
     )
 
     def suits(self, training: Training) -> None:

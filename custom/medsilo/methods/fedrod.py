@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Workbench
 from medsilo.learning.class_weights import balanced_softmax
 from medsilo.learning.layers import called_with, head_layers, head_names, keeping_statistics
 from medsilo.learning.loop import Lesson, OutputLoss
 from medsilo.learning.personal import copy_into
 from medsilo.learning.training import Training
+from medsilo.methods.bases import SharedAndOwn
 from medsilo.methods.fedper import has_body_and_head
-from medsilo.methods.shared_and_own import SharedAndOwn
 from medsilo.tasks.task import Task
 
 

@@ -1,6 +1,6 @@
 """FedSM: Xu et al., Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation, CVPR 2022.
 
-Equations and lines of Alg. 1 are the paper's; Alg. 2, how the super model answers, stands in medsilo.deploy.
+Equations and lines of Alg. 1 are the paper's; Alg. 2, how the super model answers, is in medsilo.deploy.
 """
 
 import copy
@@ -20,17 +20,24 @@ from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import Private
-from medsilo.course.group import FURTHEST, Average, Group, Ranges, network, sample_mean
 from medsilo.course.outcome import Outcome
-from medsilo.course.phase import Phase
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import (
+    FURTHEST,
+    Average,
+    Blueprint,
+    Group,
+    Phase,
+    Ranges,
+    ServerSide,
+    Workbench,
+    network,
+    sample_mean,
+)
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Lesson, Objective, OutputLoss
-from medsilo.learning.moments import GradientSum, Moments
-from medsilo.learning.steps import plain_step
+from medsilo.learning.steps import GradientSum, Moments, plain_step
 from medsilo.learning.training import Training
 from medsilo.methods.apfl import APFL
 from medsilo.methods.ditto import Ditto
@@ -39,8 +46,8 @@ from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
 from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull, UniformMean
 from medsilo.mixing.server import FedAdam
+from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.models.network import Network
-from medsilo.models.networks import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.tasks.task import Task
 
 STEEPEST = 1e6  # mean gradient of a weight
@@ -75,7 +82,7 @@ class ModelsAndSelector(Algorithm):
         "algorithm.selector_sync": "adam-moments",
         "algorithm.selector_step": "full-batch",
     }
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": literal}
+    protocols = {"paper": literal}
 
     pull: float = Field(
         0.7,
@@ -257,7 +264,7 @@ class FedSM(ModelsAndSelector):
 
     title = "FedSM"
     made_anew = frozenset({"experts"})
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    protocols = {
         "paper": {**ModelsAndSelector.literal, "algorithm.personal_method": None},
         "released-code": {**ModelsAndSelector.released, "algorithm.personal_method": None},
     }

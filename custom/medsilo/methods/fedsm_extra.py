@@ -1,8 +1,8 @@
-"""FedSM-extra (Xu et al. 2022, Sec. 3.1.2): the models first, then a selector that learns which of them is right."""
+"""FedSM-extra and the FedSM ensemble (Xu et al. 2022, Sec. 3.1): the models first, then a selector among them."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from medsilo.core.errors import PlanError
 from medsilo.course.outcome import Outcome
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Phase, Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.loop import LossFunction
 from medsilo.learning.training import Training
 from medsilo.methods.fedsm import ModelsAndSelector, experts
+from medsilo.tasks.task import Task
 
 
 class SelectorAfterwards(ModelsAndSelector):
@@ -24,7 +24,7 @@ class SelectorAfterwards(ModelsAndSelector):
     train a selector among all K + 1 alone. Output 0 stands for the global model.
     """
 
-    protocols: ClassVar[dict[str, Any]] = {"paper": ModelsAndSelector.literal}
+    protocols = {"paper": ModelsAndSelector.literal}
 
     selector_rounds: int | None = Field(
         None,
@@ -88,3 +88,34 @@ def best_of(outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> T
     """Eq. 1 repaired: argmin_k L(h_k(x), y) for every case, of equal ones the smallest k; [B]."""
     losses = [[loss(output[i : i + 1], targets[i : i + 1]) for i in range(len(targets))] for output in outputs]
     return torch.stack([torch.stack(row) for row in losses]).argmin(0)
+
+
+class FedSMEnsemble(SelectorAfterwards):
+    """h = Σ_k y_k h_k: the selector learns by what shares to mix the probabilities of all K + 1 models."""
+
+    title = "FedSM ensemble"
+
+    name: Literal["fedsm-ensemble"] = "fedsm-ensemble"
+
+    @property
+    def outcome(self) -> Outcome:
+        return SuperModelOutcome("mixture", self.selector_network)
+
+    def fits(self, task: Task) -> None:
+        super().fits(task)
+        if task.goal.outputs < 2 or task.goal.overlaps:
+            other = "regions that overlap" if task.goal.overlaps else "one number"
+            raise PlanError(
+                f"algorithm.name: {self.name} mixes probabilities of classes, and networks of this task give {other}; "
+                "choose fedsm"
+            )
+
+    def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
+        return loss(mixed(scores, outputs), targets)
+
+
+def mixed(scores: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+    """log Σ_k softmax(scores)_k softmax(outputs_k), of which a softmax gives h: [B, classes, ...]."""
+    logarithms = torch.stack([output.log_softmax(1) for output in outputs])
+    shares = scores.log_softmax(1).T
+    return (logarithms + shares.reshape(*shares.shape, *(1,) * (logarithms.dim() - 2))).logsumexp(0)

@@ -6,14 +6,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import copy_into
-from medsilo.methods.shared_and_own import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn
 
 
 class FineTuning(SharedAndOwn):
-    """FedAvg of w; a site's own model is w after some epochs on its training data, made anew of each w that arrives."""
+    """FedAvg of w; a site's own model is w after some epochs on its training data, made from each w that arrives."""
 
     title = "Fine-tuning"
     paper = "Wang et al. 2019"
@@ -25,7 +25,7 @@ class FineTuning(SharedAndOwn):
     )
 
     steps: int | None = Field(
-        None, ge=1, le=100_000, description="so many mini-batches in place of epochs, in passes that begin anew"
+        None, ge=1, le=100_000, description="so many mini-batches in place of epochs, in passes that start again"
     )
 
     def personalise(self, bench: Workbench) -> None:

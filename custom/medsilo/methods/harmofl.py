@@ -4,14 +4,13 @@ Images, AAAI 2022. Lines of Alg. 1 are the paper's.
 Both halves, inputs of one amplitude and perturbed steps, may be added to any other method, too: `course/additions.py`.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from medsilo.course.additions import Amplitude, Perturbation
 from medsilo.course.declared import Private
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
@@ -24,7 +23,7 @@ class HarmoFL(Averaging):
 
     title = "HarmoFL"
     paper = "Jiang et al. 2022"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    protocols = {
         # The paper's text, its misprints repaired: the whole spectrum, an average that comes from zero.
         "paper": {
             "algorithm.amplitude.band": None,

@@ -1,7 +1,6 @@
 """Local training, the papers' "Base": every hospital for itself."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
@@ -12,7 +11,7 @@ class Local(Algorithm):
 
     title = "Local"
     paper = "the papers' Base"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": BY_ITSELF}
+    protocols = {"paper": BY_ITSELF}
 
     name: Literal["local"] = "local"
 

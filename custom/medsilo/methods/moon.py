@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require_features
-from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.learning.contrast import contrast, frozen_features, with_features
-from medsilo.learning.layers import head_names
+from medsilo.course.phase import Blueprint, Workbench
+from medsilo.learning.layers import contrast, frozen_features, head_names, with_features
 from medsilo.methods.fedavg import FedAvg
 
 

@@ -6,10 +6,10 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.course.declared import Private
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Workbench
 from medsilo.learning.personal import near_as_it_arrived
 from medsilo.learning.steps import correcting
-from medsilo.methods.mean_of_own import MeanOfOwn
+from medsilo.methods.bases import MeanOfOwn
 
 
 class MRMTL(MeanOfOwn):

@@ -6,16 +6,16 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import Workbench
 from medsilo.learning.loop import Lesson, OutputLoss
 from medsilo.learning.personal import MetaGradient, adapt, copy_into
-from medsilo.methods.shared_and_own import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn
 
 
 class PerFedAvg(SharedAndOwn):
     """FedAvg of a w that is good one step later: min_w Σ p_k f_k(w − a ∇f_k(w)), by gradients of the first order.
 
-    A site's own model is w after that one step, made anew of each w that arrives, with the gradient over all its
+    A site's own model is w after that one step, made from each w that arrives, with the gradient over all its
     training data: the expectation of the paper's Eq. 3. Neither validation nor test data are adapted to.
     """
 

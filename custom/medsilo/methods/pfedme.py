@@ -6,12 +6,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Workbench
+from medsilo.course.phase import ServerSide, Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import moreau, set_out_from
 from medsilo.learning.steps import correcting, pull_towards
-from medsilo.methods.shared_and_own import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 

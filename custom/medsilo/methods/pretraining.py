@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
-from medsilo.course.server_side import ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 

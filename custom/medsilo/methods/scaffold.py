@@ -1,7 +1,7 @@
 """SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -10,12 +10,10 @@ from torch import Tensor
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import BY_ITSELF
-from medsilo.course.group import Group, network
-from medsilo.course.server_side import ServerSide
-from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench, network
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
-from medsilo.methods.server_step import ServerStep, learning_weights, zeros_like
+from medsilo.methods.bases import ServerStep, learning_weights, zeros_like
 from medsilo.mixing.mixers import Mixer, UniformMean
 from medsilo.mixing.server import Scaffold as ServerControl
 
@@ -29,7 +27,7 @@ class Scaffold(ServerStep):
 
     title = "SCAFFOLD"
     paper = "Karimireddy et al. 2020"
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.optimizer": "sgd"}}
+    protocols = {"paper": {**BY_ITSELF, "algorithm.optimizer": "sgd"}}
 
     name: Literal["scaffold"] = "scaffold"
     weighting: Literal["uniform"] = "uniform"

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, without
-from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Group
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.statistics import adapt_batch_norm
 from medsilo.methods.fedavg import Averaging

@@ -54,7 +54,7 @@ class Mixer(ABC):
         sites: the names of the study's sites; what a site was given in earlier rounds stays.
         initial: tensors that every site gets that was never given any; shared, not copied.
         """
-        names = _site_names(sites)
+        names = sorted(sites)
         self._check_sites(names)
         self.finish()
         self._sites = names
@@ -575,7 +575,7 @@ class SimilarityMix(JointMixer):
 
     def __init__(self, weights: Tensor) -> None:
         super().__init__()
-        self.weights = _mixing_matrix(weights)
+        self.weights = weights.detach().to("cpu", torch.float64, copy=True)
 
     @property
     def sealed(self) -> Form:
@@ -670,7 +670,7 @@ class Compared(Identity):
 
     def take_weights(self, weights: Tensor) -> None:
         """Take what the sites have made of what they told each other."""
-        self._agreed = _mixing_matrix(weights)
+        self._agreed = weights
 
     def weights(self) -> Tensor:
         """Return the weights that follow from what the sites have sent last."""
@@ -691,22 +691,6 @@ class Compared(Identity):
 # -- what is checked --------------------------------------------------------------------------------------------------
 
 
-def _site_names(sites: Iterable[str]) -> list[str]:
-    """The names in sorted order."""
-    if isinstance(sites, str):
-        raise Refused(f"sites is the single text {sites!r}: give a list of names")
-    names = list(sites)
-    for name in names:
-        if not isinstance(name, str) or not name or "/" in name:
-            raise Refused(f"site {name!r}: a site's name is a text that is not empty and has no slash")
-    if not names:
-        raise Refused("no sites: a study needs at least one")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Refused(f"{twice}: this site is twice in the list of sites")
-    return sorted(names)
-
-
 def _plain(site: str, tensors: Tensors) -> dict[str, Tensor]:
     """The same tensors, each in one stretch of the main memory and without a gradient."""
     if not isinstance(tensors, Mapping):
@@ -717,12 +701,9 @@ def _plain(site: str, tensors: Tensors) -> dict[str, Tensor]:
             raise Refused(f"{site}: {name}: {type(tensor).__name__}, expected a tensor")
         if tensor.layout is not torch.strided:
             raise Refused(f"{site}: {name}: layout {tensor.layout}, expected a dense tensor")
-        plain[name] = tensor.detach().cpu().contiguous() if _needs_copy(tensor) else tensor
+        as_it_is = tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
+        plain[name] = tensor if as_it_is else tensor.detach().cpu().contiguous()
     return plain
-
-
-def _needs_copy(tensor: Tensor) -> bool:
-    return tensor.requires_grad or not tensor.is_cpu or not tensor.is_contiguous()
 
 
 def _is_positive(number: object) -> bool:
@@ -732,17 +713,3 @@ def _is_positive(number: object) -> bool:
         return 0 < float(number) < math.inf
     except OverflowError:
         return False
-
-
-def _mixing_matrix(weights: Tensor) -> Tensor:
-    """A copy of the weights [N, N] in double precision, if they are what they should be."""
-    matrix = torch.as_tensor(weights).detach().to("cpu", torch.float64, copy=True)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
-        raise PlanError(f"The mixing weights have shape {list(matrix.shape)}: they must be N x N")
-    if not matrix.isfinite().all() or (matrix < 0).any():
-        raise PlanError("The mixing weights must be finite and not negative")
-    wrong = (matrix.sum(1) - 1).abs()
-    if wrong.max() > 1e-6:
-        row = int(wrong.argmax())
-        raise PlanError(f"Row {row} of the mixing weights sums to {float(matrix[row].sum()):.9g}: rows must sum to 1")
-    return matrix

@@ -113,7 +113,7 @@ class GeometricMedian(Reweighting):
 
     By the smoothed Weiszfeld algorithm (Alg. 2): β_i = p_i / max(ν, ‖d - d_i‖), d ← Σ β_i d_i / Σ β_i. Every d on the
     way is a mean Σ s_i d_i, so all its distances follow from those between the sites' updates: contributions are read
-    twice, however often shares s_i are made anew. It ends when they settle, or after `iterations`: then short of d.
+    twice, however often shares s_i are made. It ends when they settle, or after `iterations`: then short of d.
     """
 
     weighs: ClassVar[bool] = True

@@ -1,6 +1,6 @@
 """Random numbers that nobody can guess: for noise that protects, and for who is drawn.
 
-The bits are ChaCha20's, under a key of 32 bytes from the operating system that is made anew for every attempt of an
+The bits are ChaCha20's, under a key of 32 bytes from the operating system that is made for every attempt of an
 answer and written nowhere: noise that is used for two different sums cancels in their difference.
 
 Floating-point noise on a floating-point sum shows the sum in its low digits (Mironov 2012 for Laplace, Jin et al. 2022

@@ -64,7 +64,7 @@ def _absence_lines(runs: Sequence[RunResult]) -> list[str]:
 
 
 def cell(value: float | None, text: str | None = None, aside: str = "", look: str = "") -> dict[str, Any]:
-    """A table cell: what is shown, what it is sorted by, what stands beside it, and how it looks."""
+    """A table cell: what is shown, what it is sorted by, what is beside it, and how it looks."""
     shown = number(value) if text is None else text
     return {"value": "" if value is None else value, "text": shown, "aside": aside, "look": look}
 

@@ -159,7 +159,8 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult
 
 def answer(metric: str, site: str, one: HospitalGain) -> str:
     """Return the verdict as a sentence."""
-    told, gain = verdict_in_words(one), one.gain.mean
+    (told, _, needed), gain = verdict_in_words(one).partition(": "), one.gain.mean
+    told += f" ({needed})" * bool(needed)
     what = f"test {metric} is {points(abs(gain))[1:]} points {'higher' if gain > 0 else 'lower'}"
     what = in_patients(metric, gain) or what
     return f"{told[0].upper()}{told[1:]}: at {site}, {what} with {one.method} than with training alone."

@@ -24,6 +24,7 @@ from medsilo.study.words import points
 MEGABYTE = 1e6
 DARKEST = 0.3  # the gain whose cell is darkest
 ENDPOINTS = {"mean": "Mean over sites", "pooled": "Pooled over cases", "worst-site": "Worst site"}
+FEW = 6  # seeds that are named one by one
 Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
 
 
@@ -101,7 +102,7 @@ def _context(verdict: Verdict) -> str:
         verdict.task_title,
         counted(len(sites), "site"),
         f"{len(verdict.rows)} rows",
-        f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}",
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if len(seeds) <= FEW else f"{len(seeds)} seeds",
         *([f"{verdict.folds} folds"] if verdict.folds else []),
         verdict.network,
     ]
@@ -251,8 +252,8 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
         found.append(findings.SYNTHETIC)
     if seeds > 1:
         found.append(
-            f"Intervals are for {verdict.holds_for}. Of seeds there are {seeds}: so few make them wide where seeds "
-            "differ. They are not for other hospitals."
+            f"Intervals are for {verdict.holds_for}. There are {seeds} seeds; few seeds make intervals wide where they "
+            "differ. Intervals are not for other hospitals."
         )
         if verdict.folds:
             found.append(

@@ -53,7 +53,7 @@ def headings(content: str) -> list[tuple[str, Markup]]:
 
 
 def csv_link(name: str, head: Name, heads: Sequence[Name], rows: Iterable[tuple[Name, Sequence[Cell]]]) -> Markup:
-    """Return a link that holds a table's values as a CSV file; what stands beside a value has a column of its own."""
+    """Return a link that holds a table's values as a CSV file; what is beside a value has a column of its own."""
     rows = list(rows)
     beside = [any(cells[n]["aside"] for _, cells in rows) for n in range(len(heads))]
     titles = [
@@ -78,7 +78,7 @@ def _words(name: Name) -> str:
 
 
 def _parts(cell: Cell) -> tuple[object, str]:
-    """Return a cell's value, or its words where it has none, and what stands beside it."""
+    """Return a cell's value, or its words where it has none, and what is beside it."""
     return (cell["value"] if cell["value"] != "" else cell["text"]), cell["aside"]
 
 

@@ -24,13 +24,13 @@ GLOBAL = "global"
 SUPER_MODEL = "supermodel"
 FIGURES = "figures"
 SITES = "sites"
-TENSORBOARD = "tensorboard"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
 REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 
-# What stands in the folders above.
+# What is in the folders above.
+EXPERT_FILES = "personal/*.safetensors"  # of a super model
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 BEFORE = "before-a-hospital-came-*"  # a folder in the checkpoints
@@ -109,7 +109,6 @@ RUN_TREE: Mapping[str, str] = {
     "It never leaves the site",
     f"{SITES}/<site>/{PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "
     "test case with the structures found in it. Only synthetic images, or where the site's `pictures` allows it",
-    f"{TENSORBOARD}/": "event files of the server and of each site: `tensorboard --logdir runs`",
     f"{JOB}/": "the submitted job (simulator only)",
     f"{NVFLARE}/": "NVFlare's workspace (simulator only)",
     NVFLARE_LOG: "NVFlare's log (simulator only)",

@@ -1,4 +1,4 @@
-"""Reads what stands in a run's or a comparison's folder, with one-line errors that name the file and the fix."""
+"""Reads what is in a run's or a comparison's folder, with one-line errors that name the file and the fix."""
 
 import json
 from contextlib import suppress

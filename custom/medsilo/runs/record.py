@@ -143,7 +143,7 @@ class Record:
         if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
             raise MedsiloError(f"study {self.folder.name} is another lead's; choose another name")
         if lead and self.folder.exists() and not path.exists():
-            raise MedsiloError(f"study {self.folder.name} does not say whose it is; start it anew")
+            raise MedsiloError(f"study {self.folder.name} does not say whose it is; start it again")
 
     @staticmethod
     def of_job(studies: Path, job: str) -> "Record | None":
@@ -211,7 +211,7 @@ class Record:
             path = newest(self.checkpoints, paths.ROUND_FILES, self._round_of)
             path = path if round_number is None else self._checkpoint(round_number)
             if path is None:
-                raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it anew")
+                raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it again")
             tensors, facts = load_tensors(path)
             if CheckpointFacts.model_validate(facts, strict=True).round != self._round_of(path):
                 raise ValueError("its name and its content tell different rounds")

@@ -1,4 +1,4 @@
-"""The record of a study as typed models: what stands in a run's and in a comparison's JSON files.
+"""The record of a study as typed models: what is in a run's and in a comparison's JSON files.
 
 The ranges hold for writer and reader alike: what was accepted can be written, and what was written can be read.
 `docs/run-tree.md` is made from the descriptions below: `python -m docs.tables`.

@@ -83,7 +83,7 @@ class Assembly(Letter):
 
 
 class Unmasked(Letter):
-    """The last sums that a site helped to open before the study began anew: a round, and the sites in it."""
+    """The last sums that a site helped to open before the study started again: a round, and the sites in it."""
 
     sums: Annotated[
         tuple[Annotated[tuple[RoundNumber, Names], Field(strict=False)], ...],

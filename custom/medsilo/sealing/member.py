@@ -36,7 +36,7 @@ class Member:
 
     def __init__(self, terms: Terms, signer: Signer, secrets: Secrets, memory: SumMemory) -> None:
         if secrets.terms != terms.digest:
-            raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; begin anew")
+            raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; start again")
         self.terms, self.site = terms, secrets.site
         self._signer, self._kept, self.memory = signer, secrets, memory
         self._channels: Channels | None = None

@@ -225,7 +225,7 @@ class MaskedSums:
         if secret is None:
             raise ParticipationError(
                 f"sealing: {site} has signed shares that do not make its masks, so the sum of round {self.number} "
-                "cannot be opened; begin the study anew without it"
+                "cannot be opened; start the study again without it"
             )
         return secret
 

@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import read_bounded, write_json
+from medsilo.core.files import read_bounded, write_text
 from medsilo.core.section import Section, checked, in_words
 from medsilo.sealing.signing import PrivateKey, public_text, sign_with, verify
 
-LARGEST = 4 << 20  # bytes of a signed file
+LARGEST = 8 << 20  # bytes of a signed file
 Hexadecimal = Annotated[str, Field(max_length=4000, pattern=r"^([0-9a-f]{2})+$")]
 S = TypeVar("S", bound=Section)
 
@@ -55,25 +55,41 @@ def write_signed(path: Path, content: Section, key: PrivateKey) -> str:
     """Write a value with its signature, and return the key's fingerprint."""
     told, public = content.model_dump(mode="json"), public_text(key)
     signature = sign_with(key, _signed_bytes(type(content), public, told), salted=False)
-    write_json(path, Signature(content=told, key=public, signature=signature.hex()).model_dump())
+    write_text(path, _written(Signature(content=told, key=public, signature=signature.hex())))
     return fingerprint(public)
+
+
+def _written(signature: Signature) -> str:
+    return json.dumps(signature.model_dump(), indent=1, allow_nan=False) + "\n"
 
 
 def read_signed(path: Path, kind: type[S]) -> tuple[S, str]:
     """Return what a signed file says, and the public key of who signed it; raises MedsiloError for any other file."""
     try:
-        found = checked(Signature, json.loads(read_bounded(path, LARGEST)), path.name)
+        found = checked(Signature, json.loads(there := read_bounded(path, LARGEST)), path.name)
+        if _written(found).encode() != there:
+            raise ValueError("written by something else")
         signature, signed = bytes.fromhex(found.signature), _signed_bytes(kind, found.key, found.content)
         verify(load_der_public_key(bytes.fromhex(found.key)), signature, signed, salted=False)
         return checked(kind, found.content, path.name), found.key
+    except FileNotFoundError as error:
+        raise MedsiloError(f"there is no {path.name}; give the folder or file that was signed", str(path)) from error
     except InvalidSignature as error:
         raise MedsiloError(f"{path.name} was changed after it was signed, or its signature is forged") from error
     except ValidationError as error:
         what = in_words(error, Signature if error.title == Signature.__name__ else kind, tells_values=False)
         raise MedsiloError(f"{path.name} is damaged: {what}", str(path)) from error
     except (OSError, ValueError, TypeError, RecursionError, UnsupportedAlgorithm) as error:
-        why = "missing or damaged, or no signed file"
+        why = "damaged or no signed file"
         raise MedsiloError(f"{path.name} is {why} ({type(error).__name__})", str(path)) from error
+
+
+def read_own(path: Path, kind: type[S], key: PrivateKey) -> S:
+    """Return what a file says that this very key signed; raises MedsiloError for any other file."""
+    content, by = read_signed(path, kind)
+    if by != public_text(key):
+        raise MedsiloError(f"{path.name} is signed by another key", str(path))
+    return content
 
 
 def hashes_in(folder: Path, but: str) -> Iterator[tuple[str, str]]:

@@ -1,29 +1,29 @@
-"""A hospital's approvals: which plans may run here, decided by its engineer and signed with the key of its kit.
+"""A hospital's approvals: which plans may run here, under which settings, signed with the key of its kit.
 
 One file holds all decisions and one signature over them: a change anywhere makes all of them void. Its name is that of
-the key, so with another key a hospital begins anew. Beside it lie the plans that asked.
+the key, so with another key a hospital starts again. Beside it lie the plans that asked.
 
 What is not noticed: whoever may read the key can sign, and the file can be put back to an earlier state as a whole.
 """
 
 import hashlib
-import json
+import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import read_bounded, write_text
+from medsilo.core.files import LockedFolder, read_bounded, write_text
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section, in_words
 from medsilo.core.text import counted, plain
-from medsilo.sealing.signing import Certified
-from medsilo.site.locked import LockedFolder
+from medsilo.sealing.signed import read_own, write_signed
+from medsilo.sealing.signing import PrivateKey, public_text
+from medsilo.site.settings import FILE_NAME, SiteSettings
 
 FOLDER_NAME, ASKED, ANSWERED, LOCK = (
     "approvals",
@@ -31,10 +31,9 @@ FOLDER_NAME, ASKED, ANSWERED, LOCK = (
     "answered",
     "approvals.lock",
 )  # the folder is beside a hospital's book
-SIGNED = b"medsilo approvals 1\n"  # begins what is signed, so that the signature is of no use for anything else
 WAIT = 60.0  # seconds that another process may hold the lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS = 10_000, 1000, 1_000_000
-LARGEST = 8 << 20  # bytes of the file of decisions, and of a plan that asked
+LARGEST = 8 << 20  # bytes of a plan that asked
 MOST_ASKED = 50  # plans without a decision that are kept, the last ones
 LATEST = 253_402_300_799  # the end of the year 9999
 MADE_ANEW = "decide again once somebody has found out why, and moved that file away"
@@ -135,18 +134,17 @@ class _RoundsRecord(Section):
 class _Register(Section):
     """The content that is signed."""
 
-    site: Text
     decisions: tuple[Decision, ...] = Field((), max_length=MOST_DECISIONS)
 
 
 class Approvals:
     """A site's decisions, and the plans that asked for one."""
 
-    def __init__(self, book: Path, site: str, signer: Certified, data: str = "") -> None:
+    def __init__(self, book: Path, key: PrivateKey, data: str = "") -> None:
         """book: the folder of what the hospital remembers; data: what stands for its data set."""
-        self.folder, self.site, self._signer, self.data = book / FOLDER_NAME, site, signer, data
-        key = signer.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        self.file = self.folder / f"{hashlib.sha256(key).hexdigest()[:16]}-2.json"
+        self.folder, self.data, self._key = book / FOLDER_NAME, data, key
+        public = bytes.fromhex(public_text(key))
+        self.file = self.folder / f"{hashlib.sha256(public).hexdigest()[:16]}.json"
         self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's approvals", "nothing is decided")
 
     # ------------------------------------------------------------------ decisions
@@ -155,19 +153,12 @@ class Approvals:
         if not self.file.exists():
             return ()
         try:
-            content = read_bounded(self.file, LARGEST)
-            told = json.loads(content)
-            register = _Register.model_validate_json(json.dumps(told["approvals"]), strict=True)
-            signature = bytes.fromhex(told["signature"])
-            if register.site != self.site or _written(register, signature) != content:
-                raise ValueError("another site's, or written by something else")
-            self._signer.check(self.site, self._signer.certificates, signature, _signed(register))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, Refused) as error:
+            return read_own(self.file, _Register, self._key).decisions
+        except MedsiloError as error:
             raise MedsiloError(
                 f"this hospital's approvals are damaged or not signed by its key, so none counts; {MADE_ANEW}",
-                private=f"{self.file}: {type(error).__name__}: {error}",
+                private=f"{self.file}: {error}",
             ) from error
-        return register.decisions
 
     def last(self, plan: str) -> Decision | None:
         """Return what was last decided about a plan."""
@@ -192,8 +183,7 @@ class Approvals:
                 raise MedsiloError(f"plan {plan[:12]} is not approved here, so there is nothing to withdraw")
             if len(before) >= MOST_DECISIONS:
                 raise MedsiloError(f"there are {MOST_DECISIONS} decisions, as many as are kept; {MADE_ANEW}")
-            register = _Register(site=self.site, decisions=(*before, decision))
-            write_text(self.file, _written(register, self._signer.sign(_signed(register))).decode())
+            write_signed(self.file, _Register(decisions=(*before, decision)), self._key)
         return decision
 
     def count(self, decision: Decision, asked: str) -> None:
@@ -271,10 +261,78 @@ def moment(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def _signed(register: _Register) -> bytes:
-    return SIGNED + json.dumps(register.model_dump(mode="json"), sort_keys=True).encode()
+REMEMBERED = "accepted-settings.json"  # in the kit
+READ = (".yaml", ".json", ".default", ".py")  # ends of files that medsilo or NVFlare read in local/, code among them
+BESIDE = "startup/*__*resources.json"  # NVFlare takes components from these, too
+LARGEST_FILE = 1 << 20  # bytes of each of these files
+REMEDY = "its engineer looks at local/ and says so: medsilo check --kit KIT --accept"
 
 
-def _written(register: _Register, signature: bytes) -> bytes:
-    told = {"approvals": register.model_dump(mode="json"), "signature": signature.hex()}
-    return json.dumps(told, indent=1).encode() + b"\n"
+class _SettingsRecord(Section):
+    files: dict[str, str]  # SHA-256 of each that is there, by its path in local/
+    at: int = Field(ge=0)
+
+
+class AcceptedSettings:
+    """The settings of a kit as its engineer left them: while they promise something, no study runs under changed ones.
+
+    What is remembered lies in the kit, signed with its key, and not in `records`, whose place the settings themselves
+    say. It begins with the first check or study under settings that promise something, and a change counts when the
+    engineer says so. What is not noticed: who removes the file and replaces the settings begins anew.
+    """
+
+    def __init__(self, kit: Path, key: PrivateKey) -> None:
+        self.file, self.local, self._key = kit / REMEMBERED, kit / "local", key
+
+    def check(self) -> str:
+        """Return since when the settings stand, nothing where none are remembered; raises Refused where they differ."""
+        if not self.file.exists():
+            return ""
+        remembered = self._read()
+        now = self._now()
+        if differ := sorted(name for name, _ in now.items() ^ remembered.files.items()):
+            told = ", ".join(plain(name, 80) if name in now else f"{name} (missing)" for name in dict.fromkeys(differ))
+            raise Refused(f"this hospital's {told} changed since {moment(remembered.at)}, so nothing runs; {REMEDY}")
+        return moment(remembered.at)
+
+    def begin(self, settings: SiteSettings) -> str:
+        """The same; where nothing is remembered yet, remember settings that promise something."""
+        if self.file.exists():
+            return self.check()
+        return self.accept(settings)
+
+    def accept(self, settings: SiteSettings) -> str:
+        """Remember the settings as they are now; nothing where they promise nothing. Returns since when they stand."""
+        if settings.approval == "none" and settings.privacy is None:
+            self.file.unlink(missing_ok=True)
+            return ""
+        accepted = _SettingsRecord(files=self._now(), at=int(time.time()))
+        write_signed(self.file, accepted, self._key)
+        return moment(accepted.at)
+
+    def _read(self) -> _SettingsRecord:
+        try:
+            return read_own(self.file, _SettingsRecord, self._key)
+        except MedsiloError as error:
+            raise Refused(
+                f"this hospital's {REMEMBERED} is damaged or not signed by its key, so nothing runs; {REMEDY}",
+                private=f"{self.file}: {error}",
+            ) from error
+
+    def _now(self) -> Mapping[str, str]:
+        try:
+            found = [*self.local.rglob("*"), *self.local.parent.glob(BESIDE)]
+            read = [path for path in found if path.suffix in READ and path.is_file()]
+            there = {os.path.relpath(path, self.local): read_bounded(path, LARGEST_FILE) for path in read}
+            return {name: hashlib.sha256(content).hexdigest() for name, content in there.items()}
+        except (OSError, ValueError) as error:
+            raise Refused(
+                f"this hospital's settings cannot be read ({type(error).__name__}), so nothing runs; see to local/",
+                private=str(error),
+            ) from error
+
+
+def check_there(local: Path) -> None:
+    """Raise MedsiloError where a hospital's kit has no settings: without them nothing is promised any more."""
+    if not (local / FILE_NAME).exists():
+        raise MedsiloError(f"this hospital's {FILE_NAME} is missing in the kit's local/, so nothing runs; put it back")

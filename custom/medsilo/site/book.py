@@ -22,8 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, make_folder, write_text
-from medsilo.site.locked import LockedFolder
+from medsilo.core.files import FILE, LockedFolder, make_folder, write_text
 from medsilo.site.settings import FILE_NAME, DataPart, Limits
 from medsilo.tasks.sources import Draw, Memory
 
@@ -316,7 +315,7 @@ class Book:
             yield read if isinstance(read, dict) else {}
 
     def _add(self, name: str, line: Mapping[str, Any]) -> None:
-        """Add a line and wait until it is on the disk; after one that was cut off it begins anew."""
+        """Add a line and wait until it is on the disk; after one that was cut off it starts again."""
         descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
         with os.fdopen(descriptor, "rb+") as file:
             end = file.seek(0, os.SEEK_END)

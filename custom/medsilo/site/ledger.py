@@ -29,13 +29,11 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, write_text
+from medsilo.core.files import FILE, LockedFolder, write_text
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
-from medsilo.privacy.agreed import Demands
-from medsilo.privacy.mechanisms import Charge, Mechanism
+from medsilo.privacy.mechanisms import Charge, Demands, Mechanism
 from medsilo.sealing.signing import PrivateKey, own_key, public_text, sign_with, verify
-from medsilo.site.locked import LockedFolder
 from medsilo.site.settings import FILE_NAME
 
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book

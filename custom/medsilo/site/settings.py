@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, why_unread
 from medsilo.core.section import Section, checked, in_words
-from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Demands
 from medsilo.tasks.sources import DataSource
 
 if TYPE_CHECKING:  # what reads settings and trains nothing does without torch
@@ -211,7 +211,7 @@ class SiteSettings(Section):
 
 
 class EachSites(SiteSettings):
-    """The settings of sites on one machine, some with a medsilo.yaml of their own; the others have what stands here."""
+    """The settings of sites on one machine, some with a medsilo.yaml of their own; the others have what is here."""
 
     sites: dict[str, SiteSettings] = {}
 

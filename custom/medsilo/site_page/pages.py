@@ -52,7 +52,7 @@ class _Work:
 
 
 class SitePages:
-    """Answers the requests that the server let in. Everything shown is read anew from the hospital's own files."""
+    """Answers the requests that the server let in. Everything shown is read again from the hospital's own files."""
 
     def __init__(self, kit: Path) -> None:
         self._kit = kit
@@ -235,7 +235,7 @@ def _actions(home: KitAtHome) -> list[str]:
 
 
 def _sentence(watched: StudyMoment) -> str:
-    """Return how a study stands, in one line."""
+    """Return how far a study is, in one line."""
     if watched.stopped:
         how = "The training process died" if watched.stopped.kind == "died" else "This hospital refused"
         return f"{how}: {watched.stopped.reason}"

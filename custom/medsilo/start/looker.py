@@ -125,10 +125,11 @@ def rows(choices: Draft) -> list[tuple[str, str, str, str]]:
     return [(file, choice.key, in_yaml(choice.value), choice.why) for file, own in files for choice in own]
 
 
-def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, str]]:
+def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> list[tuple[str, str]]:
     """Return what to do next: what for, and the command, if there is one.
 
-    several: whether the folder has all hospitals; stopped: those of which the check found what stops the study.
+    several: whether the folder has all hospitals; stopped: those of which the check found what stops the study;
+    minutes: of a comparison.
     """
     job = out / JOB
     given = f"--settings {out}"
@@ -139,7 +140,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str]) -> list[tuple[str, 
     counted = f"medsilo statistics {job} {given} -o {out / 'cases'}"
     if several:
         steps.append(("how many patients each hospital has of each class, and how many an interval needs:", counted))
-        command = f"medsilo compare --plan {job} --methods local,fedavg --minutes 60 {given} --engine inprocess"
+        command = f"medsilo compare --plan {job} --methods local,fedavg --minutes {minutes} {given} --engine inprocess"
         return [*steps, ("does joining pay for these hospitals?", command)]
     return [
         *steps,
@@ -169,7 +170,9 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
             f"{out / there[0]} exists and stays as it is; choose another folder with --out, or remove it"
         )
     if out.resolve().is_relative_to(folder.resolve()):
-        raise MedsiloError(f"--out {out} lies in the data folder, where nothing is written; choose a folder elsewhere")
+        raise MedsiloError(
+            f"--out {out} lies in the data folder, where nothing is written; give another, like -o ../{out.name}"
+        )
 
 
 def write_start(out: Path, choices: Draft) -> Plan:
@@ -212,7 +215,7 @@ def _text(head: Sequence[str], choices: Sequence[Choice]) -> str:
 
 
 def _rows(choices: Sequence[tuple[str, Choice]], indent: str) -> list[str]:
-    """Return a section's lines; a reason stands behind its key, or above it where both are too long for a line."""
+    """Return a section's lines; a reason is behind its key, or above it where both are too long for a line."""
     texts = [(f"{indent}{key}: {in_yaml(choice.value)}", choice.why) for key, choice in choices]
     width = max((len(text) for text, why in texts if len(text) + len(why) + 4 <= WIDTH), default=0)
     lines: list[str] = []

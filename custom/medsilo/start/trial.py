@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from medsilo.check.rehearsal import COLUMNS, free_memory
 from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
-from medsilo.core.text import duration
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
@@ -74,13 +73,16 @@ def _checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
     return check(Visit(site, plan, local=local, source=source), note)
 
 
-def alone(plan: Plan, checked: Iterable[Report]) -> tuple[Plan, str]:
-    """Return the plan of the trial, and about how long it takes, by what the checks of all hospitals measured."""
+def seconds_a_round(checked: Iterable[Report]) -> float:
+    """Return what a round takes with one hospital after the other, by their checks; 0 where nothing was checked."""
     column, tables = COLUMNS.index("s a round"), [table for report in checked for table in report.tables]
-    seconds = sum(float(row[column]) for table in tables if table.columns == COLUMNS for row in table.rows)
+    return sum(float(row[column]) for table in tables if table.columns == COLUMNS for row in table.rows)
+
+
+def alone(plan: Plan, seconds: float) -> Plan:
+    """Return the plan of the trial: as many rounds of so many seconds as fit."""
     rounds = int(min(max(TIME / seconds if seconds else MOST, LEAST), MOST))
-    changes = ["algorithm.name=local", f"training.rounds={rounds}", "participation.unseen=[]"]
-    return plan.with_changes(changes), duration(rounds * seconds)
+    return plan.with_changes(["algorithm.name=local", f"training.rounds={rounds}", "participation.unseen=[]"])
 
 
 def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callable[[Round], None]) -> None:

@@ -5,6 +5,7 @@ Fleming's bounds do. Seeds are tested on the same patients, so looks are more al
 to the side of caution.
 """
 
+import math
 from functools import cache
 
 import numpy as np
@@ -31,6 +32,15 @@ def error_at(seeds: int, planned: int | None) -> float:
 def seeds_within(minutes: float, seconds: float) -> int:
     """Return the seeds that have room in so many minutes, where one takes so many seconds."""
     return min(MOST, int(60 * minutes / max(seconds, 1e-3)))
+
+
+def enough_minutes(seconds: float) -> int:
+    """Return the whole hours, in minutes, in which two methods side by side that take so many seconds may be compared.
+
+    >>> enough_minutes(1500), enough_minutes(0)
+    (120, 60)
+    """
+    return 60 * max(1, math.ceil(LEAST * seconds / 3600))
 
 
 @cache

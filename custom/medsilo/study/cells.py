@@ -219,7 +219,7 @@ def _run(cell: Cell, simulated: bool, settings: SiteSettings) -> None:
 def _was_stopped(cell: Cell, simulated: bool) -> bool:
     """Return whether a cell was stopped or killed in its middle, and the same medsilo can go on with it.
 
-    One that failed begins anew: it may be its state that is damaged.
+    One that failed starts again: it may be its state that is damaged.
     """
     record = Record(cell.folder)
     by_simulator = (cell.folder / paths.JOB).is_dir()

@@ -15,6 +15,7 @@ import psutil
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import make_folder, write_json
+from medsilo.core.text import counted
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS
@@ -87,11 +88,10 @@ class Study:
         number = 1
         while True:
             self.cells = [cell for cell in every if cell.seed in seeds[:number]]
-            known = [summary.seconds or 0.0 for cell in self.cells if (summary := cell.summary())]
             failures += self.run(engine, settings, at_once, say)
-            took = max(time.monotonic() - started, sum(known) / at_once) / number
+            took = sum(done.seconds or 0.0 for cell in self.cells if (done := cell.summary())) / at_once / number
             if self.planned is None:
-                self.planned = self._plan(minutes, took, say)
+                self.planned = self._plan(minutes, took, time.monotonic() - started - took, say)
             step = math.ceil(self.planned / LOOKS)
             late = number >= LEAST and time.monotonic() - started + step * took > 60 * minutes
             self.planned = min(self.planned, number) if late else self.planned
@@ -105,29 +105,32 @@ class Study:
     def _foretell(
         self, minutes: float, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]
     ) -> None:
-        """Run one round of the first row, and say what it lets expect; an error where too few fit in by far."""
+        """Run two rounds of the first row, and say what they let expect; an error where too few fit in by far.
+
+        Only the second is a round like those to come: in the first, processes start.
+        """
         first, runs = self.cells[0], sum(cell.seed == self.cells[0].seed for cell in self.cells)
+        short = first.plan.with_changes([f"training.rounds={min(2, first.plan.training.rounds)}"])
         make_folder(self.folder)
         with TemporaryDirectory(dir=self.folder) as place:
-            trial = replace(first, plan=first.plan.with_changes(["training.rounds=1"]), folder=Path(place) / "trial")
+            trial = replace(first, plan=short, folder=Path(place) / "trial")
             started = time.monotonic()
             if run_cell(trial, engine, settings):
                 return  # what failed is told of the whole run
             took, lines = time.monotonic() - started, Record(trial.folder).rounds()
         a_round = lines[-1].seconds or 0.0
-        seed = runs * (took + (first.plan.training.rounds - 1) * a_round) / at_once
-        if LEAST * seed > FAR * 60 * minutes:
-            raise MedsiloError(
-                f"by one round of {first.row.title}, {_time(a_round)}, {LEAST} seeds take about {_time(LEAST * seed)}; "
-                f"give --minutes {math.ceil(LEAST * seed / 60)} or more, or fewer rounds"
-            )
-        say(f"by one round of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {_time(LEAST * seed)}")
+        all_seeds = LEAST * runs * (took + (first.plan.rounds - short.rounds) * a_round) / at_once
+        known = f"by a trial of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {_time(all_seeds)}"
+        if all_seeds > FAR * 60 * minutes:
+            raise MedsiloError(f"{known}; give --minutes {math.ceil(all_seeds / 60)} or more, or fewer rounds")
+        say(known)
 
-    def _plan(self, minutes: float, took: float, say: Callable[[str], None]) -> int:
-        """Return how many seeds have room, and say it; an error if they are too few to answer."""
-        planned, rounds = seeds_within(minutes, took), sum(cell.plan.rounds for cell in self.cells)
+    def _plan(self, minutes: float, took: float, start: float, say: Callable[[str], None]) -> int:
+        """Return how many seeds have room after the start, and say it; an error if they are too few to answer."""
+        start = max(0.0, start)  # below 0 where some runs were done before
+        planned, rounds = seeds_within(minutes - start / 60, took), sum(cell.plan.rounds for cell in self.cells)
         if planned < LEAST:
-            least = math.ceil(LEAST * took / 60)
+            least = math.ceil((start + LEAST * took) / 60)
             raise MedsiloError(f"{LEAST} seeds take about {least} minutes; give --minutes {least} or more")
         say(
             f"one seed took {_time(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
@@ -140,8 +143,8 @@ class Study:
         started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
         rounds = sum(cell.plan.rounds for cell in self.cells if not cell.summary())
         say(
-            f"{len(self.cells)} runs, {before} of them finished before, {at_once} at a time, {rounds} rounds in all, "
-            f"in {self.folder}"
+            f"{counted(len(self.cells), 'run')}, {before} of them finished before, {at_once} at a time, {rounds} "
+            f"rounds in all, in {self.folder}"
         )
         finished, due = before, 0.0
 
@@ -235,6 +238,8 @@ class Asked:
 
 def asked(options: Asked) -> tuple[Plan, list[Cell]]:
     """Return the plan that the rows change, and the cells; a wrong one is an error before anything starts."""
+    if (options.out / paths.PLAN).exists():
+        raise MedsiloError("--out is the folder of a run; give another", str(options.out))
     task = [f"task.name={options.task}"] if options.task else []
     if options.plan:
         path = find_job(options.plan) / PLAN if options.plan.is_dir() else options.plan

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.scoring import read_measures
+from medsilo.federation.exact import read_measures
 from medsilo.runs.paths import CASES, site_folder
 from medsilo.study.evidence import Interval, Scores, interval, interval_of_concordance
 from medsilo.tasks.metrics import Measures

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medsilo.core.files import write_bytes
 
-# Okabe and Ito's orange, sky blue, bluish green, yellow, vermilion and reddish purple; more structures begin anew.
+# Okabe and Ito's orange, sky blue, bluish green, yellow, vermilion and reddish purple; more structures start again.
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
 CURVES, CURVE = 12, (0, 90, 140)  # signals of a series that are drawn, and their colour
 TILE, COLUMNS, LINE = 256, 4, 16  # pixels of a montage's tile, tiles in a row, pixels of a line of its legend

@@ -58,7 +58,7 @@ class Sheet:
     """The cells of some columns, line by line, and the lines that could not be read."""
 
     columns: dict[str, int]  # name -> place in each line's cells
-    lines: list[tuple[str, list[str]]] = field(default_factory=list)  # where a line stands, for people; its cells
+    lines: list[tuple[str, list[str]]] = field(default_factory=list)  # where a line is, for people; its cells
     uneven: list[str] = field(default_factory=list)  # lines with another number of cells than the first
     long: list[str] = field(default_factory=list)  # lines with a cell that is too long
     coding: str = ""  # in which the letters of a CSV file are written

@@ -67,7 +67,7 @@ class DataSource(Section):
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
-    missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what stands where a value is not known
+    missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what is where a value is not known
     decimal: Literal[".", ","] = "."  # of recordings, too
     # Of recordings (task `series-folder`):
     recordings: Pattern | None = None  # a pattern with *, below the folder

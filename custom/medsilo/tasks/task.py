@@ -303,7 +303,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def folded(data: SiteData, fold: Fold, split: int) -> SiteData:
-    """Return a site's data with its patients dealt anew; split: the site's own number."""
+    """Return a site's data with its patients dealt; split: the site's own number."""
     parts = [getattr(data, part) for part in PARTS]
     whole: Dataset = ConcatDataset(parts)
     patients = patients_of(whole)

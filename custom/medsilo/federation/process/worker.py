@@ -12,7 +12,7 @@ from typing import Any
 
 from medsilo.core.errors import Aborted, Died
 from medsilo.federation.around import TrainingSite, training_site
-from medsilo.federation.process.frames import receive, send
+from medsilo.federation.process.isolated import receive, send
 from medsilo.federation.reasons import details, is_out_of_memory, public_reason
 from medsilo.federation.seams import Place
 from medsilo.runs.messages import Parcel

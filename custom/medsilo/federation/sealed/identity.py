@@ -6,8 +6,7 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.sealing.signing import Certified, PrivateKey, Signer, Unsigned
-from medsilo.site.accepted import AcceptedSettings
-from medsilo.site.approvals import Approvals
+from medsilo.site.approvals import AcceptedSettings, Approvals
 from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import Ledger
 from medsilo.site.settings import SiteSettings
@@ -56,19 +55,19 @@ def _others(startup: Path) -> set[str]:
     return found
 
 
-def accepted_of(site: str, kit: KitFiles) -> AcceptedSettings:
+def accepted_of(kit: KitFiles) -> AcceptedSettings:
     """Return what a hospital remembers of its own settings, which it signs with the key of its kit."""
-    signer = signer_of(kit)
-    assert isinstance(signer, Certified)
-    return AcceptedSettings(kit.kit, site, signer)
+    key = key_of(kit)
+    assert key
+    return AcceptedSettings(kit.kit, key)
 
 
-def approvals_of(book: Book, site: str, kit: KitFiles, settings: SiteSettings) -> Approvals:
+def approvals_of(book: Book, kit: KitFiles, settings: SiteSettings) -> Approvals:
     """Return a site's approvals, which it signs with the key of its kit."""
-    signer = signer_of(kit)
-    assert isinstance(signer, Certified)
+    key = key_of(kit)
+    assert key
     folder = settings.data.folder if settings.data else None
-    return Approvals(book.folder, site, signer, data_set(folder, "") if folder else "")
+    return Approvals(book.folder, key, data_set(folder, "") if folder else "")
 
 
 def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:

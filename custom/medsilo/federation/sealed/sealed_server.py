@@ -9,12 +9,10 @@ from torch import Tensor
 
 from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Groups, Tensors, hash_of
-from medsilo.course.group import views
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Phase, views
 from medsilo.federation.accepting import check_forms, check_numbers
 from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Exchange, Questioner
-from medsilo.federation.sealed.store import SealedResult
 from medsilo.federation.sealed.what import (
     MOST_AHEAD,
     WORDS,
@@ -25,6 +23,7 @@ from medsilo.federation.sealed.what import (
     Matrix,
     OwnWeights,
     SealedGroup,
+    SealedResult,
     bound_groups,
     given_of,
     terms_of,
@@ -255,7 +254,7 @@ class SealedServer(RoundAggregation):
         if gone := sorted(set(before) - set(self.sites)):
             raise ParticipationError(
                 f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "
-                f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or begin anew"
+                f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or start again"
             )
         return before
 

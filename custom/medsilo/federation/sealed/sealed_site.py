@@ -12,11 +12,9 @@ import torch
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors, hash_of
-from medsilo.course.group import views
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Phase, views
 from medsilo.course.secure_aggregation import forms_of
 from medsilo.federation.accepting import check_numbers, same_layout
-from medsilo.federation.envelope import Envelope
 from medsilo.federation.sealed.what import (
     ALIKE,
     WORDS,
@@ -33,6 +31,7 @@ from medsilo.federation.sealed.what import (
     given_of,
     terms_of,
 )
+from medsilo.federation.seams import Envelope
 from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
@@ -80,7 +79,7 @@ class _Seat:
 
 
 class _Memory:
-    """The memory of a site of a study, whatever keys it has: a server that begins anew, or counts its agreements in
+    """The memory of a site of a study, whatever keys it has: a server that starts again, or counts its agreements in
     another way, finds the same hospital."""
 
     def __init__(self, path: Path) -> None:
@@ -485,7 +484,7 @@ class SealedSite(Envelope):
     def _read(self, number: int) -> _Seat:
         path = self._path(number)
         if not path.exists():
-            raise Refused("this site has lost its keys of this study; begin it anew, with fresh keys")
+            raise Refused("this site has lost its keys of this study; start it again, with fresh keys")
         with reading("this site's secrets of the study"):
             kept = json.loads(path.read_bytes())
             agreement = KeyAgreement.read("this site", kept["agreement"])

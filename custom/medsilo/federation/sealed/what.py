@@ -11,9 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.tensors import Modules
-from medsilo.course.group import Group, views
-from medsilo.course.phase import Phase
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.phase import Group, Phase, views
 from medsilo.mixing.forms import Exchanged, Form, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
@@ -38,7 +37,7 @@ MOST_AHEAD = 1000  # that a site's last number may be beyond the server's, which
 class KeyAgreement(Letter):
     """The terms on which a study begins to seal.
 
-    number: counts the times that it began anew, with fresh keys. heaviest: no site has more training cases.
+    number: counts the times that it started again, with fresh keys. heaviest: no site has more training cases.
     """
 
     number: AgreementNumber
@@ -234,3 +233,64 @@ def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[s
         return {}
     blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), 1)
     return {name: own.expected() for name, own in blocks.of(phase, layout, {}).items()}
+
+
+PREFIX = "@sealed"  # of keys in a checkpoint; no group has such a name
+
+
+@dataclass(frozen=True)
+class SealedResult:
+    """One sealed result: its tensors, and what whoever opens it is told."""
+
+    tensors: dict[str, Tensor]
+    held: Held
+
+
+class SealedStore:
+    """Sealed results by group and site, of the last round that concerns each site."""
+
+    def __init__(self) -> None:
+        self.agreement = 0  # how often the study has agreed on keys
+        self.proofs: list[dict[str, Any]] = []  # who spoilt what: each site has the keys with which it can be checked
+        self._kept: dict[str, dict[str, SealedResult]] = {}
+
+    def keep(self, group: str, site: str, kept: SealedResult) -> None:
+        """Take the place of a site's earlier result."""
+        self._kept.setdefault(group, {})[site] = kept
+
+    def find(self, group: str, site: str) -> SealedResult | None:
+        """Return a site's result of a group; None before the first round of it has ended."""
+        return self._kept.get(group, {}).get(site)
+
+    def told(self, groups: Mapping[str, Tensors], site: str) -> dict[str, Any]:
+        """Return what a site is told of the sealed results among what it is sent."""
+        found = {group: self.find(group, site) for group in groups}
+        return {group: kept.held.facts() for group, kept in found.items() if kept}
+
+    # ------------------------------------------------------------------ checkpoints
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what must outlive the process; nothing in a study that does not seal."""
+        tensors: dict[str, Tensor] = {}
+        facts: list[dict[str, Any]] = []
+        seen: dict[int, int] = {}
+        for group, by_site in sorted(self._kept.items()):
+            for site, own in sorted(by_site.items()):
+                place = seen.setdefault(id(own), len(facts))
+                if place == len(facts):
+                    facts.append({"group": group, "sites": [], "held": own.held.facts()})
+                    tensors |= {f"{PREFIX}/{place}/{name}": tensor for name, tensor in own.tensors.items()}
+                facts[place]["sites"].append(site)
+        return tensors, {
+            "sealed": {"agreement": self.agreement, "kept": facts, "proofs": self.proofs}
+        } if self.agreement else {}
+
+    def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        sealed = facts.get("sealed", {"agreement": 0, "kept": [], "proofs": []})
+        self.agreement, self._kept, self.proofs = sealed["agreement"], {}, sealed["proofs"]
+        for place, told in enumerate(sealed["kept"]):
+            prefix = f"{PREFIX}/{place}/"
+            own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            kept = SealedResult(own, Held.read("the checkpoint", told["held"]))
+            for site in told["sites"]:
+                self.keep(told["group"], site, kept)

@@ -20,8 +20,8 @@ from medsilo.core.errors import DataError
 from medsilo.learning.loop import DrawnCases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.undrawn import MOST, labels_in, mark_of
+from medsilo.models.architectures import DenseNet121, UNet
 from medsilo.models.network import Dimensions, Network
-from medsilo.models.networks import DenseNet121, UNet
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.learning.undrawn import MOST, labels_in
+from medsilo.models.architectures import Linear
 from medsilo.models.network import Network
-from medsilo.models.networks import Linear
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.listing import (
     OTHER_NAMES,

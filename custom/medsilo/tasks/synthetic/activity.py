@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from medsilo.learning.seeds import seed_for
+from medsilo.models.architectures import ActivityCnn
 from medsilo.models.network import Network
-from medsilo.models.networks import ActivityCnn
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.splits import dirichlet
 from medsilo.tasks.synthetic.hospitals import numbers_for, parts_in_turn, position_of, split_by_patient

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from medsilo.models.architectures import SmallCnn
 from medsilo.models.network import Network
-from medsilo.models.networks import SmallCnn
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.synthetic.hospitals import (
     blur,

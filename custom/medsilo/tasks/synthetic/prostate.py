@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder, write_text
+from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
-from medsilo.models.networks import UNet
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,

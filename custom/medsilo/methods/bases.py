@@ -1,0 +1,156 @@
+"""Bases of several methods: a mean beside own models, a server's step, weights that follow from updates."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.algorithm import BY_ITSELF, Algorithm, without
+from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench, network
+from medsilo.learning.loop import Lesson
+from medsilo.learning.personal import copy_into
+from medsilo.methods.fedavg import Averaging
+from medsilo.mixing.late import LateMean, Shares, at_most
+from medsilo.mixing.mixers import Mixer
+
+
+class SharedAndOwn(Averaging):
+    """ "global" is the network w that travels and that the lead gets; "model" is the site's own, which it ends with.
+
+    Both begin with the same weights. The site's own never leaves it, running statistics of batch norm included.
+    """
+
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels(common="global")
+
+    def networks(self, build: Blueprint) -> Modules:
+        model = build()
+        return {"model": model, "global": deepcopy(model)}
+
+    def groups(self) -> tuple[Group, ...]:
+        return (Group("global", network("global"), self.mean, title="shared model"),)
+
+    @abstractmethod
+    def learning(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
+        """Return what the site's networks learn from each batch of a round, while the block lasts."""
+
+    def work(self, bench: Workbench) -> float:
+        """Train both networks in one pass over the data."""
+        with self.learning(bench) as lessons:
+            return bench.train(*lessons)
+
+
+class MeanOfOwn(Averaging):
+    """ "model" is w_k, which goes on from round to round. "global" is where the mean w̄ ← Σ p_k w_k arrives, and from
+    where w_k leaves.
+    """
+
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels(common="global")
+
+    def networks(self, build: Blueprint) -> Modules:
+        model = build()
+        return {"model": model, "global": deepcopy(model).requires_grad_(False)}
+
+    def groups(self) -> tuple[Group, ...]:
+        return (Group("global", network("global"), self.mean, title="own model", arrived=self.arrived),)
+
+    def arrived(self, modules: Modules, came: bool) -> None:
+        """Note at a site that w̄ has arrived, where a method has to know."""
+
+    @abstractmethod
+    def learn(self, bench: Workbench) -> float:
+        """Train "model"; "global" holds w̄."""
+
+    def work(self, bench: Workbench) -> float:
+        """Train, and send what came of it."""
+        loss = self.learn(bench)
+        copy_into(bench.modules["global"], bench.modules["model"])
+        return loss
+
+
+class ServerStep(Averaging):
+    """The server steps with the trained weights; all other tensors, such as running statistics, are averaged."""
+
+    def groups(self) -> tuple[Group, ...]:
+        return Group("model", trained_weights, self.step), Group(
+            "buffers", other_tensors, self.mean, title="running statistics"
+        )
+
+    @abstractmethod
+    def step(self, server: ServerSide) -> Mixer:
+        """Return the server's step with the trained weights."""
+
+
+def trained_weights(modules: Modules) -> Tensors:
+    """Return the model's parameters."""
+    model = modules["model"]
+    everything = model.state_dict()
+    names = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    return {name: everything[name] for name in names if name in everything}
+
+
+def other_tensors(modules: Modules) -> Tensors:
+    """Return the model's buffers."""
+    return without(modules["model"].state_dict(), list(trained_weights(modules)))
+
+
+def learning_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return the weights that learn."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def zeros_like(model: nn.Module) -> nn.ParameterList:
+    """Return zeros in the shapes of the weights that learn: what a site or the server begins to collect for them."""
+    return nn.ParameterList(nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in learning_weights(model))
+
+
+class WeighingMethod(Algorithm):
+    """θ ← Σ_k a_k θ_k, also of running statistics, with weights that the server works out once all have answered."""
+
+    protocols = {"paper": {**BY_ITSELF, "algorithm.largest_share": 1.0}}
+
+    largest_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="the most that one hospital may count for, whatever it sends or says; what is cut off goes to the "
+        "others. The paper has no bound, which is 1",
+    )
+
+    def groups(self) -> tuple[Group, ...]:
+        """Return trained weights, and beside them what is averaged with the same weights."""
+        model = Group(
+            "model",
+            trained_weights,
+            lambda server: LateMean(lambda mean: at_most(self.weigh(server, mean), self.largest_share)),
+            undefended=f"mixing: how much a hospital counts is what {self.name} finds out, so a robust rule or a cap "
+            "can't take its mean's place; lower algorithm.largest_share, or use fedavg",
+        )
+        buffers = Group(
+            "buffers",
+            other_tensors,
+            lambda server: LateMean(lambda mean: server.mixers["model"].shares),
+            title="running statistics",
+            undefended=model.undefended,
+        )
+        return model, buffers
+
+    @abstractmethod
+    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+        """Return the weights of the sites that answered."""
+
+    def cautions(self, sites: Sequence[str]) -> list[str]:
+        if self.largest_share * len(sites) > 1:
+            return []
+        return [
+            f"algorithm.largest_share {self.largest_share:g} leaves {len(sites)} hospitals no choice: all count alike"
+        ]
