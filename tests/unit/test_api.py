@@ -77,7 +77,7 @@ SIGNATURES = {
     "PerturbedOptimizer": ["base", "alpha", "eps", "module"],
 }
 MEMBERS = {
-    "Run": {"open", "folder", "plan", "summary", "history", "models", "table", "report"}
+    "Run": {"folder", "plan", "summary", "history", "models", "table", "report"}
     | {"cases", "rounds", "plot", "predict"},
     "Lead": {"folder", "status", "submit", "watch", "fetch", "abort"},
     "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
@@ -442,7 +442,7 @@ def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None
     NotebookClient(notebook, timeout=120, kernel_name="python3", resources=here).execute()
     outputs = [output.get("data", {}) for cell in code for output in cell.outputs]
     shown = [data["text/html"] for data in outputs if "text/html" in data]
-    assert len(shown) == 6 and all("hospital-a" in html for html in shown)
+    assert len(shown) == 5 and all("hospital-a" in html for html in shown)
     assert "did you mean 'fedavg'?" in code[-1].outputs[0]["text"]
 
 

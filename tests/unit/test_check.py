@@ -168,7 +168,7 @@ def test_a_data_folder_that_is_not_there_stops_without_a_job_too(
 
 
 # ---------------------------------------------------------------------------------------------------- the machine
-def test_packages_that_are_missing_or_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_missing_or_others() -> None:
     missing = list(check_environment({"no-such-package": "1.0"}))
     assert [f.severity for f in missing] == ["stops", "ok"] and "no-such-package is missing" in missing[0].what
     assert missing[0].remedy == "pip install no-such-package==1.0"
@@ -177,10 +177,6 @@ def test_packages_that_are_missing_or_others(monkeypatch: pytest.MonkeyPatch) ->
     assert f"numpy {np.__version__} (0.1)" in other[0].what and "PyYAML" in other[0].what
     assert [f.severity for f in check_environment({"nvflare": "9.8.7"})] == ["stops", "ok"]
     assert [f.severity for f in check_environment({"torch": torch.__version__.partition("+")[0]})] == ["ok"]
-    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(OSError("/secret/libcuda.so")))
-    (broken, _) = check_environment({"numpy": np.__version__})
-    assert broken.severity == "stops" and "can't be imported (OSError)" in broken.what
-    assert broken.private == ("/secret/libcuda.so",) and "secret" not in broken.what
 
 
 def test_the_required_versions_are_those_of_the_requirements(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
