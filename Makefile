@@ -121,6 +121,7 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/data.py
 	-$(BIN)/python benchmarks/volumes.py
 	-$(BIN)/python -m benchmarks.nnunet
+	-$(BIN)/python -m benchmarks.networks
 
 # The ratios of the last 'make bench' beside those of the last release; without one, those of the cheap benchmarks.
 bench-history: $(VENV)/.test-ready

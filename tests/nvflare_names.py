@@ -829,7 +829,7 @@ def session(module: Any) -> None:
 
 @relies(
     "private.fed.app.simulator.simulator_runner",
-    "?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
+    "subprocess ?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
     "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorClientRunner.do_one_task",
 )
 def simulator(module: Any) -> None:

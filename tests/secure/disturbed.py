@@ -1,4 +1,4 @@
-"""Measure what each disturbance costs, over mutual TLS: python -m tests.secure.disturbed --folder <an empty folder>
+"""The cost of each disturbance, over mutual TLS: python -m tests.secure.disturbed --folder <an empty folder>
 
 For each answer to a missing hospital (`participation.when_missing`) and each disturbance, three hospitals begin a study
 of their own, which is disturbed in the middle. A line says how many rounds the hospital missed, how long after the end
