@@ -30,7 +30,6 @@ NVFLARE_LOG = "nvflare.log"
 REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 
 # What is in the folders above.
-EXPERT_FILES = "personal/*.safetensors"  # of a super model
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 BEFORE = "before-a-hospital-came-*"  # a folder in the checkpoints
