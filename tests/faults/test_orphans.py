@@ -43,7 +43,7 @@ def living(family: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def forks(process: subprocess.Popen) -> list[psutil.Process]:
-    """What a fork server in its family has forked: sites, from their first moment on."""
+    """The sites that a fork server in its family has forked, from their first moment on."""
     family, found = psutil.Process(process.pid).children(recursive=True), []
     for member in family:
         with suppress(psutil.Error):
