@@ -146,7 +146,7 @@ class Ended:
             return
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if any(self.last.get(word) == line.round for word in process.cmdline()):
+                if self.last.get(Path(process.cwd()).name) == line.round:  # a site works in its own folder
                     process.kill()
 
     def tell(self) -> None:

@@ -21,11 +21,13 @@ LONG = "training.rounds=2000"
 
 
 def named(folder: Path) -> list[psutil.Process]:
-    """The living processes whose command line names this folder, which is this test's alone."""
+    """The living processes that work in this folder or whose command line names it, which is this test's alone."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in process.cmdline()):
+            if process.status() != psutil.STATUS_ZOMBIE and any(
+                str(folder) in word for word in [process.cwd(), *process.cmdline()]
+            ):
                 found.append(process)
     return found
 
@@ -37,6 +39,17 @@ def living(family: list[psutil.Process]) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
+    return found
+
+
+def forks(process: subprocess.Popen) -> list[psutil.Process]:
+    """The sites that a fork server in its family has forked, from their first moment on."""
+    family, found = psutil.Process(process.pid).children(recursive=True), []
+    for member in family:
+        with suppress(psutil.Error):
+            parent = member.parent()
+            if parent and any("multiprocessing.forkserver" in word for word in parent.cmdline()):
+                found.append(member)
     return found
 
 
@@ -80,8 +93,7 @@ def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, 
         if moment == "in a round":
             wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
         else:
-            sites = "nvflare.private.fed.app.simulator.simulator_worker"
-            wait_until(lambda: any(sites in one.cmdline() for one in named(tmp_path)), 120, "a site's process")
+            wait_until(lambda: forks(process), 120, "a site's process")
         said = killed(process, sign, tmp_path)
     if sign == signal.SIGTERM:
         assert process.returncode == 130 and f"medsilo resume {record.folder}" in said and "Traceback" not in said

@@ -3,7 +3,7 @@
 By exact norms and small sketches; no model is kept. A count sketch (Charikar et al. 2002; Weinberger et al. 2009) adds
 up a vector's numbers in WIDTH buckets, each with a random sign that depends on its place alone. The cosine of two
 sketches is that of the vectors on average, with a standard deviation of at most about 1 / √WIDTH, 1.6 %. Of a large
-model, SAMPLED numbers from stretches all over it are sketched; where these lie is drawn anew in every round.
+model SAMPLED numbers are sketched, in stretches that are drawn again in every round.
 """
 
 import math

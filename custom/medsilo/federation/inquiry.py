@@ -3,8 +3,8 @@
 Of sealed numbers the server reads a sum, and no hospital's part of it. All hospitals agree on keys, and then seal sums
 in a row: each adds to its numbers the masks that it has with others. These cancel in the sum of all and in no other, so
 nobody can drop out, and nothing is taken off afterwards. Masks depend on all that a hospital was asked: where the
-server asks one for something else, its sum does not open. Nothing is kept on a disk: a hospital that stops begins anew
-with fresh keys.
+server asks one for something else, its sum does not open. Nothing is kept on a disk: a hospital that stops starts again
+with new keys.
 """
 
 import json
@@ -221,7 +221,7 @@ class SummedSite:
         self.blocks: dict[int, SealedBlock] = {}  # as they were sealed, by the sum
 
     def introduction(self, asked: SumRequest) -> dict[str, Any]:
-        """Return fresh keys, with which all begins anew."""
+        """Return new keys; all steps start again with them."""
         self._member = Member.begin(_terms(asked.study, self.about, self.sites), self.name, self.signer, self.memory)
         self.blocks = {}
         return self._member.introduction().facts()
@@ -281,5 +281,5 @@ class SealedSums:
 
 
 def sealed_bounds(counts: int, values: int = 0) -> Bounds:
-    """Return the bounds of an answer with so many sealed counts. values: that it tells in clear beside them."""
+    """Return the bounds of an answer. counts: sealed ones; values: others, in clear."""
     return Bounds(SLACK + WORD * (counts + CHECK), BESIDE + PER_TENSOR + values)

@@ -278,7 +278,7 @@ class AcceptedSettings:
 
     What is remembered lies in the kit, signed with its key, and not in `records`, whose place the settings themselves
     say. It begins with the first check or study under settings that promise something, and a change counts when the
-    engineer says so. What is not noticed: who removes the file and replaces the settings begins anew.
+    engineer says so. Somebody who removes the file, too, is not noticed.
     """
 
     def __init__(self, kit: Path, key: PrivateKey) -> None:

@@ -32,7 +32,6 @@ class Entry:
     patient: str
     part: str = ""  # empty: the plan's split decides
     site: str = ""  # whose it is in a simulation
-    outcome: str = ""  # what is learned, where that is no class
     group: str = ""  # that it belongs to, as the site's table says it
 
 

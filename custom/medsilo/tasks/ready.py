@@ -143,7 +143,7 @@ class Cache:
             raise DataError("a file can't be read; is it a link to nowhere?", str(error)) from error
         code = package_facts()["hash"]
         return hashlib.sha256(
-            json.dumps([known, entry.name, str(entry.label), entry.outcome, self.settings, code]).encode()
+            json.dumps([known, entry.name, str(entry.label), self.settings, code]).encode()
         ).hexdigest()
 
 
