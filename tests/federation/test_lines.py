@@ -130,7 +130,7 @@ def test_when_a_piece_is_late_follows_from_what_its_line_does() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("closes", [False, True], ids=["silent", "closed"])
 def test_what_a_cut_swallowed_is_asked_for_again_within_seconds(cells: Cells, closes: bool) -> None:
-    """With the defaults, under which it took up to a minute. What was on its way when a line closes is lost: two pieces."""
+    """With the defaults, under which it took up to a minute. A line that closes loses the two pieces on their way."""
     patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
     for cell in (cells.job, cells.site):
         PatientRequests(cell, patience)
