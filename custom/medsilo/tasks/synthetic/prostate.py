@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -119,7 +119,7 @@ class SyntheticProstate(Task):
     @property
     def use(self) -> ImageUse:
         square = [self.size, self.size]
-        transforms = [
+        transforms: list[dict[str, Any]] = [
             {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},  # rows run to the back
             {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
         ]
