@@ -4,6 +4,7 @@ For each answer to a missing hospital (`participation.when_missing`) and each di
 of their own, which is disturbed in the middle. A line says how many rounds the hospital missed, how long after the end
 of the disturbance the next round of all three ended, and whether the study's tensors are those of the undisturbed run.
 What ended is resumed, and the line says why it had ended. --only runs the disturbances with these words in their names.
+Under "continue" a study is long enough for a hospital to come back, and ends when it is back, if it missed a round.
 """
 
 import argparse
@@ -15,7 +16,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from medsilo.consortium import lead
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
+from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from tests.conftest import SITES
 from tests.federation.test_simulator import assert_same_outcome
@@ -24,7 +27,7 @@ from tests.secure.soak import Event, Soak
 from tests.secure.test_mutual_tls import gathered
 
 SITE = SITES[1]
-ROUNDS, AT = 40, 8
+ROUNDS, LONG, AT = 40, 240, 8
 MOST = 900.0  # seconds that anything is waited for
 WHEN = ("wait", "continue", "stop")
 OWN = ("site frozen", "server frozen", "trainer frozen")
@@ -72,8 +75,10 @@ class Disturbed(Soak):
 
     def measure(self, number: int, kind: str, seconds: float) -> str:
         """Return a line of the table."""
-        study = f"{self.plan.participation.when_missing}-{number}"
-        write_job(self.folder / "jobs" / study, self.plan, study=study)
+        when = self.plan.participation.when_missing
+        study, long = f"{when}-{number}", when == "continue" and kind.startswith(("line", "site"))
+        plan = self.plan.with_changes([f"training.rounds={LONG}"]) if long and seconds != 3 else self.plan
+        write_job(self.folder / "jobs" / study, plan, study=study)
         self.job = self.patiently(lambda: lead.submit(self.folder / "jobs" / study, self.kit, lambda line: None))
         record = Record(self.consortium.kit(SERVER) / "medsilo" / study)
         wait_until(lambda: len(record.rounds()) >= AT, MOST, f"round {AT}")
@@ -86,12 +91,15 @@ class Disturbed(Soak):
 
         reasons = self.until(whole, record, "a round of all")
         after = time.monotonic() - over
-        reasons += self.until(lambda: is_finished(record), record, "the study's end")
+        missed = sum(len(line.lost | line.refused) for line in record.rounds())
+        if missed and plan.rounds == LONG:
+            lead.abort(self.job, self.kit)
+        else:
+            reasons += self.until(lambda: is_finished(record), record, "the study's end")
         wait_until(lambda: self.status().startswith("FINISHED"), MOST, "the job's end")
-        missed = {site: len(own.missed) for site, own in record.summary().sites.items() if own.missed}
-        same = "–" if missed else "yes" if self.is_same(study) else "NO"
-        told = f"{over - started:.0f} | {done - AT} | {after:.1f} | {sum(missed.values())} | {same}"
-        return f"| {self.plan.participation.when_missing} | {kind} | {told} | {'; '.join(reasons)} |"
+        same = "–" if missed else "yes" if self.is_same(study, plan) else "NO"
+        told = f"{over - started:.0f} | {done - AT} | {after:.1f} | {missed} | {same}"
+        return f"| {when} | {kind} | {told} | {'; '.join(reasons)} |"
 
     def until(self, true: Callable[[], bool], record: Record, what: str) -> list[str]:
         """Wait for something, and resume the study as often as it ends before; returns why it did."""
@@ -108,11 +116,15 @@ class Disturbed(Soak):
         summary = record.summary()
         return summary is not None and (summary.finished or self.status().startswith("FINISHED"))
 
-    def is_same(self, study: str) -> bool:
+    def is_same(self, study: str, plan: Plan) -> bool:
         """Return whether its tensors are those of the undisturbed run."""
+        undisturbed = self.folder / "undisturbed"
+        if plan.rounds != self.plan.rounds:
+            undisturbed = self.folder / f"{study}-undisturbed"
+            inprocess.run(plan, folder=undisturbed)
         try:
             outcome = gathered(self.consortium, study, SITES, self.folder / study)
-            assert_same_outcome(self.folder / "undisturbed", outcome)
+            assert_same_outcome(undisturbed, outcome)
         except (AssertionError, FileNotFoundError):
             return False
         return True
