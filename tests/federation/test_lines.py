@@ -16,11 +16,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.streaming.transfer_progress import STREAMING_IDLE_TIMEOUT
 
+from docs.tables import LIMITS
 from medsilo.core.errors import Refused
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.janitor import LostConnections
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
-from medsilo.flare.patience import LIMITS, PIECE, Patience, limits
+from medsilo.flare.patience import PIECE, Patience, limits
 from medsilo.flare.pieces import (
     SOONEST,
     UNKNOWN,
@@ -313,7 +314,7 @@ def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
 def test_the_defaults_bear_ten_minutes() -> None:
     """Whatever NVFlare gives up by, but how soon a request is made again."""
     patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
-    waits = {limit.key: limit.ours(patience) for limit in LIMITS if "size" not in limit.key}
+    waits = {key: ours(patience) for key, (_, ours, _) in LIMITS.items() if "size" not in key}
     again = {"tensor_streaming_per_request_timeout", "get_task_timeout"}
     assert again < waits.keys()
     assert all(seconds > 600 for key, seconds in waits.items() if key not in again)
@@ -325,4 +326,4 @@ def test_limits_have_the_names_by_which_nvflare_asks_for_them() -> None:
     known |= {
         of_tensors(name) for name in (ConfigVarName.DOWNLOAD_CHUNK_SIZE, ConfigVarName.STREAMING_PER_REQUEST_TIMEOUT)
     }
-    assert {limit.key for limit in LIMITS} <= known | {STREAMING_IDLE_TIMEOUT}
+    assert LIMITS.keys() <= known | {STREAMING_IDLE_TIMEOUT}
