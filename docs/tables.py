@@ -30,12 +30,13 @@ from docs.markdown import table
 from medsilo import extend
 from medsilo.cli import all_commands
 from medsilo.cli import main as medsilo
+from medsilo.core import shelf
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.course.participation import Participation
 from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.flare import patches
-from medsilo.flare.patience import LIMITS, Patience
+from medsilo.flare.patience import Patience, limits
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.mixing.defence import Mixing
@@ -43,8 +44,7 @@ from medsilo.models.network import Network
 from medsilo.plan import Plan, Tracking
 from medsilo.privacy.mechanisms import Demands
 from medsilo.registry import NETWORKS, TASKS
-from medsilo.runs import schema
-from medsilo.runs.paths import RUN_TREE, STUDY_TREE
+from medsilo.runs import paths, schema
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo_nnunet.nnunet_network import Architecture
 from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
@@ -252,19 +252,133 @@ def fields(model: type[BaseModel], prefix: str = "") -> str:
     )
 
 
+# What a site keeps, in the run's folder or in its own.
+SITE_TREE: Mapping[str, str] = {
+    paths.PLAN: "the resolved plan again, so that the hospital can use its model by itself",
+    paths.METRICS: "the site's numbers, one line per round",
+    paths.BEST: "the site's model after its best round",
+    paths.LAST: "the site's model after the last round",
+    paths.STATE_FILES: "the site's private state, for resuming",
+    paths.SEALING_FILES: "the site's keys of a sealed study, secret, one file for each time that it "
+    "agreed on keys. It never leaves the site",
+    paths.SEALED: "of a sealed study: what the site sealed in the last round, to be sent again if it "
+    "was lost on its way; noise without its keys",
+    paths.SUMS: "of a sealed study: whose numbers were in the sums that the site helped to open. It "
+    "never leaves the site",
+    paths.ANSWER_FILES: "in a study that is charged to the site's privacy ledger: its last answers, so "
+    "that one that has to be sent again is the same and costs nothing",
+    paths.NOISY_COUNTS: "where a study tells numbers of cases with noise: those numbers, drawn once",
+    paths.SPENT: "in such a study: what it and all studies of these data cost (ε at δ), for the "
+    "hospital's own report. It never leaves the site",
+    paths.CASES: "what was measured of each test case. Case and patient are numbers in the order of the "
+    "data; a cell is empty where a case has no such value. It never leaves the site",
+    paths.ERRORS: "the full text of errors. It never leaves the site",
+    paths.WORKER_LOG: "the output of the training process. It never leaves the site",
+    paths.WORKED: "the minutes that the site has worked for the study, against its limits.study_minutes",
+    paths.NOW: "while the site works on an answer: what it does, and the share of its training that is "
+    "done. It never leaves the site",
+    paths.DIARY: "under NVFlare: a line for each answer that left the site, and for each that did not, "
+    "with the reason. It never leaves the site",
+    paths.DATA: "folder tasks: what was found among the site's files, with the names of files left out. "
+    "It never leaves the site",
+    f"{paths.PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "
+    "test case with the structures found in it. Only synthetic images, or where the site's `pictures` allows it",
+}
+
+RUN_TREE: Mapping[str, str] = {
+    paths.PLAN: "the resolved plan: every key with its value",
+    paths.PROVENANCE: "package version and hash, plan hash, seed, protocol, versions of libraries, platform",
+    paths.JOBS: "ids of the NVFlare jobs that led the study, the last one last",
+    paths.LOCK: "empty; held by the NVFlare job that leads the study",
+    paths.LEAD: "who submitted the study, as NVFlare knows them; only they can go on with it (not in a simulation)",
+    paths.ROUNDS: "one line per round",
+    paths.SUMMARY: "the outcome, success or failure",
+    paths.NOW: "while the study runs: which sites the server has asked, and which have answered",
+    paths.REPORT: "the page (`medsilo report`)",
+    f"{paths.CHECKPOINTS}/{paths.ROUND_FILES}": "the server's state after the last round, named by its number",
+    f"{paths.CHECKPOINTS}/{paths.BEST_FILES}": "the server's state after the best round so far",
+    f"{paths.CHECKPOINTS}/{paths.BEFORE}/": "the same after the round before a hospital's first, where it came later "
+    "than others: from there the study goes on without it (`medsilo leave`)",
+    f"{paths.GLOBAL}/{paths.BEST}": "the model that all sites share, after the best round; absent where every site "
+    "has its own",
+    f"{paths.GLOBAL}/{paths.LAST}": "the same after the last round; the only one where sites choose a model of "
+    "their own beside the shared one ([methods.md](methods.md#methods-with-a-model-of-the-hospitals-own))",
+    f"{paths.SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the "
+    "selector as safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each "
+    "site has one of its own, too",
+    f"{shelf.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
+    f"{paths.FIGURES}/{paths.AMPLITUDE}": "the amplitude that all sites share (HarmoFL)",
+    **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
+    f"{paths.JOB}/": "the submitted job (simulator only)",
+    f"{paths.NVFLARE}/": "NVFlare's workspace (simulator only)",
+    paths.NVFLARE_LOG: "NVFlare's log (simulator only)",
+}
+
+STUDY_TREE: Mapping[str, str] = {
+    "<row>-<seed>/": "one run's folder for each row and seed",
+    paths.VERDICT: "scores, differences and intervals of what is finished",
+    paths.REPORT: "the page about all of it",
+    f"{paths.HOSPITALS}/<site>.html": "a decision sheet for one hospital, one printed page "
+    "(`medsilo report --hospitals`)",
+    f"{paths.LOCKS}/": "empty files, held by the comparison and by its runs as long as they go on",
+}
+
+
 def tree(entries: Mapping[str, str]) -> str:
     """Return the table of a folder's files."""
     return table(("file", "content"), [(f"`{name}`", content) for name, content in entries.items()])
 
 
 # ---------------------------------------------------------------------------------------------------- the commands
+# NVFlare's limits that a line can hit: its own value, ours, and what it is.
+LIMITS: Mapping[str, tuple[float, Callable[[Patience], float], str]] = {
+    "tensor_download_chunk_size": (
+        2 << 20,
+        lambda own: limits(own, "site")["tensor_download_chunk_size"],
+        "bytes of tensors that travel in one piece: 1 MiB, or ten seconds of `transport.slowest`",
+    ),
+    "tensor_streaming_per_request_timeout": (
+        600,
+        lambda own: own.again,
+        "seconds until it is asked whether a piece was lost that does not begin to come: at most; the line's own pace "
+        "says how soon. NVFlare itself asks four times, and never again once the line is down",
+    ),
+    "get_task_timeout": (
+        300,
+        lambda own: 2 * own.again,
+        "seconds until a site asks for work again when the reply does not begin to come",
+    ),
+    "submit_task_result_timeout": (
+        300,
+        lambda own: own.silence,
+        "seconds that a site's answer may wait for the server to fetch its next piece; once all are fetched, as many "
+        "as for work",
+    ),
+    "streaming_idle_timeout": (
+        600,
+        lambda own: limits(own, "site")["streaming_idle_timeout"],
+        "seconds that tensors are held ready for who does not ask for their next piece",
+    ),
+    "max_runner_sync_timeout": (
+        60,
+        lambda own: limits(own, "site")["max_runner_sync_timeout"],
+        "seconds in which a job's process at a site has to reach the server's",
+    ),
+    "dead_client_grace_period": (
+        60,
+        lambda own: limits(own, "server")["dead_client_grace_period"],
+        "seconds from NVFlare's belief that a site is dead (600 seconds without a sign) until it ends a job that needs "
+        "the site",
+    ),
+}
+
+
 def lines() -> str:
     """Return NVFlare's limits that a line can hit: its own, and those of a plan's defaults and of a patient plan."""
     plans = [Patience(silence=420), Patience(silence=3600, rate=8000)]
     rows = [
-        f"| `{limit.key}` | {limit.default:,.0f} | {' | '.join(f'{limit.ours(plan):,.0f}' for plan in plans)} | "
-        f"{limit.meaning} |"
-        for limit in LIMITS
+        f"| `{key}` | {default:,.0f} | {' | '.join(f'{ours(plan):,.0f}' for plan in plans)} | {meaning} |"
+        for key, (default, ours, meaning) in LIMITS.items()
     ]
     head = "| limit | NVFlare's own | the defaults | an hour, 64 kbit/s | meaning |\n|---|---|---|---|---|"
     return "\n".join([head, *rows, ""])

@@ -11,7 +11,7 @@ from torch import Tensor
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing.fixed_point import FixedPoint, Flat
 from medsilo.sealing.keeping import SumMemory
-from medsilo.sealing.letters import Assembly, Letter, SumClaim
+from medsilo.sealing.letters import Assembly, Letter, SumClaim, UnmaskingRequest
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Signer, Unsigned
@@ -29,8 +29,8 @@ def names(count: int) -> tuple[str, ...]:
     return tuple(f"site-{place}" for place in range(count))
 
 
-def terms(count: int, threshold: int = 0, confirm: bool = False, study: str = "s", **more: Any) -> Terms:
-    return Terms(study, "plan", more.pop("sites", names(count)), threshold or count // 2 + 1, confirm, **more)
+def terms(count: int, threshold: int = 0, study: str = "s", **more: Any) -> Terms:
+    return Terms(study, "plan", more.pop("sites", names(count)), threshold or count // 2 + 1, **more)
 
 
 def numbers(count: int, size: int = 5, seed: int = 0) -> dict[str, Tensors]:
@@ -121,14 +121,18 @@ class Hospitals:
                 server.add(site, uploads[site])
         return uploads
 
+    def request(self, server: MaskedSums, helpers: Collection[str]) -> UnmaskingRequest:
+        """Let these sites confirm what was added; return what they are asked then."""
+        survivors = server.survivors()
+        for site in helpers:
+            server.confirmation(site, sent(self.members[site].confirm(sent(survivors), server.blocks)))
+        return server.request()
+
     def open(self, server: MaskedSums, silent: Collection[str] = ()) -> tuple[SumClaim, Tensors]:
         """Let all but the silent ones unmask what was added."""
         survivors = sent(server.survivors())
         helpers = [site for site in survivors.sites if site not in silent]
-        if self.terms.confirm:
-            for site in helpers:
-                server.confirmation(site, sent(self.members[site].confirm(survivors, server.blocks)))
-        request = sent(server.request())
+        request = sent(self.request(server, helpers))
         for site in helpers:
             if site == self.terms.sites[-1]:
                 self.restart(site)

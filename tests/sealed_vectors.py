@@ -79,7 +79,7 @@ class Vectors:
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
-        self.terms = digest("terms", STUDY, PLAN, *SITES, THRESHOLD, 0, REQUIRED)
+        self.terms = digest("terms", STUDY, PLAN, *SITES, THRESHOLD, REQUIRED)
         keys = {site: Ed25519PrivateKey.from_private_bytes(secret_of(site, "signing")).public_key() for site in SITES}
         self.signing = {site: key.public_bytes_raw() for site, key in keys.items()}
         self.channel = {site: public(secret_of(site, "channel")) for site in SITES}

@@ -34,7 +34,6 @@ from medsilo.extend import (
 )
 from medsilo_record.outcomes import promises
 
-AT_HOSPITAL = "sites/<site>/"
 OWN_FILTERS = ".".join(("medsilo", "flare", "filters", ""))
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")  # of Markdown
 
@@ -242,9 +241,8 @@ def _leaving(case: Case) -> Iterator[str]:
 
 
 def _kept() -> Iterator[str]:
-    for where, beginning in (("At the hospital", True), ("At the server", False)):
-        names = [name for name in paths.RUN_TREE if name.startswith(AT_HOSPITAL) == beginning]
-        yield f"{where}: {', '.join(name.removeprefix(AT_HOSPITAL) for name in names)}."
+    yield f"At the hospital: {', '.join(paths.OF_SITE)}."
+    yield f"At the server: {', '.join(paths.OF_RUN)}."
     yield "medsilo removes none of these by itself; medsilo clean removes states of studies that have ended."
 
 

@@ -48,7 +48,7 @@ def test_a_server_that_shrinks_six_hospitals_to_three(
     plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *changes, sites=SIX)
     kind: Any = type("Small", (Shrinking,), {"opened": []})
     monkeypatch.setattr("medsilo.federation.around.SealedServer", kind)
-    small = Terms("run", plan.hash, tuple(SIX[:3]), 2, True)
+    small = Terms("run", plan.hash, tuple(SIX[:3]), 2)
     monkeypatch.setattr("medsilo.federation.sealed.sealed_server.terms_of", lambda *given: small)
     hospitals = Hospitals(plan, tmp_path / "run")
     with pytest.raises(ParticipationError):
@@ -60,9 +60,9 @@ def test_a_server_that_shrinks_six_hospitals_to_three(
 
 def test_a_server_that_shrinks_a_round_or_its_sum() -> None:
     """The plan wants five of six: four open nothing, though four are a threshold."""
-    study, models = sealed.Hospitals(sealed.terms(6, threshold=4, confirm=True, required=5)), sealed.numbers(6)
+    study, models = sealed.Hospitals(sealed.terms(6, threshold=4, required=5)), sealed.numbers(6)
     block, groups = sealed.block(models, weights=(1,) * 6), sealed.as_groups(models)
-    few = MaskedSums(sealed.terms(6, threshold=4, confirm=True), study.assembly, 1, [block])
+    few = MaskedSums(sealed.terms(6, threshold=4), study.assembly, 1, [block])
     few.all = MaskedSums(study.terms, study.assembly, 1, [block]).all
     for site in sealed.names(6):
         few.offer(site, study.members[site].offer(1))

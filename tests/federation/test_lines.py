@@ -16,11 +16,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.streaming.transfer_progress import STREAMING_IDLE_TIMEOUT
 
+from docs.tables import LIMITS
 from medsilo.core.errors import Refused
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.janitor import LostConnections
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
-from medsilo.flare.patience import LIMITS, PIECE, Patience, limits
+from medsilo.flare.patience import PIECE, Patience, limits
 from medsilo.flare.pieces import (
     SOONEST,
     UNKNOWN,
@@ -186,6 +187,21 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
     assert alone > 24 and ahead < alone / 3, seconds
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pieces, ways", [(1, 4), (3, 6)])
+def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch, pieces: int, ways: int) -> None:
+    """One second each way: the answer, requests, pieces, the receipt; and two for what is behind the second piece."""
+    for way in (cells.relay.up, cells.relay.down):
+        way.line = Line(delay=1.0)
+    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 40_000))
+    for cell in (cells.job, cells.site):
+        PatientRequests(cell, Patience.of(make_plan("fedavg", "participation.timeout=600")))
+    few, began = Parcel({"model": {"w": torch.randn(10_000 * pieces)}}, {"task": "round"}), time.monotonic()
+    assert cells.send(answer_of(few), timeout=60) == ReturnCode.OK
+    assert ways < time.monotonic() - began < ways + 1
+    assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], few.groups["model"]["w"])
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_consortiums_line_takes_little_more_than_the_bytes_need(
@@ -298,7 +314,7 @@ def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
 def test_the_defaults_bear_ten_minutes() -> None:
     """Whatever NVFlare gives up by, but how soon a request is made again."""
     patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
-    waits = {limit.key: limit.ours(patience) for limit in LIMITS if "size" not in limit.key}
+    waits = {key: ours(patience) for key, (_, ours, _) in LIMITS.items() if "size" not in key}
     again = {"tensor_streaming_per_request_timeout", "get_task_timeout"}
     assert again < waits.keys()
     assert all(seconds > 600 for key, seconds in waits.items() if key not in again)
@@ -310,4 +326,4 @@ def test_limits_have_the_names_by_which_nvflare_asks_for_them() -> None:
     known |= {
         of_tensors(name) for name in (ConfigVarName.DOWNLOAD_CHUNK_SIZE, ConfigVarName.STREAMING_PER_REQUEST_TIMEOUT)
     }
-    assert {limit.key for limit in LIMITS} <= known | {STREAMING_IDLE_TIMEOUT}
+    assert LIMITS.keys() <= known | {STREAMING_IDLE_TIMEOUT}

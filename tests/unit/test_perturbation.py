@@ -183,49 +183,6 @@ def test_the_weights_come_back_when_the_second_pass_fails() -> None:
     assert np.array_equal(model.weight.detach().numpy(), START["weight"])
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
-        ),
-    ],
-)
-def test_scaled_gradients_give_the_same_step_and_infinite_ones_none(device: str) -> None:
-    model, other = linear().float().to(device), linear().float().to(device)
-    optimizer, plain = (PerturbedOptimizer(torch.optim.SGD(one.parameters(), lr=RATE), ALPHA) for one in (model, other))
-    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
-    inputs, targets = (torch.from_numpy(part).float().to(device) for part in (X, Y))
-    factor = 1.0
-
-    def loss_of(one: nn.Module) -> Tensor:
-        return ((one(inputs) - targets) ** 2).mean() * factor
-
-    def scaled() -> Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        scaler.scale(loss).backward()
-        return loss.detach()
-
-    def unscaled() -> Tensor:
-        plain.zero_grad()
-        loss = loss_of(other)
-        loss.backward()
-        return loss.detach()
-
-    optimizer.step(scaled, scaler)
-    scaler.update()
-    plain.step(unscaled)
-    for a, b in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
-    before, factor = [p.clone() for p in model.parameters()], float("inf")
-    optimizer.step(scaled, scaler)
-    scaler.update()
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert scaler.get_scale() == 512
-
-
 def test_schedulers_and_new_groups_reach_the_base() -> None:
     model, more = linear(), linear()
     optimizer = PerturbedOptimizer(BASES["sgd"][0](model.parameters()), ALPHA)

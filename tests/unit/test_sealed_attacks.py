@@ -147,7 +147,7 @@ Round = tuple[Hospitals, relay.MaskedSums, SealedBlock, dict[str, Tensors]]
 @pytest.fixture
 def sealed_round() -> Round:
     """A round of five hospitals in which all have sealed."""
-    study, models = Hospitals(terms(5, confirm=True)), numbers(5)
+    study, models = Hospitals(terms(5)), numbers(5)
     own = block(models, weights=(1,) * 5)
     server = study.begin(1, [own])
     study.seal(server, as_groups(models))
@@ -281,7 +281,7 @@ def test_weights_that_are_told_differently_open_nothing() -> None:
     server = study.begin(1, [told["site-1"]])
     for site, deal in server.deals().items():
         server.add(site, study.members[site].seal(deal, [told[site]], as_groups(models)[site]))
-    survivors = server.request()
+    survivors = study.request(server, names(4)[1:])
     for site in names(4)[1:]:
         server.reveal(site, study.members[site].unmask(survivors, [told[site]]))
     _, sums = server.open()
@@ -294,7 +294,7 @@ def test_weights_that_are_told_differently_open_nothing() -> None:
 
 def test_a_round_that_is_dealt_differently_opens_nothing() -> None:
     """One site is told that fewer take part, so that the others' keys could take off all masks that it puts on."""
-    study, models = Hospitals(terms(5, threshold=4, confirm=True)), numbers(5, SIZE)
+    study, models = Hospitals(terms(5, threshold=4)), numbers(5, SIZE)
     own = block(models, weights=(1,) * 5, reader=SERVER)
     server, groups = study.begin(1, [own]), as_groups(models)
     deals = server.deals()

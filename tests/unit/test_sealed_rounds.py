@@ -17,11 +17,10 @@ from tests.sealed import Hospitals, as_groups, block, close, mean_of, names, num
 MOMENTS = ("before the upload", "after the upload", "during unmasking")
 
 
-@pytest.mark.parametrize("confirm", [False, True], ids=["curious", "lying"])
 @pytest.mark.parametrize("count", [3, 4, 5, 6])
-def test_any_dropouts_at_any_moment(count: int, confirm: bool) -> None:
+def test_any_dropouts_at_any_moment(count: int) -> None:
     """As many as the threshold allows cost nothing but themselves; one more ends the round with the reason."""
-    study = Hospitals(terms(count, confirm=confirm))
+    study = Hospitals(terms(count))
     models, sites, number = numbers(count), names(count), 0
     own = block(models, weights=(1,) * count)
     threshold = study.terms.threshold
@@ -179,8 +178,7 @@ def test_terms_that_protect_nobody(count: int, threshold: int, said: str) -> Non
 
 
 def test_what_the_terms_promise() -> None:
-    assert terms(6, threshold=5, confirm=True).safe_against == (4, 3)
-    assert terms(6, threshold=5).safe_against == (4, None)
+    assert terms(6, threshold=5).safe_against == (4, 3)
 
 
 def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> None:
@@ -205,7 +203,7 @@ def test_wrong_shares_do_no_harm_while_enough_are_right() -> None:
     own = block(models, weights=(1,) * 5)
     server = study.begin(1, [own])
     study.seal(server, as_groups(models), without={"site-4"})
-    request = server.request()
+    request = study.request(server, names(4))
     for site in request.sites:
         reveal = study.members[site].unmask(request, [own])
         if site == "site-0":

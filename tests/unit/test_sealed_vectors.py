@@ -114,6 +114,9 @@ def test_the_package_makes_the_same(own: Vectors, gone: tuple[str, ...]) -> None
         assert mask.tobytes().hex() == wanted["own masks"][site]
         if site not in gone:
             server.add(site, sealed)
+    survivors = server.survivors()
+    for site in survivors.sites:
+        server.confirmation(site, members[site].confirm(survivors, [block]))
     request = server.request()
     for site in request.sites:
         server.reveal(site, members[site].unmask(request, [block]))

@@ -7,9 +7,8 @@ keys of the plan where these are set.
 `transport.slowest`: how slow a line may be.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from medsilo.plan import Plan
 
@@ -47,73 +46,14 @@ class Patience:
         return min(LARGEST_PIECE, max(SMALLEST_PIECE, int(PIECE_SECONDS * self.rate)))
 
 
-@dataclass(frozen=True)
-class Limit:
-    """One of NVFlare's limits."""
-
-    key: str
-    where: Literal["server", "site", "both", "request"]  # whose configuration in the job sets it, or each request
-    default: float  # NVFlare's own
-    ours: Callable[[Patience], float]
-    meaning: str
-
-
-LIMITS = (
-    Limit(
-        "tensor_download_chunk_size",
-        "both",
-        2 << 20,
-        lambda patience: patience.piece,
-        "bytes of tensors that travel in one piece: 1 MiB, or ten seconds of `transport.slowest`",
-    ),
-    Limit(
-        "tensor_streaming_per_request_timeout",
-        "request",
-        600.0,
-        lambda patience: patience.again,
-        "seconds until it is asked whether a piece was lost that does not begin to come: at most; the line's own pace "
-        "says how soon. NVFlare itself asks four times, and never again once the line is down",
-    ),
-    Limit(
-        "get_task_timeout",
-        "request",
-        300.0,
-        lambda patience: 2 * patience.again,
-        "seconds until a site asks for work again when the reply does not begin to come",
-    ),
-    Limit(
-        "submit_task_result_timeout",
-        "request",
-        300.0,
-        lambda patience: patience.silence,
-        "seconds that a site's answer may wait for the server to fetch its next piece; once all are fetched, as many "
-        "as for work",
-    ),
-    Limit(
-        "streaming_idle_timeout",
-        "both",
-        600.0,
-        lambda patience: max(600.0, 2.0 * patience.silence),
-        "seconds that tensors are held ready for who does not ask for their next piece",
-    ),
-    Limit(
-        "max_runner_sync_timeout",
-        "site",
-        60.0,
-        lambda patience: max(60.0, patience.silence),
-        "seconds in which a job's process at a site has to reach the server's",
-    ),
-    Limit(
-        "dead_client_grace_period",
-        "server",
-        60.0,
-        lambda patience: max(60.0, patience.silence, patience.away),
-        "seconds from NVFlare's belief that a site is dead (600 seconds without a sign) until it ends a job that needs "
-        "the site",
-    ),
-)
-
-
-def limits(patience: Patience, side: str) -> dict[str, Any]:
-    """Return the limits that a job's configuration sets for one side."""
-    return {limit.key: limit.ours(patience) for limit in LIMITS if limit.where in (side, "both")}
+def limits(patience: Patience, side: Literal["server", "site"]) -> dict[str, float]:
+    """Return NVFlare's limits that a job's configuration sets for one side; docs/plan.md says what each of them is."""
+    own = {
+        "server": {"dead_client_grace_period": max(60.0, patience.silence, patience.away)},
+        "site": {"max_runner_sync_timeout": max(60.0, patience.silence)},
+    }
+    held = {
+        "tensor_download_chunk_size": patience.piece,
+        "streaming_idle_timeout": max(600.0, 2.0 * patience.silence),
+    }
+    return held | own[side]

@@ -41,14 +41,10 @@ class PerturbedOptimizer(Optimizer):
         self.param_groups, self.state = self.base.param_groups, self.base.state
 
     @torch.no_grad()
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], Tensor], scaler: "torch.amp.GradScaler | None" = None
-    ) -> Tensor:
+    def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
         """Both passes over one batch; returns the loss at θ.
 
         closure: clears the gradients, computes the loss on the same batch and its gradients, returns the loss.
-        scaler: whose `scale` the closure applies to the loss before `backward`; it makes the base's step, and skips it
-            when a gradient is infinite. Calling its `update` is left to the caller, as ever.
         """
         with torch.enable_grad():
             loss = closure()
@@ -59,11 +55,11 @@ class PerturbedOptimizer(Optimizer):
             keeping = keeping_statistics(self.module) if self.module else nullcontext()
             with _standing_at(moved, elsewhere), keeping, torch.enable_grad():
                 closure()
-        scaler.step(self.base) if scaler else self.base.step()
+        self.base.step()
         return loss
 
     def _perturbed(self, moved: list[Tensor]) -> Sequence[Tensor]:
-        """θ + δ of Eq. 6; the gradients, no longer needed, become δ. A scaled gradient gives the same δ."""
+        """θ + δ of Eq. 6; the gradients, no longer needed, become δ."""
         gradients = [p.grad for p in moved if p.grad is not None]
         norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
         norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))

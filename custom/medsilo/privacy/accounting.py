@@ -31,7 +31,7 @@ TAIL = 12.0  # standard deviations that count for how wide a distribution is
 NOTHING = 1e-12  # ε
 ROUGH = 1.001  # noise that is looked for is at most this much too large
 
-Part = tuple[str, float, float, int]  # kind, noise, rate, cases: what is counted together
+Part = tuple[str, float, float, int]  # kind, noise, rate, sensitivity: what is counted together
 Parts = tuple[tuple[Part, int], ...]
 Point = tuple[float, float]  # noise, and what it costs
 
@@ -48,16 +48,14 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
     return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
 
 
-def noise_for(
-    epsilon: float, delta: float, rate: float, steps: int, cases: int = 1, beside: Sequence[Charge] = ()
-) -> float:
+def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
     """Return the least noise, to a thousandth, with which these steps cost at most ε at this δ.
 
     beside: what else the study releases, which costs, too. Raises MedsiloError where no noise is enough.
     """
 
     def cost(noise: float) -> float:
-        steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps, cases=cases))
+        steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps))
         return epsilon_of(counted([*beside, steps_at]), delta)
 
     if epsilon_of(counted(beside), delta) >= epsilon:
@@ -161,9 +159,9 @@ def _parts(used: Mapping[Mechanism, int]) -> Parts | None:
             squares.append(times / of.noise**2)
         elif isinstance(of, SampledGaussian):
             if of.rate == 1:
-                squares.append(times * (of.cases / of.noise) ** 2)
+                squares.append(times * (1 / of.noise) ** 2)
             else:
-                found["sampled", of.noise, of.rate, of.cases] += times
+                found["sampled", of.noise, of.rate, 1] += times
         elif isinstance(of, Geometric):
             found["geometric", of.scale, 1.0, of.sensitivity] += times
     if squares:
@@ -199,21 +197,20 @@ def _step(parts: Parts) -> float:
 
 def _spread(part: Part) -> float:
     """Return about the standard deviation of the privacy loss of one use."""
-    kind, noise, rate, cases = part
+    kind, noise, rate, _ = part
     if kind == "geometric":
         return 1 / noise
-    return min(1.0, rate * cases) * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
+    return rate * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
 
 
 def _reach(part: Part, times: int) -> float:
-    kind, noise, rate, cases = part
+    kind, noise, rate, _ = part
     if kind == "geometric":
         return times / noise
-    square = (cases / noise) ** 2
-    chance = min(1.0, rate * cases)
-    drift = times * min(chance * square / 2, chance**2 * math.expm1(min(square, 700.0)))
+    square = (1 / noise) ** 2
+    drift = times * min(rate * square / 2, rate**2 * math.expm1(min(square, 700.0)))
     one = square / 2 + TAIL * math.sqrt(square)
-    return min(drift + TAIL * math.sqrt(times * chance * square), times * one) + one
+    return min(drift + TAIL * math.sqrt(times * rate * square), times * one) + one
 
 
 @lru_cache(64)
@@ -227,11 +224,8 @@ def _distribution(part: Part, times: int, step: float) -> Any:
 def _once(part: Part, step: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as losses
 
-    kind, noise, rate, cases = part
+    kind, noise, rate, sensitivity = part
     given: dict[str, Any] = {"value_discretization_interval": step}
     if kind == "geometric":
-        return losses.from_discrete_laplace_mechanism(1 / (noise * cases), cases, **given)
-    if kind == "sampled" and cases > 1:
-        chances = [math.comb(cases, drawn) * rate**drawn * (1 - rate) ** (cases - drawn) for drawn in range(cases + 1)]
-        return losses.from_mixture_gaussian_mechanism(noise, list(range(cases + 1)), chances, **given)
+        return losses.from_discrete_laplace_mechanism(1 / (noise * sensitivity), sensitivity, **given)
     return losses.from_gaussian_mechanism(noise, sampling_prob=rate, **given)

@@ -1,6 +1,6 @@
 """Releases of a hospital's records, as far as an account needs to know them.
 
-Two data sets are neighbours when one has one unit more: one record, or one patient with at most `cases` records. A
+Two data sets are neighbours when one has one unit more: one record, or one patient with all records. A
 sensitivity Δ is the most that this moves what is released (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).
 """
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from medsilo.core.section import Section
 
-MOST_NOISE, MOST_COUNT, MOST_CASES = 1e6, 10**7, 1000
+MOST_NOISE, MOST_COUNT, MOST_CHANGE = 1e6, 10**7, 1000
 Noise = Annotated[float, Field(ge=1e-3, le=MOST_NOISE)]
 Count = Annotated[int, Field(ge=1, le=MOST_COUNT)]
 Reason = Annotated[str, Field(min_length=1, max_length=200)]
@@ -30,14 +30,12 @@ class Gaussian(Section):
 
 
 class SampledGaussian(Section):
-    """Normal noise on a sum over a Poisson sample: every record is drawn by itself, in every step."""
+    """Normal noise on a sum over a Poisson sample: every unit is drawn by itself, in every step, and clipped as one."""
 
     kind: Literal["sampled-gaussian"] = "sampled-gaussian"
-    noise: Noise = Field(description="σ / Δ₂, for one drawn record")
-    rate: float = Field(gt=0, le=1, description="chance of a record to be in a step's sample")
+    noise: Noise = Field(description="σ / Δ₂, for one drawn unit")
+    rate: float = Field(gt=0, le=1, description="chance of a unit to be in a step's sample")
     steps: Count
-    # Records of one unit, each of which is drawn by itself; 1 where whole patients are drawn, and clipped as one.
-    cases: int = Field(1, ge=1, le=MOST_CASES)
 
 
 class Geometric(Section):
@@ -45,7 +43,7 @@ class Geometric(Section):
 
     kind: Literal["geometric"] = "geometric"
     scale: Noise = Field(description="scale of the noise / sensitivity, for one unit")
-    sensitivity: int = Field(1, ge=1, le=MOST_CASES, description="most that one unit changes the number")
+    sensitivity: int = Field(1, ge=1, le=MOST_CHANGE, description="most that one unit changes the number")
     count: Count = 1
 
 

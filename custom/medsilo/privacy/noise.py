@@ -31,7 +31,6 @@ LARGEST = 20  # standard deviations: more has a probability of 1e-88
 DOUBT = 2.0**-42  # relative error of exp(-e) and e ≤ 200 in floating point, with room to spare
 LONG = 192  # bits of what is decided exactly
 EXACTLY = Context(prec=80, Emin=-99999)
-FROM_SEED = "no promise: the noise is from the plan's seed, which everybody knows"
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +45,6 @@ class NoiseSource:
 
     def __init__(self, key: bytes | None = None) -> None:
         """Begin a stream with a fresh key; with a given one it is secret only as far as the key is."""
-        self.fresh = key is None
         drawn = secrets.token_bytes(KEY) if key is None else key
         if len(drawn) != KEY:
             raise ValueError(f"a key has {KEY} bytes, not {len(drawn)}")
@@ -57,11 +55,6 @@ class NoiseSource:
         """Return the stream for one purpose under a plan's seed: for synthetic data, so that engines agree."""
         said = "\x1f".join(map(str, ("medsilo noise 1", seed, *purpose)))
         return cls(hashlib.sha256(said.encode()).digest())
-
-    @property
-    def said(self) -> str | None:
-        """Return what a record must say of this noise; None where it protects."""
-        return None if self.fresh else FROM_SEED
 
     # ------------------------------------------------------------------ uniform
     def words(self, count: int) -> NDArray[np.uint64]:

@@ -1,7 +1,7 @@
 """A hospital's side of sealed mixing.
 
 A study: `Member.begin`, `introduction`, `meet`.
-A round: `offer`, `seal`, `confirm` (if the terms say so), `unmask`, and `open_sums`.
+A round: `offer`, `seal`, `confirm`, `unmask`, and `open_sums`.
 
 Whatever a call returns may leave the site only after `saved()` and its memory were written to its disk: a key that is
 used a second time after a crash would tell what it hides. All that comes is checked, and refused in one line that names
@@ -283,8 +283,6 @@ class Member:
 
     def confirm(self, survivors: letters.Survivors, blocks: Sequence[SealedBlock]) -> letters.Confirmation:
         """Sign whose uploads are added. From now on this site helps to open no other sum of this round."""
-        if not self.terms.confirm:
-            raise Refused("the server: it asks for a confirmation that this study does not have")
         _, note = self._agreed(survivors.round, survivors.sites, blocks)
         self.memory.note(survivors.round, note)
         return letters.Confirmation(signature=self._linked.sign(masks.confirmed(note.context, survivors.sites)))
@@ -295,8 +293,7 @@ class Member:
         Asked again for the same, it answers the same.
         """
         turn, note = self._agreed(request.round, request.sites, blocks)
-        if self.terms.confirm:
-            self._check_confirmations(note.context, request)
+        self._check_confirmations(note.context, request)
         self.memory.note(request.round, note)
         added = set(request.sites)
         return letters.Reveal(

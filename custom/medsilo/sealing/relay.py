@@ -165,8 +165,7 @@ class MaskedSums:
     def request(self) -> letters.UnmaskingRequest:
         """Return what the survivors are asked."""
         sites = self.survivors().sites
-        if self.terms.confirm:
-            self._enough(len(self._confirmations), self.terms.threshold, "confirmed the sum")
+        self._enough(len(self._confirmations), self.terms.threshold, "confirmed the sum")
         return letters.UnmaskingRequest(round=self.number, sites=sites, confirmations=dict(self._confirmations))
 
     def reveal(self, site: str, letter: letters.Reveal) -> None:

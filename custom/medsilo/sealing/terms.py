@@ -23,7 +23,6 @@ class Terms:
     study, plan: its name and its plan's hash.
     sites: the hospitals, in sorted order. A hospital's place in it is its place in every agreement.
     threshold: how many hospitals can take off what a dropout leaves.
-    confirm: whether hospitals first sign which uploads are added, against a server that lies; one exchange more.
     required: how many hospitals the plan wants in a sum, where that is more.
     """
 
@@ -31,7 +30,6 @@ class Terms:
     plan: str
     sites: tuple[str, ...]
     threshold: int
-    confirm: bool = False
     required: int = LEAST
 
     def __post_init__(self) -> None:
@@ -52,7 +50,7 @@ class Terms:
     @cached_property
     def digest(self) -> bytes:
         """Bytes that stand for the terms."""
-        return digest("terms", self.study, self.plan, *self.sites, self.threshold, int(self.confirm), self.required)
+        return digest("terms", self.study, self.plan, *self.sites, self.threshold, self.required)
 
     @property
     def least(self) -> int:
@@ -60,12 +58,12 @@ class Terms:
         return max(self.threshold, self.required, LEAST)
 
     @property
-    def safe_against(self) -> tuple[int, int | None]:
+    def safe_against(self) -> tuple[int, int]:
         """Return how many hospitals may help the server, if it follows the protocol and if it lies.
 
-        Together they learn the sums only. None where a server that lies may learn more by itself.
+        Together they learn the sums only.
         """
-        return self.threshold - 1, 2 * self.threshold - len(self.sites) - 1 if self.confirm else None
+        return self.threshold - 1, 2 * self.threshold - len(self.sites) - 1
 
     def place(self, site: str) -> int:
         """Return a site's place; raises Refused."""

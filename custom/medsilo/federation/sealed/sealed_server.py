@@ -387,8 +387,7 @@ class SealedServer(RoundAggregation):
             sums.reveal(site, Reveal.read(site, letters.get("reveal")))
 
         try:
-            if self.terms.confirm:
-                ask("confirm", {"survivors": survivors.facts()}, confirmed)
+            ask("confirm", {"survivors": survivors.facts()}, confirmed)
             ask("unmask", {"request": sums.request().facts()}, revealed)
             opened = sums.open()
             self.cautions += [

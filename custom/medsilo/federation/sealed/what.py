@@ -224,7 +224,7 @@ def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
         raise Refused("the server: it names other sites than the plan does")
     if len(sites) < required:
         raise Refused(f"the server: it lets {len(sites)} hospitals agree on keys, and the plan requires {required}")
-    return Terms(study, plan.hash, tuple(sites), transport.threshold(len(named)), True, required)
+    return Terms(study, plan.hash, tuple(sites), transport.threshold(len(named)), required)
 
 
 def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[str, Tensor]]:
