@@ -155,11 +155,14 @@ class Run:
         if out is not None:
             return predict(self.folder, images, out, site=site, device=device)
         if not hasattr(images, "shape"):
-            raise MedsiloError("out is missing: the folder for the results of files")
+            raise MedsiloError("images: give an array of cases; for files also out, the folder for their results")
         compute = _settings("Run.predict", None, device).compute()
         source = _as_python(open_source)(self.folder, site)
         network = source.network.to(compute.device)
-        values = torch.as_tensor(images, dtype=torch.float32)
+        values, shape = torch.as_tensor(images, dtype=torch.float32), source.plan.task.shape
+        if shape and (values.ndim != len(shape) + 1 or values.shape[1] != shape[0]):
+            reads = ", ".join(map(str, ("cases", *shape)))
+            raise MedsiloError(f"images: the shape is {tuple(values.shape)}; the model reads ({reads})")
         with torch.no_grad():
             answers = [source.plan.task.infer(network, some.to(compute.device)).cpu() for some in values.split(64)]
         return torch.cat(answers)

@@ -36,7 +36,10 @@ INSTALLED = [ROOT, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "pure
 SIMPLE = (bool, int, float, str, bytes, tuple, type(None))  # values that count as source
 KINDS = ("classification", "segmentation", "regression")
 MOST_CLASSES = 1000
-FORMS = "a Dataset of (input, target), arrays (inputs, targets[, patients]), or a frame with a column 'label'"
+FORMS = (
+    "a Dataset of (input, target), arrays (inputs, targets[, patients]), a frame with a column 'label', or these "
+    "as a dictionary of train, validation and test"
+)
 Kind = str | Goal | type[Task] | Task | Mapping[str, Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -114,7 +117,7 @@ def _section(table: Registry, given: Any, base: Any) -> dict[str, Any]:
     kind: Any = given if isinstance(given, type) else type(given)
     if isinstance(given, str):
         return {"name": given}
-    if not issubclass(kind, base) or not kind.model_fields["name"].default:
+    if not issubclass(kind, base) or not isinstance(kind.model_fields["name"].default, str):
         raise MedsiloError(f"{kind.__name__} is no {base.__name__} with a name; derive it from medsilo.extend")
     if table.get(name := kind.model_fields["name"].default) is not kind:
         table.give(kind, source_hash(kind))
@@ -158,8 +161,8 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
         if loss:
             raise MedsiloError("loss: it belongs to data of your own, given as sites={'a': ..., 'b': ...}")
         return dict(kind) if isinstance(kind, Mapping) else _section(TASKS, kind, Task)
-    if loss and not callable(loss):
-        raise MedsiloError(f"loss: {loss!r} is no function of (outputs, targets)")
+    if loss and not inspect.isfunction(loss):
+        raise MedsiloError(f"loss: {loss!r} is no function; write 'def my_loss(outputs, targets): ...' around it")
     parts = {site: _parts(own, site) for site, own in sites.items()}
     every: list[Any] = [getattr(own, part) for own in parts.values() for part in PARTS]
     shapes = {tuple(data[0][0].shape) for data in every}
@@ -212,7 +215,10 @@ class _Read(Dataset):
 
 
 def _target(values: Any) -> Tensor:
-    found = torch.tensor(np.asarray(values))
+    given = np.asarray(values)
+    if given.dtype.kind not in "biuf":
+        raise ValueError("targets are no numbers; give classes as 0, 1, 2, ...")
+    found = torch.tensor(given)
     return found.float() if found.is_floating_point() else found.long()
 
 

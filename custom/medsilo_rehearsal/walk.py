@@ -62,6 +62,7 @@ class Walk:
 
     def wait(self) -> None:
         """Let all go on until Ctrl-C."""
+        self.screen.end()
         with suppress(KeyboardInterrupt):
             Event().wait()
 

@@ -222,6 +222,9 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
         (lambda: medsilo.run(sites={"a": ([[float("nan")]] * 9, [0, 1, 0] * 3)}), "inputs of a are NaN or infinite"),
         (lambda: medsilo.run(sites=[([0], [1])]), "give names, or data by name"),
         (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0, 1, 0] * 3)}, loss="ce"), "'ce' is no function"),
+        (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, [0] * 9)}, loss=nn.CrossEntropyLoss()), "is no function; write"),
+        (lambda: medsilo.run(sites={"a": ([[0.0]] * 9, ["ill"] * 9)}), "targets are no numbers"),
+        (lambda: medsilo.run(small.plan, method=Nameless), "Nameless is no Algorithm with a name"),
         (lambda: medsilo.run(sites={"a": ([[1.0], [2.0]], [0, 1])}), "a has 2 patients; give 3 or more"),
         (lambda: medsilo.run(sites={"a": ([[1.0]] * 4, [0, 1, 0.5, 1])}), "give classes as whole numbers"),
         (
@@ -284,6 +287,10 @@ def body(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in modules["model"].state_dict().items() if "layers.0" in name}
 
 
+class Nameless(Algorithm):
+    title, paper = "Without a name", "none"
+
+
 def doubled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return 2 * nn.functional.cross_entropy(outputs, targets)
 
@@ -299,6 +306,9 @@ def test_a_module_data_a_method_and_a_loss_of_ones_own_run_without_a_package(tmp
     assert not first["layers.2.weight"].equal(second["layers.2.weight"])  # it stayed
     assert {name.removeprefix("source-of-") for name in run.plan.packages} >= {"head-stays"}
     assert run.predict(OWN["sites"]["a"].values[:3], site="a").equal(run.models["a"](OWN["sites"]["a"].values[:3]))
+    for wrong in (OWN["sites"]["a"].values[0], OWN["sites"]["a"].values[:3, :1]):  # no axis of cases; too few channels
+        with pytest.raises(MedsiloError, match="the model reads"):
+            run.predict(wrong, site="a")
     train, validation, test = (
         set(part.patients)
         for part in vars(run.plan.task.read("a", ["a"], 0, None)).values()

@@ -140,6 +140,7 @@ def study(**changes: Any) -> str:
     return study_page.render(verdict, {row.title: [] for row in verdict.rows})
 
 
+ALONE = VerdictRow(title="Local", method="local", against="FedAvg", sites={"a": None}, difference=Differences())
 NO_LOCAL = {"first": None, "declared": None, "gains": {}}
 ANY = {"first": None, "declared": None}
 OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands with, and without
@@ -153,6 +154,7 @@ OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands
     ("What the verdicts mean", {}, NO_LOCAL),
     ("Which method gains, and where?", {}, {"rows": []} | NO_LOCAL),
     ("Which method gains, and where?", {}, {"declared": "FedProx"}),  # its gains are the first screen's
+    ("Which method is best?", {}, {"rows": [ALONE]}),  # held against training alone on the first screen
     ("<p>B.</p>", {}, NO_LOCAL),  # where it is no answer beside the first, it is the headline
     ("The data are synthetic.", {"synthetic": True}, {}),
     ("There is one seed: intervals are for other patients only", {"seeds": [0]}, {}),

@@ -25,7 +25,7 @@ COARSEST = 1e-5  # that sealed numbers may be apart: coarser ones cost what a ro
 Sealing = Literal["none", "pairwise"]
 
 SEALING: dict[Sealing, str] = {
-    "none": "Sealing none: the server, and anyone who can read its disk, sees every tensor that leaves a hospital.",
+    "none": "Nothing is sealed: the server, and anyone who reads its disk, sees every tensor that leaves a hospital.",
     "pairwise": "Sealing pairwise: the server learns sums over hospitals and nothing of a single one, as long as fewer "
     "hospitals than the threshold help it, and fewer than twice the threshold less the number of hospitals if it lies; "
     "all hospitals but one, put together, can work out that one from a sum, half of them the others from AdaFed's "

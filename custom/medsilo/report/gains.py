@@ -15,8 +15,9 @@ from markupsafe import Markup
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, is_safe_name
 from medsilo.report.charts import draw_text, marker, start_svg, ticks, to_markup
-from medsilo.report.findings import CHOSEN, SYNTHETIC, Answer
+from medsilo.report.findings import CHOSEN, SYNTHETIC, Answer, learned
 from medsilo.report.formats import between, bytes_text, number, seconds_text
+from medsilo.report.panels import Subject
 from medsilo.report.read import RunResult, read
 from medsilo.report.template import fill, save
 from medsilo.runs import paths
@@ -148,7 +149,7 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult
         "sheet.html",
         f"Decision sheet for {site}",
         context=f"{verdict.task_title} · {counted(len(verdict.sites), 'hospital')} · {one.method}",
-        answer=Answer(answer(verdict.metric, site, one)),
+        answer=Answer(answer(verdict.metric, site, one) + learned([Subject(one.method, [run], verdict.seeds)])),
         notices=[],
         facts=dict(_facts(verdict, site, one, run)),
         left=left,
@@ -187,7 +188,7 @@ def _limits(verdict: Verdict, site: str, one: HospitalGain) -> Iterator[str]:
     if verdict.synthetic:
         yield SYNTHETIC
     whom = "other seeds alone, as one patient is tested" if site in verdict.single else "other patients and other seeds"
-    yield f"The gain is of {counted(len(verdict.seeds), 'seed')}; its interval is for {whom}."
+    yield f"The gain is of {counted(len(verdict.seeds), 'seed')}, each one repetition; its interval is for {whom}."
     if one.word in ("promising", "too few patients", "too few seeds"):
         yield "An uncertain gain does not mean that there is none."
     yield CHOSEN

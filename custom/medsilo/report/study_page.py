@@ -70,7 +70,7 @@ def render(
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=_heads(verdict),
-        tested=[_differences(row, verdict) for row in rows if row.against],
+        tested=[_differences(row, verdict) for row in _tested(verdict)],
         joining=[_joining(row, verdict.sites) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
@@ -176,6 +176,12 @@ def _gaining(verdict: Verdict) -> list[VerdictRow]:
     """Return the rows with a gain over training alone; none where the first screen has all of them."""
     rows = [row for row in verdict.rows if any(row.joining.values())]
     return [] if [row.title for row in rows] == [verdict.declared] else rows
+
+
+def _tested(verdict: Verdict) -> list[VerdictRow]:
+    """Return the rows that were held against another; none where that is training alone, as on the first screen."""
+    rows = [row for row in verdict.rows if row.against]
+    return [] if verdict.first and all(row.method == "local" for row in rows) else rows
 
 
 def _joining(row: VerdictRow, sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
