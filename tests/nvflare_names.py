@@ -241,18 +241,19 @@ def running_jobs(module: Any) -> None:
     "FLContextKey.JOB_BLOCK_REASON RunProcessKey.PARTICIPANTS",
     "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
     "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
-    "ServerCommandNames.SUBMIT_UPDATE",
+    "ServerCommandNames.APP_COMMAND ServerCommandNames.SUBMIT_UPDATE",
 )
 def constants(module: Any) -> None:
     """The four return codes of an answer do not end a job at NVFlare's server; other codes may, and do not pass. The
     server refuses a message whose CLIENT_NAME is not that of its token, before an interceptor sees it. A hospital whose
     JOB_BLOCK_REASON is set says that its resources do not suffice, and why. The clients of a job's process are its
-    PARTICIPANTS."""
+    PARTICIPANTS. The server sends what a person asks of a job's controller on to its process as an APP_COMMAND."""
     runner = import_module(f"{MODULES}.private.fed.server.server_runner").ServerRunner
     code = module.ReturnCode
     passing = {code.OK, code.EXECUTION_EXCEPTION, code.TASK_ABORTED, code.TASK_RESULT_FILTER_ERROR}
     assert len(passing) == 4 and not passing & set(runner.ABORT_RETURN_CODES)
-    assert module.ServerCommandNames.GET_TASK != module.ServerCommandNames.SUBMIT_UPDATE
+    names = module.ServerCommandNames
+    assert len({names.GET_TASK, names.SUBMIT_UPDATE, names.APP_COMMAND}) == 3
     header = module.CellMessageAuthHeaderKey
     signed = {header.CLIENT_NAME: "hospital-a", header.TOKEN: "t", header.TOKEN_SIGNATURE: "of hospital-a"}
     message = import_module(f"{MODULES}.fuel.f3.message").Message

@@ -34,7 +34,8 @@ class Inbox:
     _lock: Lock = field(default_factory=Lock, init=False)
 
     def __post_init__(self) -> None:
-        self._taken = sum(path.stat().st_size for path in self.folder.rglob("*.dcm")) if self.folder.is_dir() else 0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._taken = sum(path.stat().st_size for path in self.folder.rglob("*.dcm"))
 
     def keep(self, content: bytes) -> Path:
         """Check an object and write it whole, or raise a DataError; return where it is."""

@@ -1,5 +1,6 @@
 """The command that brings DICOM objects into a hospital's folder: receive."""
 
+import re
 from pathlib import Path
 from threading import Event
 from typing import Annotated
@@ -9,15 +10,30 @@ import typer
 from medsilo.extend import Command, MedsiloError, Screen
 
 
+def ae_title(text: str) -> str:
+    """Return a node's title; raises ValueError."""
+    from medsilo_dicom.sending import TITLE
+
+    if not re.fullmatch(TITLE, text):
+        raise ValueError(f"{text!r} is no AE title: it has 1 to 16 letters and digits")
+    return text
+
+
 def receive(
     screen: Screen,
     folder: Annotated[Path, typer.Argument(help="where the objects are kept, for task dicom-folder")],
     *,
     allow: Annotated[
         list[str],
-        typer.Option(metavar="TITLE", default_factory=list, show_default=False, help="an AE title that may send"),
+        typer.Option(
+            metavar="TITLE",
+            parser=ae_title,
+            default_factory=list,
+            show_default=False,
+            help="an AE title that may send",
+        ),
     ],
-    title: Annotated[str, typer.Option(metavar="TITLE", help="the AE title of this node")] = "MEDSILO",
+    title: Annotated[str, typer.Option(metavar="TITLE", parser=ae_title, help="the AE title of this node")] = "MEDSILO",
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65_535, help="where this node listens")] = 11112,
     address: Annotated[
         str, typer.Option(metavar="ADDRESS", help="the address it listens on; without it this machine alone can send")

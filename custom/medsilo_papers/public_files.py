@@ -1,7 +1,6 @@
 """Find the site's folder of a public data set; read pictures and tables."""
 
 import csv
-import zipfile
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,7 +107,7 @@ def arrays_of(path: Path, names: Sequence[str]) -> list[np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in names if name not in file.files]
             found = [] if missing else [file[name] for name in names]
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # numpy raises anything over damaged headers
         told = f"{path.name} can't be read ({type(error).__name__}); get it again, or write it with numpy.savez"
         raise DataError(told, private=f"{path}: {error}") from error
     if missing:

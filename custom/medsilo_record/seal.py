@@ -30,8 +30,8 @@ def write_signed(folder: Path, files: Mapping[str, bytes], key: signing.PrivateK
 def verify(folder: Path, expected: str) -> int:
     """Return how many files are as this key signed them; raises MedsiloError with what is wrong."""
     told, key = signed.read_signed(folder / SIGNATURE, RecordFiles)
+    signed.check_files(folder, told.files, SIGNATURE)
     if (signer := fingerprint(key)) != expected.strip().lower():
         whose = "it is not the one given; " if expected else ""
         raise MedsiloError(f"the key {signer} signed it; {whose}ask the hospital for its key, and give that with --key")
-    signed.check_files(folder, told.files, SIGNATURE)
     return len(told.files)

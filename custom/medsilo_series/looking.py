@@ -31,7 +31,7 @@ from medsilo.extend import (
     sheet,
 )
 from medsilo_series import waves
-from medsilo_series.recordings import ARRAY, ARRAYS, Reader, Recording, arrays_in
+from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import stretches
 
 MOST = 60  # recordings of a hospital that are opened
@@ -198,8 +198,7 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
     found = {} if table.is_file() else {"recordings": f"**/*{ending}"}
     if ending in waves.ENDINGS:
         return found, waves.wave_of(folder / names[0]).names
-    described = _arrays if ending in (ARRAYS, ARRAY) else _columns
-    own, signals = described(folder / names[0], table.is_file())
+    own, signals = _columns(folder / names[0], table.is_file())
     return found | own, signals
 
 
@@ -226,19 +225,6 @@ def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...
     return {key: value for key, value in found.items() if value not in ({}, "s")}, signals
 
 
-def _arrays(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    shapes = arrays_in(path)
-    windows = next((name for name, shape in shapes.items() if len(shape) == 3), None)
-    if windows is None:
-        raise DataError("arrays have no windows, which have three axes: windows, signals and steps; write them so")
-    others = [name for name, shape in shapes.items() if shape == shapes[windows][:1]]
-    roles = {} if by_table else {"label": _called(others, LABELS | {"y"}), "patient": _called(others, PATIENTS)}
-    count, steps = sorted(shapes[windows][1:])
-    order = "signals-steps" if shapes[windows][1] == count and count != steps else "steps-signals"
-    called = {role: name for role, name in {"windows": windows, **roles}.items() if name}
-    return {"inside": called, "order": order}, tuple(f"signal-{number}" for number in range(1, count + 1))
-
-
 def _called(names: Sequence[str], words: set[str]) -> str | None:
     return next((name for name in names if name.lower() in words), None)
 
@@ -262,7 +248,7 @@ def _unit(name: str, cells: Sequence[str]) -> str:
 def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None = None) -> Draft:
     """Return the choices for a folder of recordings. device: one that was asked for."""
     shares, window = choices.shares_of(looks.patients), _window(looks)
-    step = window.value if looks.source.order else max(1, window.value // 2)
+    step = max(1, window.value // 2)
     training = choices.trained_of(looks.patients)
     cases = int(shares.value[0] * np.median([looks.recordings[site] for site in training]) * looks.rows / step)
     counts = ", ".join(f"{name} {number}" for name, number in looks.labels.items())
@@ -277,7 +263,7 @@ def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None =
         Choice("task.labels", list(looks.labels), f"{looks.where}, with their {unit}: {counts}"),
         Choice("task.rate", rate, f"steps in a second, {by_time}"),
         window,
-        Choice("task.step", step, "windows overlap by half" if step < window.value else "windows as they lie there"),
+        Choice("task.step", step, "windows overlap by half"),
         Choice("task.missing", "split" if looks.gaps else "leave-out", gaps),
         Choice(
             "task.standardise", "site", "each hospital by its own training cases: devices differ in gain and offset"
@@ -296,8 +282,6 @@ def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None =
 
 
 def _window(looks: SeriesLooks) -> Choice:
-    if looks.source.order:
-        return Choice("task.window", looks.stretch, "steps of the arrays' windows")
     rate = looks.rate or 50.0
     steps = 2 ** max(3, round(math.log2(SECONDS * rate)))
     while steps > max(looks.stretch, SHORTEST):
@@ -311,7 +295,6 @@ WHY: Mapping[str, str] = {
     "inside": "what these are called in the recordings, by their names: correct what is guessed wrong",
     "time_unit": "of the time's column",
     "decimal": "numbers are written with a comma",
-    "order": "of an array's axes after that of the windows; a guess, as there are more steps than signals",
     "patient": "a guess from the names; correct it",
 }
 

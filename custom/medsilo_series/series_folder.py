@@ -41,13 +41,13 @@ from medsilo.extend import (
     range_of,
     records_of,
 )
-from medsilo_series.recordings import ROUGH, Coded, Reader, Recording
+from medsilo_series.recordings import Coded, Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
 AT_ONCE = 256  # windows that are measured together
-ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal", "order")  # of a site's settings
+ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal")  # of a site's settings
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
@@ -80,7 +80,7 @@ class KnownLabels:
 
 
 class SeriesFolder(OwnFolder, ByKind):
-    """Windows of recordings (CSV, Parquet, arrays of numpy) and their classes, from a folder that the site describes.
+    """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, from a folder that the site describes.
 
     A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
     a gap, a value that is not known, or a change of label or patient, and none is shorter.
@@ -243,7 +243,6 @@ class SeriesFolder(OwnFolder, ByKind):
             tuple((int(values[place] or 0),) for place in places),
             seconds=float(own.sum() / rate),
             gaps=found.gaps,
-            turned=recording.turned,
         )
         return PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(targets), facts)
 
@@ -278,7 +277,6 @@ class SeriesFolder(OwnFolder, ByKind):
 
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
-        listing.add("note", ROUGH, [one.entry.name for one in every if one.facts.turned])
 
     def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
         return {"seconds": range_of(one.facts.seconds for one in every)}

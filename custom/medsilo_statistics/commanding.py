@@ -77,7 +77,7 @@ def question_at(path: Path) -> "Question":
     from medsilo.extend import find_job, plan_of, survival
     from medsilo_statistics.asked_question import make_question, read_question
 
-    if path.is_file():
+    if path.is_file() or path.suffix in (".yaml", ".yml"):
         return read_question(path)
     plan = plan_of(find_job(path))
     task = plan.task

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from medsilo.site.ledger import Ledger
 from medsilo.site.policy import read_policy
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import mask_of
-from medsilo_series.recordings import arrays_in
+from medsilo_papers.public_files import arrays_of
 from tests.histories import DATA
 from tests.unit.test_ledger import filled
 
@@ -129,10 +130,11 @@ def test_a_picture_of_thirty_thousand_squared(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_header_of_an_array(tmp_path: Path, header: bytes) -> None:
-    path = tmp_path / "bad.npy"
-    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(12))
-    with one_line("a file of arrays can't be read", DataError):
-        arrays_in(path)
+    path = tmp_path / "bad.npz"
+    with ZipFile(path, "w") as file:
+        file.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(12))
+    with one_line("bad.npz can't be read", DataError):
+        arrays_of(path, ["x"])
 
 
 def test_facts_of_tensors_without_end(tmp_path: Path) -> None:

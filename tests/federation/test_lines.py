@@ -187,6 +187,21 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
     assert alone > 24 and ahead < alone / 3, seconds
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pieces, ways", [(1, 4), (3, 6)])
+def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch, pieces: int, ways: int) -> None:
+    """One second each way: the answer, requests, pieces, the receipt; and two for what is behind the second piece."""
+    for way in (cells.relay.up, cells.relay.down):
+        way.line = Line(delay=1.0)
+    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 40_000))
+    for cell in (cells.job, cells.site):
+        PatientRequests(cell, Patience.of(make_plan("fedavg", "participation.timeout=600")))
+    few, began = Parcel({"model": {"w": torch.randn(10_000 * pieces)}}, {"task": "round"}), time.monotonic()
+    assert cells.send(answer_of(few), timeout=60) == ReturnCode.OK
+    assert ways < time.monotonic() - began < ways + 1
+    assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], few.groups["model"]["w"])
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_consortiums_line_takes_little_more_than_the_bytes_need(

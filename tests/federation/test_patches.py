@@ -281,6 +281,20 @@ def test_need_of_end_forgotten_jobs() -> None:
     assert [path for path in files if called.search(path.read_text("utf-8"))] == []
 
 
+def test_need_of_ask_quietly(cells: Cells, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    def errors() -> int:
+        """Of a command to a job whose process has not connected."""
+        caplog.clear()
+        where = {"channel": CellChannel.SERVER_COMMAND, "topic": "app_command", "target": "server.to-come"}
+        reply = cells.server.send_request(**where, request=Message({}, {}), timeout=2.0)
+        assert reply.get_header(MessageHeaderKey.RETURN_CODE) != ReturnCode.OK
+        return len([record for record in caplog.records if record.levelname == "ERROR"])
+
+    assert errors() > 0
+    patches.ask_quietly(cells.server, "app_command")
+    assert errors() == 0
+
+
 def test_need_of_start_again() -> None:
     """A job's process is started at a hospital when the job is, and at no other time; its tokens are learned once."""
     starts = re.compile(r"(?<!def )start_client_job\(")

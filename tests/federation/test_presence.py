@@ -96,6 +96,17 @@ def test_who_never_comes_is_waited_for_as_long_as_the_plan_says(told: Told) -> N
     assert B in told.presence.hopeless(), "one that was away for too long is hopeless, too"
 
 
+def test_a_round_waits_while_fewer_are_there_than_it_needs(told: Told) -> None:
+    """All lines are down for a moment, the server's own among them: that ends no study."""
+    told.presence.patience = 100.0
+    told.after(1, heard=True)
+    told.after(1, closed=True)
+    assert told.after(GRACE + 1) == told.presence.left_behind(3, 2) != {}
+    assert told.presence.left_behind(3, 3) == {}
+    told.after(101)
+    assert told.presence.left_behind(3, 3) == told.presence.hopeless() != {}
+
+
 def test_a_round_does_not_wait_for_a_hospital_that_is_away(server: Server) -> None:  # noqa: F811
     away: dict[str, str] = {}
     server.transport.away = lambda: away

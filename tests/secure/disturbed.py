@@ -3,19 +3,22 @@
 For each answer to a missing hospital (`participation.when_missing`) and each disturbance, three hospitals begin a study
 of their own, which is disturbed in the middle. A line says how many rounds the hospital missed, how long after the end
 of the disturbance the next round of all three ended, and whether the study's tensors are those of the undisturbed run.
-What ended with the server is resumed.
+What ended is resumed, and the line says why it had ended. --only runs the disturbances with these words in their names.
+Under "continue" a study is long enough for a hospital to come back, and ends when it is back, if it missed a round.
 """
 
 import argparse
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from medsilo.consortium import lead
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
+from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from tests.conftest import SITES
 from tests.federation.test_simulator import assert_same_outcome
@@ -24,10 +27,10 @@ from tests.secure.soak import Event, Soak
 from tests.secure.test_mutual_tls import gathered
 
 SITE = SITES[1]
-ROUNDS, AT = 40, 8
+ROUNDS, LONG, AT = 40, 240, 8
 MOST = 900.0  # seconds that anything is waited for
 WHEN = ("wait", "continue", "stop")
-OWN = ("site frozen", "server frozen", "trainer frozen", "site's parent killed")
+OWN = ("site frozen", "server frozen", "trainer frozen")
 CASES = [
     ("trainer killed", 0),
     ("trainer frozen", 20),
@@ -52,8 +55,10 @@ class Disturbed(Soak):
 
     def disturb(self, kind: str, seconds: float) -> None:
         """Do one to the federation."""
-        if kind == "site's parent killed":
-            self.consortium.processes[SITE].kill()
+        if kind == "site's job killed":
+            self.kill(SITE, "worker_process")
+        elif kind in ("site's parent killed", "site rebooted"):
+            self.consortium.kill(SITE) if kind == "site rebooted" else self.consortium.processes[SITE].kill()
             time.sleep(seconds)
             before = len(self.consortium.log(SITE))
             self.consortium.start_party(SITE)
@@ -70,8 +75,10 @@ class Disturbed(Soak):
 
     def measure(self, number: int, kind: str, seconds: float) -> str:
         """Return a line of the table."""
-        study = f"{self.plan.participation.when_missing}-{number}"
-        write_job(self.folder / "jobs" / study, self.plan, study=study)
+        when = self.plan.participation.when_missing
+        study, long = f"{when}-{number}", when == "continue" and kind.startswith(("line", "site"))
+        plan = self.plan.with_changes([f"training.rounds={LONG}"]) if long and seconds != 3 else self.plan
+        write_job(self.folder / "jobs" / study, plan, study=study)
         self.job = self.patiently(lambda: lead.submit(self.folder / "jobs" / study, self.kit, lambda line: None))
         record = Record(self.consortium.kit(SERVER) / "medsilo" / study)
         wait_until(lambda: len(record.rounds()) >= AT, MOST, f"round {AT}")
@@ -80,41 +87,66 @@ class Disturbed(Soak):
         done, over = len(record.rounds()), time.monotonic()
 
         def whole() -> bool:
-            return any(len(line.answered) == len(SITES) for line in record.rounds()[done:]) or self.is_ended(record)
+            return any(len(line.answered) == len(SITES) for line in record.rounds()[done:])
 
-        wait_until(whole, MOST, "a round of all")
+        reasons = self.until(whole, record, "a round of all")
         after = time.monotonic() - over
-        wait_until(lambda: self.is_ended(record), MOST, "the study's end")
+        missed = sum(len(line.lost | line.refused) for line in record.rounds())
+        if missed and plan.rounds == LONG:
+            lead.abort(self.job, self.kit)
+        else:
+            reasons += self.until(lambda: is_finished(record), record, "the study's end")
         wait_until(lambda: self.status().startswith("FINISHED"), MOST, "the job's end")
-        summary = record.summary()
-        missed = {site: len(own.missed) for site, own in summary.sites.items() if own.missed}
-        same = "–" if missed else "yes" if self.is_same(study) else "NO"
-        told = f"{over - started:.0f} | {done - AT} | {after:.1f} | {sum(missed.values())} | {same}"
-        return f"| {self.plan.participation.when_missing} | {kind} | {told} | {summary.reason or ''} |"
+        same = "–" if missed else "yes" if self.is_same(study, plan) else "NO"
+        told = f"{over - started:.0f} | {done - AT} | {after:.1f} | {missed} | {same}"
+        return f"| {when} | {kind} | {told} | {'; '.join(reasons)} |"
+
+    def until(self, true: Callable[[], bool], record: Record, what: str) -> list[str]:
+        """Wait for something, and resume the study as often as it ends before; returns why it did."""
+        reasons: list[str] = []
+        while True:
+            wait_until(lambda: self.is_ended(record) or true(), MOST, what)
+            if true() or is_finished(record):
+                return reasons
+            reasons.append(str(record.summary().reason))
+            self.go_on()
 
     def is_ended(self, record: Record) -> bool:
         """Return whether the study has ended."""
         summary = record.summary()
         return summary is not None and (summary.finished or self.status().startswith("FINISHED"))
 
-    def is_same(self, study: str) -> bool:
+    def is_same(self, study: str, plan: Plan) -> bool:
         """Return whether its tensors are those of the undisturbed run."""
+        undisturbed = self.folder / "undisturbed"
+        if plan.rounds != self.plan.rounds:
+            undisturbed = self.folder / f"{study}-undisturbed"
+            inprocess.run(plan, folder=undisturbed)
         try:
             outcome = gathered(self.consortium, study, SITES, self.folder / study)
-            assert_same_outcome(self.folder / "undisturbed", outcome)
+            assert_same_outcome(undisturbed, outcome)
         except (AssertionError, FileNotFoundError):
             return False
         return True
+
+
+def is_finished(record: Record) -> bool:
+    """Return whether all rounds are done and the outcome was tested."""
+    summary = record.summary()
+    return summary is not None and summary.finished
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Zero if no study ended with other tensors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--when", default=",".join(WHEN))
+    parser.add_argument("--only", default="")
     parser.add_argument("--folder", type=Path, required=True)
     asked = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print("| when missing | disturbance | seconds | rounds meanwhile | a round of all after, s | missed | same | |")
+    print(
+        "| when missing | disturbance | seconds | rounds meanwhile | a round of all after, s | missed | same | ended |"
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     good = True
     for when in asked.when.split(","):
@@ -123,6 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder.mkdir(parents=True)
             federation = Disturbed(folder, 0, ROUNDS, 0.0, lines, when)
             for number, (kind, seconds) in enumerate(CASES):
+                if asked.only and not any(word in kind for word in asked.only.split(",")):
+                    continue
                 line = federation.measure(number, kind, seconds)
                 good &= "| NO |" not in line
                 print(line, flush=True)

@@ -172,7 +172,9 @@ class Soak:
         self, folder: Path, seed: int, rounds: int, hours: float, lines: ExitStack, when_missing: str = "wait"
     ) -> None:
         self.folder, self.seed, self.seconds = folder, seed, hours * 3600
-        changes = (f"training.rounds={rounds}", f"{LOST}={when_missing}", "participation.timeout=300")
+        changes = [f"training.rounds={rounds}", f"{LOST}={when_missing}", "participation.timeout=300"]
+        if when_missing == "continue":
+            changes.append(f"participation.minimum={len(SITES) - 1}")
         self.plan = make_plan("fedbn", *changes, sites=SITES)
         inprocess.run(self.plan, folder=folder / "undisturbed")
         self.consortium = Consortium(folder, dict.fromkeys(SITES, POLICY))

@@ -46,6 +46,7 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     code, out, err = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
     job = out[0]
     assert (code, out, err) == (0, [job], [f"medsilo: submitted as {job}; waits until the hospitals have joined"])
+    assert not [line for line in consortium.log(SERVER).splitlines() if job in line and " - ERROR - " in line]
     code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
     assert code == 1 and len(err) == 1 and "--watch" in err[0]
 

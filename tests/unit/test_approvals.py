@@ -376,18 +376,21 @@ def test_a_flood_of_plans_drops_no_decided_one(home: Home) -> None:
     assert len(kept) == MOST_ASKED + 1 and home.plan.hash in {one.hash for one in kept}
 
 
-def test_a_plan_that_was_exchanged_on_the_disk_is_not_shown(home: Home) -> None:
+def test_a_plan_that_was_exchanged_on_the_disk_is_not_shown(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.permission()._keep()
     at_home = KitAtHome.read(home.folder)
     [asked] = home.approvals.asked()
     assert at_home.plan_of(asked) == home.plan
     other = make_plan("fedavg", *SMALL, "training.rounds=1").resolved()
     with pytest.raises(MedsiloError, match="its hash is another"):
-        at_home.plan_of(replace_plan(asked, other))
-
-
-def replace_plan(asked: AskingPlan, plan: dict[str, Any]) -> AskingPlan:
-    return asked.model_copy(update={"plan": plan})
+        at_home.plan_of(asked.model_copy(update={"plan": other}))
+    [file] = (home.approvals.folder / "asked").iterdir()
+    written = file.read_text("utf-8")
+    for before, after in ((home.plan.hash, "0" * 64), ('"lead@clinic.example"', '"another@clinic.example"')):
+        assert before in written
+        file.write_text(written.replace(before, after), "utf-8")
+        assert main(["approve", "--kit", str(home.folder)]) == 0
+        assert "waits for a decision" not in capsys.readouterr().out
 
 
 def test_the_difference_to_an_approved_plan_hides_nothing(home: Home) -> None:

@@ -70,9 +70,11 @@ def test_monais_runner_finds_the_same_voxels(kind: str, tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "bundle").rglob("*") if path.suffix in (".pt", ".ts", ".pkl")]
 
 
-def test_the_bundle_has_what_monai_asks_for(tmp_path: Path) -> None:
+def test_the_bundle_has_what_monai_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_super_model().save(tmp_path / "model")
     assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
+    monkeypatch.syspath_prepend(str(tmp_path / "bundle"))  # as where MONAI's runner is started in it
+    (tmp_path / "bundle/images").mkdir()
     configs = tmp_path / "bundle" / "configs"
     workflow = ConfigWorkflow(
         config_file=str(configs / "inference.json"),

@@ -367,6 +367,8 @@ def test_a_key_of_every_kind_signs_alike_twice_and_a_change_is_noticed(kind: str
 
     (tmp_path / "x/a.txt").write_bytes(b"One")
     refused("a.txt was changed")
+    (tmp_path / "x/a.txt").write_bytes(b"One")
+    refused("a.txt was changed", expected="")  # before whose key it is
     (tmp_path / "x/a.txt").unlink()
     refused("a.txt is missing")
     (tmp_path / "x/c.txt").write_text("more")

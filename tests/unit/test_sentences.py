@@ -152,6 +152,7 @@ OF_STUDY: list[tuple[str, dict[str, Any], dict[str, Any]]] = [  # what it stands
     ("The verdicts are corrected for 1 hospital (Holm) and all methods.", ANY, {}),
     ("What the verdicts mean", {}, NO_LOCAL),
     ("Which method gains, and where?", {}, {"rows": []} | NO_LOCAL),
+    ("Which method gains, and where?", {}, {"declared": "FedProx"}),  # its gains are the first screen's
     ("<p>B.</p>", {}, NO_LOCAL),  # where it is no answer beside the first, it is the headline
     ("The data are synthetic.", {"synthetic": True}, {}),
     ("There is one seed: intervals are for other patients only", {"seeds": [0]}, {}),

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,26 +211,6 @@ def text(content: bytes, name: str = "SECRETbad_1.csv") -> Callable[[Path], Any]
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def arrays(**own: Any) -> Callable[[Path], Any]:
-    return lambda folder: np.savez(folder / "SECRETbad_1.npz", **own)
-
-
-def windows_of(count: int = 6) -> np.ndarray:
-    """Smooth windows, [windows, signals, steps]."""
-    drawn = np.random.default_rng(0).normal(size=(count, 2, 1)) * 3
-    return (drawn + np.sin(np.arange(STEPS) / 5)).astype(np.float32)
-
-
-def lying(folder: Path) -> None:
-    """Write an array whose header claims a terabyte."""
-    with zipfile.ZipFile(folder / "SECRETbad_1.npz", "w") as file:
-        for name, shape in (("x", (2**34, 2, 16)), ("doing", (2**34,))):
-            with file.open(f"{name}.npy", "w") as stream:
-                np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
-                stream.write(b"12345678")
-
-
-LABELS = np.array(["REST", "WALK"] * 3)
 ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a text among numbers": (cell(5, 1, "broken"), "cells that are not numbers"),
     "Python's own number": (cell(5, 1, "1_0"), "cells that are not numbers"),
@@ -256,14 +235,7 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "nothing": (text(b""), "a recording lacks"),
     "no text at all": (text(bytes(range(256)) * 9), "not in UTF-8"),
     "a line without end": (text(b"t,x,y,doing" + b",1" * 2**22), "a line of more than"),
-    "objects": (arrays(x=np.array([{}, 1], object), doing=LABELS), "Python objects, which are never read"),
-    "axes in another order": (arrays(x=windows_of().transpose(0, 2, 1), doing=LABELS), "correct data.order"),
-    "an array that is not there": (arrays(doing=LABELS), "lacks an array"),
-    "labels of other windows": (arrays(x=windows_of(4), doing=LABELS), "one entry for each window"),
-    "a header that lies": (lying, "shorter or longer than its header says"),
-    "no archive": (text(b"PK\x03\x04" * 9, "SECRETbad_1.npz"), "can't be read"),
-    "an array with NaN": (arrays(x=windows_of() * np.nan, doing=LABELS), "missing or impossible"),
-    "another ending": (text(b"0,1", "SECRETbad_1.xls"), "an ending that is none of"),
+    "another ending": (text(b"0,1", "SECRETbad_1.npz"), "an ending that is none of"),
 }  # fmt: skip
 
 
@@ -279,7 +251,7 @@ def test_an_odd_recording_is_left_out_and_named_at_the_site_only(kind: str, tmp_
     for person in range(4):
         write(tmp_path / f"SECRET{person}_1.csv", rows(person, 4))
     spoil(tmp_path)
-    source = source_of(tmp_path, recordings="*", order="signals-steps")
+    source = source_of(tmp_path, recordings="*")
     survey = plan_of().task.survey("a", SITES, 0, source)
     left = [problem for problem in survey.problems if problem.severity == "left out"]
     assert [problem.count for problem in left] == [1] and words in left[0].what and "\n" not in left[0].what
@@ -300,7 +272,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert "a label that is not among the plan's (rest, walk) (4); add it to data.label_map" in words(label_map={})
     assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
-    assert "no recording in the data folder fits data.recordings" in words(recordings="*.npz")
+    assert "no recording in the data folder fits data.recordings" in words(recordings="*.edf")
     assert "names patients, parts or sites" in words(names={"x": "doing"})
     assert "have the same name here" in words(names={"x": "y"})
     assert "a column that the plan does not read" in words(names={"z": "y"})
@@ -419,9 +391,6 @@ def write_activity(source: Path, folder: Path) -> None:
     doing = np.array(MOTIONS)[labels.repeat(steps)]
     table = [[f"{time:.2f}", *line, motion] for time, line, motion in zip(times, lines.tolist(), doing, strict=True)]
     write(folder / f"{source.stem}.csv", table, ("t", *SENSORS, "doing"))
-    folder.with_name(f"{folder.name}-arrays").mkdir(exist_ok=True)
-    where = folder.with_name(f"{folder.name}-arrays") / f"{source.stem}.npz"
-    np.savez(where, x=windows.transpose(0, 2, 1), y=np.array(MOTIONS)[labels])
 
 
 def write_published(folder: Path, site: str, data: SiteData) -> None:
@@ -442,7 +411,7 @@ def _tensors(part: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path, tmp_path: Path) -> None:
-    """The same windows in the same parts, as CSV and as arrays: the same tensors, and the same study."""
+    """The same windows in the same parts: the same study."""
     people = sorted((shared_data / "har_uci").glob("subject_*.npz"))[:10]
     for place, source in enumerate(people):
         write_activity(source, tmp_path / "own" / SITES[place % 2])
@@ -450,14 +419,9 @@ def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path
     plan = plan_of(**numbers, standardise="none")
     described = {"recordings": "*.csv", "inside": {"time": "t", "label": "doing"}}
     own = make_settings({"data": {"folder": str(tmp_path / "own"), **described}, "public_data": True}, "a test")
-    as_arrays = {"recordings": "*.npz", "inside": {"label": "y"}, "order": "steps-signals"}
     for site in SITES:
         data = plan.task.site_data(site, SITES, 0, own.data)
         assert [len(part) for part in (data.train, data.validation, data.test)] == [3 * WINDOWS, WINDOWS, WINDOWS]
-        other = DataSource.model_validate({"folder": tmp_path / f"own/{site}-arrays", **as_arrays})
-        same = plan.task.site_data(site, SITES, 0, other)
-        for one, two in zip(_tensors(data.train), _tensors(same.train), strict=True):
-            assert np.array_equal(one, two)
         write_published(tmp_path / "published", site, data)
     published = parse_plan({**plan.resolved(), "task": {"name": "activity-windows", "validation": 0.25}})
     settings = make_settings({"data": str(tmp_path / "published"), "public_data": True}, "a test")
@@ -466,22 +430,6 @@ def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path
         for name, tensor in one.models[site].state_dict().items():
             assert torch.equal(tensor, two.models[site].state_dict()[name])
     assert one.summary.pooled["accuracy"] == two.summary.pooled["accuracy"]
-
-
-def test_axes_that_lie_the_other_way_round_are_noticed(shared_data: Path, tmp_path: Path) -> None:
-    """The copy of UCI HAR at hand has its numbers under the wrong shape, which trains without a word."""
-    people = sorted((shared_data / "har_uci").glob("subject_*.npz"))[:3]
-    for right in (False, True):
-        for source in people:
-            with np.load(source, allow_pickle=False) as stored:
-                windows = stored["x_test"]
-                label = stored["y_test"]
-            np.savez(tmp_path / source.name, x=in_order(windows) if right else windows, label=label)
-        task = plan_of(signals=SENSORS, labels=list(MOTIONS), window=128, step=128).task
-        source_of_arrays = {"folder": tmp_path, "inside": {"label": "label"}, "order": "signals-steps"}
-        survey = task.survey("a", SITES, 0, DataSource.model_validate(source_of_arrays))
-        noticed = [problem.count for problem in survey.problems if "the other way round" in problem.what]
-        assert noticed == ([] if right else [3]) and survey.usable
 
 
 # ---------------------------------------------------------------------------------------------------- as it is written
@@ -529,9 +477,6 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
             path = tmp_path / "ecg" / kind / f"p{person}.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(["Timestamp;I;II", *beats]))
-        (tmp_path / "arrays").mkdir(exist_ok=True)
-        subject = np.repeat([person, person + 50], 3)
-        np.savez(tmp_path / f"arrays/{person}.npz", x=windows_of(), y=LABELS, subject=subject)
         write(tmp_path / f"several/hospital-a/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
         write(tmp_path / f"several/hospital-b/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
 
@@ -549,9 +494,6 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
         128,
     )
     assert (data["inside"], data["time_unit"], data["decimal"]) == ({"time": "Timestamp"}, "datetime", ",")
-    task, data = drafted("arrays")
-    assert (data["inside"], data["order"]) == ({"label": "y", "patient": "subject"}, "signals-steps")
-    assert (task["window"], task["step"], task["labels"]) == (STEPS, STEPS, ["REST", "WALK"])
     task, data = drafted("several")
     assert data["inside"] == {"time": "time_ms", "label": "Activity"} and data["time_unit"] == "ms"
     (tmp_path / "odd").mkdir()

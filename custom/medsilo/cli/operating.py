@@ -106,7 +106,7 @@ def clean(
         remove(old)
         screen.say(f"removed: {total}")
     else:
-        screen.say(f"may go: {total}" + ("; 'medsilo clean --yes' removes them" if old else ""))
+        screen.say(f"may go: {total}" + ("; with --yes they are removed" if old else ""))
     screen.answer(files=[asdict(one) for one in old], removed=yes)
     return 0
 

@@ -253,9 +253,10 @@ def load_yaml(text: str) -> Any:
         raise YamlError("a value is no number; quote it") from error
 
 
-def dump_yaml(value: Any) -> str:
-    """Return the value as YAML that `load_yaml` reads, its keys in their order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+def dump_yaml(value: Any, in_line: bool = False) -> str:
+    """Return the value as YAML that `load_yaml` reads, its keys in their order; in one line on wish."""
+    form: dict[str, Any] = {"default_flow_style": True, "width": LARGEST_YAML, "allow_unicode": True} if in_line else {}
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, **form)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def write_bundle(source: Source, out: Path) -> None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
     own = _without_medsilo(source)
     _write_weights(source, out / "models", own is not None)
-    _write_scripts(words, out / "scripts")
+    _write_scripts(out / "scripts")
     write_json(out / "configs" / "inference.json", _inference(words, own))
     packages = ["pillow" if words.flat else "nibabel", "safetensors", *(["medsilo"] if own is None else [])]
     write_json(out / "configs" / "metadata.json", _metadata(source, words, packages))
@@ -70,12 +70,10 @@ def _write_weights(source: Source, models: Path, alone: bool) -> None:
         write_text(models / "plan.yaml", source.plan.to_yaml())
 
 
-def _write_scripts(words: InMonai, scripts: Path) -> None:
+def _write_scripts(scripts: Path) -> None:
     """Copy the files that MONAI's program needs beside itself; there they know each other as `scripts`."""
-    if not words.files:
-        return
     write_text(scripts / "__init__.py", "")
-    for name in words.files:
+    for name in ("in_monai", "image_patches"):
         code = resources.files("medsilo.tasks.own").joinpath(f"{name}.py").read_text("utf-8")
         write_text(scripts / f"{name}.py", code.replace("from medsilo.tasks.own.", "from scripts."))
 
@@ -94,12 +92,17 @@ def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
         "amp": False,
     }
     return {
-        "imports": ["$import glob", *(["$from safetensors.torch import load_file"] if own else [])],
+        "imports": ["$from safetensors.torch import load_file"] if own else [],
         "bundle_root": ".",
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "dataset_dir": "$@bundle_root + '/images'",
         "output_dir": "$@bundle_root + '/eval'",
-        **_datalist(words),
+        "datalist": {
+            "_target_": f"{IN_MONAI}.one_file_per_case",
+            "folder": "@dataset_dir",
+            "channels": list(words.channels),
+            "suffixes": list(FLAT if words.flat else VOLUMES),
+        },
         "network_def": own or {"_target_": "medsilo.deploy.bundle.network", "folder": models},
         "network": "$@network_def.to(@device)",
         "preprocessing": {
@@ -108,20 +111,12 @@ def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
         },
         "dataset": {"_target_": "Dataset", "data": "$@datalist", "transform": "@preprocessing"},
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
-        "inferer": {**words.inferer, ("batch" if words.files else "sw_batch_size"): BATCH},
+        "inferer": {**words.inferer, "batch": BATCH},
         "postprocessing": {"_target_": "Compose", "transforms": _mask_words(words.flat)},
         "evaluator": evaluator,
         "initialize": [begin] if own else [],
         "run": ["$@evaluator.run()"],
     } | (_table_words(evaluator) if words.classifies else {})
-
-
-def _datalist(words: InMonai) -> dict[str, Any]:
-    if not words.files:
-        found = "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))"
-        return {"files": found, "datalist": "$[{'image': path} for path in @files]"}
-    named = {"channels": list(words.channels), "suffixes": list(FLAT if words.flat else VOLUMES)}
-    return {"datalist": {"_target_": f"{IN_MONAI}.one_file_per_case", "folder": "@dataset_dir", **named}}
 
 
 def _reader(words: InMonai) -> dict[str, Any]:

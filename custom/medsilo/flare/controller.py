@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -137,8 +138,10 @@ class MedsiloController(Controller):
             patience = silence if measured else math.inf
             presence = self.presence = Presence(self.gate.cell, self.gate.heard, sync, silence, patience)
             presence.begin()
-            goes_on = plan.participation.when_missing == "continue"
-            away = presence.away if goes_on else presence.hopeless  # others wait for who may come back
+            away = presence.hopeless  # who may come back is waited for
+            if plan.participation.when_missing == "continue":
+                least = plan.participation.required
+                away = partial(presence.left_behind, len(plan.participation.sites or sites), least)
             if measured:  # and the server's own process tells who is there
                 longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away, longest)

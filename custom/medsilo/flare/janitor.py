@@ -2,7 +2,7 @@
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
@@ -12,6 +12,7 @@ from nvflare.fuel.f3.message import Message
 
 from medsilo.flare.patches import (
     Streams,
+    ask_quietly,
     bound_audit,
     close_lost_connections,
     end_forgotten_jobs,
@@ -26,12 +27,13 @@ WAITING = 8 * MOST  # bytes of one sender that may wait to be read
 
 
 class ForgottenJobs(FLComponent):
-    """Ends, in the server's books, the jobs that ran when it died; and bounds the server's audit log."""
+    """Ends, in the server's books, the jobs that ran when it died; and bounds what the server writes into logs."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
             end_forgotten_jobs(fl_ctx)
             bound_audit()
+            ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND)
 
 
 class BoundedStreams(FLComponent):

@@ -433,6 +433,22 @@ def end_forgotten_jobs(fl_ctx: FLContext) -> None:
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
 
 
+def ask_quietly(cell: Cell, topic: str) -> None:
+    """Let a request on a topic that cannot be sent be no error in the log.
+
+    Issue (2.9.0): asking a job that has just begun is an error in the log. `send_app_command` does not send its
+    request as optional, and until the job's process has connected "cannot send" is logged for every command. Please
+    send it as optional.
+    """
+    own: Send = cell.send_request
+
+    def request(*given: Any, **asked: Any) -> Message:
+        asked["optional"] = asked.get("optional", False) or asked.get("topic") == topic
+        return own(*given, **asked)
+
+    cell.send_request = request
+
+
 def start_again(fl_ctx: FLContext, job_id: str, client: Client) -> str:
     """Start a job that runs once more at a client; returns why that can't be, or nothing.
 

@@ -175,6 +175,7 @@ class _Pieces(TensorDownloadable):
 
     def release(self) -> None:
         self.tensors = None
+        FETCHING.all = True  # the word that there are no more may have been asked for before a piece
         super().release()
 
 
@@ -353,16 +354,24 @@ class PatientRequests:
         return self.send(*given, **asked)
 
     def _fetch(self, request: Message, **asked: Any) -> Message:
-        """Return a piece, and ask for those after it."""
+        """Return a piece, and ask for those after it; the last is followed by the word that there are no more."""
         piece = AskedPiece(request)
-        own = ON_THEIR_WAY.get(piece.tensors, _OnTheirWay())
+        own = ON_THEIR_WAY.get(piece.tensors)
+        if own is None:  # not in pieces of ours
+            return self._patiently(_OnTheirWay(), request=request, **asked)
         there = own.coming.pop(piece.number, None)
+        if piece.number == 0:  # how many there are nobody knows yet
+            self._ask_ahead(own, piece, 1, asked)
         reply = there.result() if there else self._patiently(own, request=request, **asked)
-        for number in range(piece.number + 1, min(pieces_in(reply), piece.number + 1 + own.room())):
+        self._ask_ahead(own, piece, min(pieces_in(reply), piece.number + own.room()), asked)
+        return reply
+
+    def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, last: int, asked: dict[str, Any]) -> None:
+        """Ask for the pieces up to this one, unless somebody did."""
+        for number in range(piece.number + 1, last + 1):
             if number not in own.coming:
                 asking = {**asked, "request": piece.other(number)}
                 own.coming[number] = self.fetchers.submit(self._patiently, own, **asking)
-        return reply
 
     def _patiently(self, own: _OnTheirWay, **asked: Any) -> Message:
         """Ask for a piece until it is there, or its owner was silent for too long."""

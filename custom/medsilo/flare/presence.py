@@ -245,6 +245,11 @@ class Presence:
         """Return who can't answer now, and why."""
         return self.hopeless() | {name: site.away[1] for name, site in list(self.sites.items()) if site.away}
 
+    def left_behind(self, many: int, least: int) -> dict[str, str]:
+        """Return whom a round of so many does not wait for: who can't answer now, while enough others are there."""
+        away = self.away()
+        return away if many - len(away) >= least else self.hopeless()
+
     def hopeless(self) -> dict[str, str]:
         """Return for whom nobody waits any more, and why: it needs somebody there, or has been away for too long."""
         found, now = {}, monotonic()

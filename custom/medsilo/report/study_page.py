@@ -71,7 +71,7 @@ def render(
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=_heads(verdict),
         tested=[_differences(row, verdict) for row in rows if row.against],
-        joining=[_joining(row, verdict.sites) for row in rows if any(row.joining.values())],
+        joining=[_joining(row, verdict.sites) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
         holdings=holdings.tables(runs),
@@ -170,6 +170,12 @@ def _heads(verdict: Verdict) -> list[tuple[str, str]]:
     rest = [name for name in ENDPOINTS if name != verdict.primary]
     exploratory = [*(ENDPOINTS[name] for name in rest), *verdict.sites]
     return [(ENDPOINTS[verdict.primary], "declared"), ("p", "after Holm"), *((n, "exploratory") for n in exploratory)]
+
+
+def _gaining(verdict: Verdict) -> list[VerdictRow]:
+    """Return the rows with a gain over training alone; none where the first screen has all of them."""
+    rows = [row for row in verdict.rows if any(row.joining.values())]
+    return [] if [row.title for row in rows] == [verdict.declared] else rows
 
 
 def _joining(row: VerdictRow, sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -217,22 +218,19 @@ class Approvals:
         """Keep a plan that asks, so that somebody can read it and decide; of those without a decision the last ones."""
         folder = self.folder / ASKED
         with self._folder.alone():
-            write_text(folder / f"{asked.hash}.json", asked.model_dump_json())
+            write_signed(folder / f"{asked.hash}.json", asked, self._key)
             decided = {one.plan for one in self.decisions()}
             others = [path for path in folder.glob("*.json") if path.stem not in decided | {asked.hash}]
             for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: -MOST_ASKED + 1 or None]:
                 old.unlink(missing_ok=True)
 
     def asked(self) -> list[AskingPlan]:
-        """Return the plans that asked, the last one first; a file that can't be read is left out."""
-        found = (self._read(path) for path in (self.folder / ASKED).glob("*.json"))
-        return sorted((one for one in found if one), key=lambda one: (-one.at, one.hash))
-
-    def _read(self, path: Path) -> AskingPlan | None:
-        try:
-            return AskingPlan.model_validate_json(read_bounded(path, LARGEST), strict=True)
-        except (OSError, ValueError):
-            return None
+        """Return the plans that asked, the last one first; a file that this key did not sign so is left out."""
+        found = []
+        for path in (self.folder / ASKED).glob("*.json"):
+            with suppress(MedsiloError):
+                found.append(read_own(path, AskingPlan, self._key))
+        return sorted(found, key=lambda one: (-one.at, one.hash))
 
 
 def installed_package() -> str:

@@ -3,16 +3,15 @@
 The choices are written as a hospital's medsilo.yaml and a job with its plan, each key with its reason as a comment.
 """
 
-import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.errors import DataError, MedsiloError, YamlError
-from medsilo.core.files import load_yaml, write_text
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.files import dump_yaml, load_yaml, write_text
 from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import LOOKERS
@@ -151,7 +150,6 @@ def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> li
 
 JOB, TRIAL, CHECKS, PAGE = "job", "trial", "check", "start.html"
 WIDTH = 118
-PLAIN = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_./ *-]*")  # texts that YAML takes without quotes, if it reads them as such
 OF_PLAN = (
     "What all hospitals agree on, drafted by 'medsilo init' from one folder: read it, and change what you know better.",
     "docs/plan.md has every key, docs/your-data.md those of the task.",
@@ -230,20 +228,4 @@ def _rows(choices: Sequence[tuple[str, Choice]], indent: str) -> list[str]:
 
 def in_yaml(value: Any) -> str:
     """Return a value in one line of YAML."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{in_yaml(key)}: {in_yaml(own)}" for key, own in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(in_yaml, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, str):
-        return str(value)
-    return value if PLAIN.fullmatch(value) and _as_read(value) == value else "'" + value.replace("'", "''") + "'"
-
-
-def _as_read(text: str) -> Any:
-    """Return what YAML makes of a text without quotes; None where it is none."""
-    try:
-        return load_yaml(text)
-    except YamlError:
-        return None
+    return dump_yaml([value], in_line=True)[1:-2]  # within a list, where it needs quotes also for a comma

@@ -22,7 +22,7 @@ SMALL = (
     "network.name=small-cnn",
     "network.norm=batch-statistics",
 )
-TOGETHER, ALONE, RUNNING, POOLED, HARMONISED = "FedAvg", "Local", "FedAvg, running statistics", "Central", "HarmoFL"
+TOGETHER, ALONE, RUNNING, POOLED, HARMONISED = "FedAvg", "Local", "FedAvg (running statistics)", "Central", "HarmoFL"
 ROWS = (
     f"{ALONE}: algorithm.name=local",
     f"{TOGETHER}: algorithm.name=fedavg",

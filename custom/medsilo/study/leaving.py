@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_bytes
+from medsilo.core.text import counted, duration
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.flare.jobs import write_job
@@ -44,7 +45,10 @@ class Departure:
         rounds = read_rounds(study)
         first = next((line.round for line in rounds if hospital in line.answered), None)
         if first is None:
-            raise MedsiloError(f"{hospital} answered no round of this study, so that nothing of it is in its models")
+            known = ", ".join(sorted({site for line in rounds for site in line.answered}))
+            raise MedsiloError(
+                f"{hospital} answered no round, so that nothing of it is in the models; who did: {known}"
+            )
         others = [site for site in summary.agreed.sites if site != hospital]
         if not others:
             raise MedsiloError(f"{hospital} is the only hospital of this study; remove its models instead")
@@ -92,7 +96,7 @@ class Departure:
         whole = f"the study from round {self.first} on" if begun else "the whole study"
         if self.first > 1 and not begun:
             whole += f", though {self.hospital} came in round {self.first} (no state of before can be gone on from),"
-        return f"{whole} again: {again} rounds, {seconds:.0f} seconds as they were measured"
+        return f"{whole} again: {counted(again, 'round')}, {duration(seconds)} as measured then"
 
     # ------------------------------------------------------------------ the study again
     def run(self, out: Path, settings: SiteSettings) -> None:

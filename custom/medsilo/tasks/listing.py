@@ -16,7 +16,7 @@ TABLE = "cases.csv"  # is read where the settings name neither a table nor patte
 IMAGES, LABELS = "images/*", "labels/*"  # and these where there is no such table,
 ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
-RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".npz", ".npy", ".hea", ".edf", ".bdf")
+RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".hea", ".edf", ".bdf")
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
@@ -86,7 +86,7 @@ def find_recordings(source: DataSource, folder: Path) -> Listing:
     for name, path in _matching(pattern, known, listing).items():
         listing.entries.append(Entry(name, (path,), path.parent.name, name))
     if not listing.entries:
-        hint = "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet or numpy files there"
+        hint = "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet, WFDB or EDF there"
         raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
     if not source.inside.patient:
         tell_patients(source, listing)

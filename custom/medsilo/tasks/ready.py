@@ -43,7 +43,6 @@ class Facts:
     shown: tuple[tuple[int, ...], ...]  # the plan's labels that each case shows
     seconds: float = 0.0  # of a recording
     gaps: int = 0  # of a recording: in time, and rows without a value
-    turned: bool = False  # whether a recording's axes seem to lie the other way round
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,11 @@ class Columns(Section):
 
 
 class Inside(Section):
-    """The names of the columns of each recording of a site, or of the arrays in it."""
+    """The names of the columns of each recording of a site."""
 
     time: str | None = None
-    label: str | None = None  # of each row or window; else its table or its folder says it
+    label: str | None = None  # of each row; else its table or its folder says it
     patient: str | None = None
-    windows: str = "x"  # of arrays
 
 
 class DataSource(Section):
@@ -74,7 +73,6 @@ class DataSource(Section):
     inside: Inside = Inside()
     rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
     time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of inside.time
-    order: Literal["signals-steps", "steps-signals"] | None = None  # of an array's axes, after that of the windows
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)

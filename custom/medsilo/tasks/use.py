@@ -18,7 +18,7 @@ Words = dict[str, Any]  # a class under "_target_", and its arguments
 class InMonai:
     """A task in a bundle's words. `transforms` follow reading, can be inverted and have the image under "image".
 
-    The inferer gets how many cases go through the network together from the bundle, under "batch" or "sw_batch_size".
+    The inferer gets how many cases go through the network together from the bundle, under "batch".
     """
 
     transforms: list[Words]
@@ -28,7 +28,14 @@ class InMonai:
     classes: Sequence[str] = field(default=(), kw_only=True)  # names of the network's outputs, where they are known
     classifies: bool = field(default=False, kw_only=True)  # whether images get one class, and no mask
     converter: str = field(default="opaque", kw_only=True)  # what a flat picture passes first, in IN_MONAI
-    files: Sequence[str] = field(default=(), kw_only=True)  # of tasks/own that the bundle needs, without suffix
+
+
+def whole_images(
+    size: Sequence[int], *, sliced: bool, windows: bool = False, overlap: float = 0.0, classifies: bool = False
+) -> Words:
+    """Return the inferer that uses the network as `medsilo predict` does (`WholeImages` in tasks/own/in_monai.py)."""
+    how = {"sliced": sliced, "windows": windows, "overlap": overlap, "classifies": classifies}
+    return {"_target_": f"{IN_MONAI}.WholeImages", "size": list(size), **how}
 
 
 class Use:

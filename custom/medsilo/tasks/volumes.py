@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -94,14 +94,6 @@ def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
 def labels_of_slices(output: Tensor, grid: tuple[int, ...]) -> Tensor:
     """The label of each place of a volume [D, H, W], from a network's output for its slices."""
     return resized(output, grid[1:]).argmax(1)
-
-
-def slices_in_monai(shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    """read_scan's turn and slices_of as MONAI's transforms: rows run to the back (P), columns to the left (L)."""
-    return [
-        {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
-        {"_target_": "Resized", "keys": "image", "spatial_size": [*shape[1:], -1], "mode": "trilinear"},
-    ]
 
 
 def mask_of(path: Path) -> Scan:

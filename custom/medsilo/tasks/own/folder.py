@@ -33,7 +33,7 @@ from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation, likeliest
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
-from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai
+from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai, whole_images
 from medsilo.tasks.volumes import CaseReader, FileReader, resized, resized_to_nearest
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
@@ -181,23 +181,14 @@ class FolderTask(OwnFolder):
         sliced, size = self.stored > self.axes, list(self.size[::-1])
         rest = [0] if sliced else []
         middle = {"_target_": f"{IN_MONAI}.Middled", "keys": "image", "size": size + rest}
-        whole = {
-            "_target_": f"{IN_MONAI}.WholeImages",
-            "size": size,
-            "sliced": sliced,
-            "windows": self.crops,
-            "overlap": self.overlap,
-            "classifies": not self.segments,
-        }
         return InMonai(
             [*self._on_the_grid(), *self.intensity.in_monai(), *([] if self.segments else [middle])],
-            whole,
+            whole_images(size, sliced=sliced, windows=self.crops, overlap=self.overlap, classifies=not self.segments),
             channels=self._channel_names,
             flat=self.stored == 2,
             converter="in_bytes" if isinstance(self.intensity, Bytes) else "opaque",
             classes=self.goal.label_names,
             classifies=not self.segments,
-            files=("in_monai", "image_patches"),
         )
 
     @property

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -26,15 +25,15 @@ from medsilo.tasks.synthetic.hospitals import (
     split_by_patient,
 )
 from medsilo.tasks.task import SiteData, Task
-from medsilo.tasks.use import ImageUse, InMonai
-from medsilo.tasks.volumes import Volume, labels_of_slices, read_pair, slices_in_monai, slices_of, write_volume
+from medsilo.tasks.use import ImageUse, InMonai, whole_images
+from medsilo.tasks.volumes import Volume, labels_of_slices, slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """The look of a site's volumes, how they are stored, and its patients as a multiple of the smallest site's."""
+    """A site's look, how its example is stored, and its patients as a multiple of the smallest site's."""
 
     patients: float
     brightness: float
@@ -69,8 +68,7 @@ class SyntheticProstate(Task):
     "low" is its `minority`: in the first and the fifth site the dark one is, so that no single model is right at all
     sites, and only background and brightness tell which one is meant. Sites also differ in brightness, contrast,
     stripes, bias field, noise and number of patients (1 to 4 times `patients`); a patient has a gain of their own.
-    Every volume is written as NIfTI with the site's spacing, axes and tilt and read back as a hospital's would be. The
-    network returns two logits per pixel. The design had single slices; here a patient's slices are cases.
+    The network returns two logits per pixel. The design had single slices; here a patient's slices are cases.
     """
 
     title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
@@ -104,10 +102,9 @@ class SyntheticProstate(Task):
         random = numbers_for(seed, self.name, position)
         bright = self.similarity == "high" or position not in DARK_ORGANS
         images, masks = self.draw(count, scanner, bright, random)
-        images, masks = through_files(images, masks, scanner)
         patients, slices = np.nonzero(masks.any((2, 3)))
         inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
-        targets = masks[patients, slices]
+        targets = masks[patients, slices].astype(np.int64)
         parts = parts_in_turn(count)
         return split_by_patient(inputs, targets, patients, patient_names(position, count), parts)
 
@@ -121,8 +118,12 @@ class SyntheticProstate(Task):
 
     @property
     def use(self) -> ImageUse:
-        inferer = {"_target_": "SliceInferer", "roi_size": [self.size, self.size], "spatial_dim": 2}
-        words = InMonai(slices_in_monai(self.shape), inferer)
+        square = [self.size, self.size]
+        transforms: list[dict[str, Any]] = [
+            {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},  # rows run to the back
+            {"_target_": "Resized", "keys": "image", "spatial_size": [*square, -1], "mode": "trilinear"},
+        ]
+        words = InMonai(transforms, whole_images(square, sliced=True))
         return ImageUse(lambda scan: self.inputs_of(scan.values), labels_of_slices, words)
 
     def draw(
@@ -176,20 +177,6 @@ def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Gener
     stripes = 0.3 * np.sin(np.pi * scanner.stripes * along(scanner.stripe_angle) + phases)
     bias = scanner.field * along(scanner.field_angle)
     return scanner.brightness + stripes + bias + 0.1 * smooth_noise(shape, 2.0, random)
-
-
-def through_files(images: np.ndarray, masks: np.ndarray, scanner: Scanner) -> tuple[np.ndarray, np.ndarray]:
-    """Writes every patient's image and mask as NIfTI files and reads them back."""
-    affine = tilted(scanner)
-    pairs = []
-    with TemporaryDirectory(prefix="medsilo-synthetic-") as folder:
-        image_path, mask_path = Path(folder, "image.nii"), Path(folder, "mask.nii")
-        for image, mask in zip(images, masks, strict=True):
-            write_volume(image_path, Volume(image, affine), scanner.stored_as)
-            write_volume(mask_path, Volume(mask.astype(np.uint8), affine), scanner.stored_as)
-            pairs.append(read_pair(image_path, mask_path))
-    images, masks = (np.stack([volume.values for volume in volumes]) for volumes in zip(*pairs, strict=True))
-    return images, masks
 
 
 def tilted(scanner: Scanner) -> np.ndarray:
