@@ -36,7 +36,8 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import About, Progress, Round, Summary, Verdict
-from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings, read_settings
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import SiteSettings, make_settings, read_settings
 from medsilo.study.cells import Engine, Row, base_plan, cells_of
 from medsilo.study.compare import Study
 

@@ -93,8 +93,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Asker, Book, data_set
+    from medsilo.site.owner import ALL_MINE
     from medsilo.site.policy import Policy, read_policy, ways_around
-    from medsilo.site.settings import ALL_MINE, FILE_NAME, SiteSettings, read_settings
+    from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout
     from medsilo.start.choices import Choice, Draft
     from medsilo.start.looks import patient_in

@@ -19,7 +19,7 @@ from medsilo.deploy.source import Source
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
-from medsilo.site.settings import ALL_MINE
+from medsilo.site.owner import ALL_MINE
 from medsilo.study.judging import run_settings
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.volumes import Volume, mask_of, write_volume

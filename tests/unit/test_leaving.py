@@ -17,7 +17,8 @@ from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.reading import read_rounds
 from medsilo.sealing.signed import read_signed
-from medsilo.site.settings import ALL_MINE, SiteSettings, read_settings_of_all
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import SiteSettings, read_settings_of_all
 from medsilo_release.leaving_certificate import LeavingCertificate
 
 HOSPITALS = ("a", "b", "c", "late")

@@ -17,7 +17,8 @@ from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 from medsilo.sealing.signed import read_signed
 from medsilo.sealing.signing import own_key
-from medsilo.site.settings import ALL_MINE, SiteSettings, make_settings
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import SiteSettings, make_settings
 from medsilo_release.control_charts import Charts
 from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
 from medsilo_release.patient_sums import BLOCK, HOME, OUTCOME, WatchFolder

@@ -17,7 +17,8 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.sealing.signed import fingerprint, write_signed
 from medsilo.sealing.signing import PrivateKey, public_text
 from medsilo.sealing.signing import own_key as key_in
-from medsilo.site.settings import ALL_MINE, make_settings
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import make_settings
 from medsilo_release.receipts import Receipt, merged
 from medsilo_release.release_folder import Release, write_release
 from tests.conftest import SITES, make_plan

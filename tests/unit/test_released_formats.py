@@ -13,7 +13,8 @@ from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 from medsilo.sealing.signed import read_signed
 from medsilo.sealing.signing import own_key
-from medsilo.site.settings import ALL_MINE, make_settings
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import make_settings
 from medsilo_release.monitoring import Watched, receipt_of
 from medsilo_release.patient_sums import BLOCK, WatchFolder
 from medsilo_release.receipts import Receipt

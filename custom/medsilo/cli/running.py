@@ -10,7 +10,7 @@ from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted
 from medsilo.runs import paths
-from medsilo.site.settings import ALL_MINE
+from medsilo.site.owner import ALL_MINE
 from medsilo.study.progress import StudyProgress
 
 if TYPE_CHECKING:

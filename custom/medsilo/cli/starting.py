@@ -8,7 +8,7 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
-from medsilo.site.settings import ALL_MINE
+from medsilo.site.owner import ALL_MINE
 from medsilo.study.progress import StudyProgress
 
 if TYPE_CHECKING:

@@ -252,7 +252,7 @@ class PrivateSite:
 
     @property
     def promise(self) -> Promise:
-        """What is promised here: the stricter of plan and hospital holds."""
+        """The promise here: the stricter of plan and hospital holds."""
         return self.numbers.promise
 
     def sample(self, secret: NoiseSource) -> PoissonSample:

@@ -22,14 +22,6 @@ SMALLEST_METRIC = 5  # by default, of real data
 SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
 SCORE_CASES = 2  # by default, of patients' data
 DataPart = Literal["train", "validation", "test"]
-# Where one person owns all sites: nobody else sees the numbers, so that they are exact.
-ALL_MINE: dict[str, Any] = {
-    "pictures": True,
-    "share_personal_model": True,
-    "packages": ("*",),
-    "public_data": True,
-    "studies": None,
-}
 
 
 class Limits(Section):
