@@ -15,7 +15,7 @@ from scipy import stats
 
 from benchmarks.results.figures import results_of
 from benchmarks.results.making import Comparison
-from benchmarks.results.pages import HAR, Page, Part
+from benchmarks.results.pages import HAR, LOOKS, Page, Part
 from benchmarks.results.shifts import sections
 from benchmarks.results.tables import MOST_SITES, NAMES, pays, sure, table
 from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
@@ -167,9 +167,16 @@ def _p(value: float) -> str:
 
 def _repeated(part: Part) -> list[str]:
     lines = ["The same by hand:", "", f"    {command(part)}"]
+    if any(changed(row) for row in part.rows):
+        lines += ["", "Rows of changed pictures are left out there: only this page's command makes them."]
     if part.data == HAR:
         lines += ["", "DATA is the folder `windows` that the command of this page writes beside the part's runs."]
     return lines
+
+
+def changed(row: str) -> bool:
+    """Return whether a row's pictures are changed before anybody trains."""
+    return row.partition(": ")[0].rpartition(", ")[2] in LOOKS
 
 
 def command(part: Part) -> str:
@@ -180,5 +187,5 @@ def command(part: Part) -> str:
     words += ["--against", part.against, "--primary", part.primary]
     words += [word for change in part.changes for word in ("--set", change)]
     words += ["--methods", ",".join(row for row in part.rows if ": " not in row)]
-    words += [word for row in part.rows if ": " in row for word in ("--row", row)]
+    words += [word for row in part.rows if ": " in row and not changed(row) for word in ("--row", row)]
     return shlex.join([*words, *(["--data", "DATA"] if part.data else [])])
