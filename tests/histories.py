@@ -134,9 +134,12 @@ class TakingTurns:
         """Let it go on; return whether it still lives."""
         try:
             self.turns.sendall(lines.to_bytes(2, "big"))
-            return bool(self.turns.recv(1))
+            lives = bool(self.turns.recv(1))
         except OSError:
-            return False
+            lives = False
+        if not lives:  # the system closes its files one by one: only then has it let go of its locks
+            os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)
+        return lives
 
     def _live(self, work: Callable[[], None], lines: int | None, turns: socket.socket) -> None:
         self.turns.close()

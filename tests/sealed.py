@@ -90,7 +90,7 @@ class Hospitals:
 
     def restart(self, site: str) -> None:
         """Go on from what the site has on its disk."""
-        memory = SumMemory.read(json.loads(json.dumps(self.members[site].memory.facts())))
+        memory = SumMemory.model_validate_json(self.members[site].memory.model_dump_json())
         self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved(), memory)
 
     # ------------------------------------------------------------------ a round

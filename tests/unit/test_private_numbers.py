@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from medsilo.check.demands import price_list, privacy_findings
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
-from medsilo.federation.private_site import PrivateNumbers, PrivateSite
+from medsilo.federation.private_site import PrivateNumbers
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon, geometric_for
 from medsilo.privacy.mechanisms import Charge, Demands, Geometric, Promise
@@ -95,7 +96,7 @@ def test_all_that_is_charged_is_what_was_promised(photos: Path, tmp_path: Path) 
     private, numbers = one.participant.trainer.private, one.participant.disclosure.numbers
     assert private and numbers
     assert 1.95 < epsilon(one.site.planned(), 1e-3) <= 2.0
-    bare = PrivateSite(one.participant.place.plan, "a", private.promise, one.participant.data.train)
+    bare = replace(private, numbers=replace(numbers, plan=parse_plan(PRIVATE)))
     assert private.noise > bare.noise  # scores and counts take their part
 
 
@@ -172,7 +173,7 @@ def test_training_rests_on_the_noisy_count(photos: Path, tmp_path: Path) -> None
     again = site(tmp_path, photos, plan=NOISY, public={})
     trainer = again.participant.trainer
     assert trainer.private and trainer.private.rate == 0.5 and trainer.private.steps == 2
-    sample = trainer.private.sample(trainer.private.secret(1))
+    sample = trainer.private.sample(trainer.private.numbers.secret(1))
     assert (sample.rate, sample.expected) == (0.5, 8) and len(trainer.train) != 16  # type: ignore[arg-type]
 
 

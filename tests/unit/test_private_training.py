@@ -11,7 +11,7 @@ from medsilo.core.files import load_tensors, save_tensors
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import Private
 from medsilo.federation import inprocess
-from medsilo.federation.private_site import PrivateSite
+from medsilo.federation.private_site import PrivateNumbers, PrivateSite
 from medsilo.methods.fedavg import FedAvg
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon
@@ -101,9 +101,9 @@ def test_a_promise_is_part_of_the_plan() -> None:
 # ---------------------------------------------------------------------------------------------------- what is charged
 def at(plan: Plan, demands: Demands | None = None) -> PrivateSite:
     data = plan.task.read(SITES[0], SITES, plan.seed, None)
-    site = PrivateSite.of(plan, SITES[0], demands, data.train)
-    assert site
-    return site
+    numbers = PrivateNumbers.of(plan, SITES[0], demands, True, Path(), data)
+    assert numbers
+    return PrivateSite(numbers, data.train)
 
 
 @pytest.mark.parametrize("method", ABLE)
@@ -125,11 +125,9 @@ def test_the_stricter_of_plan_and_hospital_holds() -> None:
     strict = at(plan, Demands(epsilon=10, delta=1e-4, study_epsilon=0.5, unit="patient"))
     assert (strict.promise.epsilon, strict.promise.delta, strict.promise.unit) == (0.5, 1e-4, "patient")
     assert strict.noise > at(plan).noise
-    assert len(strict.sample(strict.secret(1)).members) < len(at(plan).sample(strict.secret(1)).members)
+    assert len(strict.sample(strict.numbers.secret(1)).members) < len(at(plan).sample(strict.numbers.secret(1)).members)
     with pytest.raises(Refused, match="demands differential privacy"):
-        PrivateSite.of(
-            make_plan(), SITES[0], Demands(epsilon=1, delta=1e-4), plan.task.read(SITES[0], SITES, 0, None).train
-        )
+        at(make_plan(), Demands(epsilon=1, delta=1e-4))
 
 
 # ---------------------------------------------------------------------------------------------------- whole studies

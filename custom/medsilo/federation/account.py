@@ -15,12 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from torch import Tensor
-
 from medsilo.core.errors import reading
 from medsilo.core.files import load_tensors, save_tensors, write_json
 from medsilo.core.spill import bytes_of
-from medsilo.core.tensors import Groups
+from medsilo.core.tensors import Groups, Tensors
 from medsilo.federation.participant import Participant
 from medsilo.federation.private_site import PrivateNumbers, agreed, refuse_bare_counts
 from medsilo.federation.protection import Protection
@@ -37,58 +35,17 @@ from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
 BETWEEN = "\x1f"  # a group's name and a tensor's
 
 
-class KeptAnswers:
-    """Answers in a site's folder of a study, each with the request that it answers and its attempt's name."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def keep(self, request: Parcel, attempt: str, reply: Parcel) -> None:
-        """Write an answer, in the place of the last one of its kind."""
-        tensors = {
-            f"{group}{BETWEEN}{name}": tensor for group, named in reply.groups.items() for name, tensor in named.items()
-        }
-        facts = {
-            "request": digest_of(request),
-            "attempt": attempt,
-            "groups": list(reply.groups),
-            "facts": reply.facts,
-            "samples": reply.samples,
-            "metrics": reply.metrics,
-        }
-        save_tensors(self._path(request), tensors, facts)
-
-    def find(self, request: Parcel) -> tuple[str, Parcel] | None:
-        """Return attempt and answer where this very request was answered last."""
-        path = self._path(request)
-        if not path.exists():
-            return None
-        with reading("this site's last answer"):
-            tensors, facts = load_tensors(path)
-            if facts["request"] != digest_of(request):
-                return None
-            groups: Groups = {group: {} for group in facts["groups"]}
-            for key, tensor in tensors.items():
-                group, _, name = key.partition(BETWEEN)
-                groups[group][name] = tensor
-            return facts["attempt"], Parcel(groups, facts["facts"], facts["samples"], facts["metrics"])
-
-    def _path(self, request: Parcel) -> Path:
-        return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
-
-
 def digest_of(request: Parcel) -> str:
     """Return what stands for a request: another one has another digest."""
     found = hashlib.sha256(json.dumps(request.facts, sort_keys=True).encode())
-    for group in sorted(request.groups):
-        for name, tensor in sorted(request.groups[group].items()):
-            found.update(f"{group}{BETWEEN}{name}{BETWEEN}{tensor.dtype}{tuple(tensor.shape)}".encode())
-            found.update(_content(tensor))
+    for name, tensor in _named(request.groups).items():
+        found.update(f"{name}{BETWEEN}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        found.update(bytes_of(tensor.detach().cpu().contiguous()))
     return found.hexdigest()
 
 
-def _content(tensor: Tensor) -> bytes:
-    return bytes(bytes_of(tensor.detach().cpu().contiguous()))
+def _named(groups: Groups) -> Tensors:
+    return {f"{group}{BETWEEN}{name}": own for group in sorted(groups) for name, own in sorted(groups[group].items())}
 
 
 Pricing = Callable[[str, int], Sequence[Charge]]  # what an answer to a task, in a round, costs
@@ -99,9 +56,7 @@ class PrivacyAccount:
 
     def __init__(self, ledger: Ledger, study: CountedStudy, folder: Path) -> None:
         """folder: the site's, of the study."""
-        self.ledger, self.study = ledger, study
-        self.folder, self.kept = folder, KeptAnswers(folder)
-        self.attempt = ""
+        self.ledger, self.study, self.folder, self.attempt = ledger, study, folder, ""
 
     @classmethod
     def of(cls, place: Place) -> Self | None:
@@ -120,18 +75,6 @@ class PrivacyAccount:
         ledger.expect(account.study, [Charge(what=WHOLE, of=about)])
         return account
 
-    def enter(self, what: str, attempt: str, charges: Sequence[Charge]) -> None:
-        """Enter what was drawn once and is part of every answer, unless it is there."""
-        self.ledger.charge(self.study, what, attempt, charges)
-
-    def admit(self, planned: Sequence[Charge]) -> None:
-        """Let the study in, or raise Refused, with what it would cost and what is left."""
-        self.ledger.plan(self.study, planned)
-
-    def afford(self, planned: Sequence[Charge]) -> None:
-        """Raise Refused where so much can't be charged; nothing is written."""
-        self.ledger.afford(self.study, planned)
-
     def begin(self) -> str:
         """Begin an attempt at an answer; return its name."""
         self.attempt = secrets.token_hex(16)
@@ -143,15 +86,31 @@ class PrivacyAccount:
 
     def again(self, request: Parcel) -> Parcel | None:
         """Return the answer that this very request got already, where it was entered."""
-        found = self.kept.find(request)
-        return found[1] if found and self.counts(found[0]) else None
+        path = self._path(request)
+        if not path.exists():
+            return None
+        with reading("this site's last answer"):
+            tensors, facts = load_tensors(path)
+            if facts["request"] != digest_of(request) or not self.counts(facts["attempt"]):
+                return None
+            groups: Groups = {group: {} for group in facts["groups"]}
+            for key, tensor in tensors.items():
+                group, _, name = key.partition(BETWEEN)
+                groups[group][name] = tensor
+            return Parcel(groups, facts["facts"], facts["samples"], facts["metrics"])
 
     def settle(self, request: Parcel, reply: Parcel, what: str, charges: Sequence[Charge]) -> None:
-        """Write the answer, and enter it: when this returns, it may leave. Raises Refused when nothing is left."""
-        self.kept.keep(request, self.attempt, reply)
+        """Write the answer, in the place of the last one of its kind, and enter it: when this returns, it may leave.
+        Raises Refused when nothing is left."""
+        own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
+        told = {"facts": reply.facts, "samples": reply.samples, "metrics": reply.metrics}
+        save_tensors(self._path(request), _named(reply.groups), own | told)
         self._tell_hospital(charges)
         # The last thing before sending: a death in between counts an answer that did not leave.
         self.ledger.charge(self.study, what, self.attempt, charges)
+
+    def _path(self, request: Parcel) -> Path:
+        return self.folder / ANSWER_FILES.replace("*", str(request.facts["task"]))
 
     def _tell_hospital(self, charges: Sequence[Charge]) -> None:
         """Write how much is spent, these charges included, beside the site's results, for its own report.
@@ -181,7 +140,7 @@ class Accounting:
     def __init__(self, inner: Site, account: PrivacyAccount, participant: Participant, beside: Pricing) -> None:
         """beside: what layers in between charge for an answer."""
         self.inner, self.account, self.participant, self.beside = inner, account, participant, beside
-        account.admit(self.planned())
+        account.ledger.plan(account.study, self.planned())
         participant.state.counts = account.counts
 
     def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
@@ -199,16 +158,17 @@ class Accounting:
     def _charged(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
         if reply := self.account.again(parcel):
             return reply
-        state, own = self.participant.state, (asked.task, asked.round)
+        state, own, account = self.participant.state, (asked.task, asked.round), self.account
         charges = [*self._trained(*own), *self._numbers.charges(*own), *self.beside(*own)]
-        self.account.afford(charges)
-        state.attempt = self.account.begin()
+        account.ledger.afford(account.study, charges)
+        state.attempt = account.begin()
         reply = self.inner.answer(parcel, stop)
         if self._numbers.counted:
-            self.account.enter("numbers of cases", self._numbers.counted[0], self._numbers.count_charges)
+            drawn = self._numbers.counted[0]  # once, and part of every answer
+            account.ledger.charge(account.study, "numbers of cases", drawn, self._numbers.count_charges)
         done, state.done = state.done, -1  # unless it is charged, it does not leave, and its state is void
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
-        self.account.settle(parcel, reply, what, charges)
+        account.settle(parcel, reply, what, charges)
         state.done = done
         return reply
 

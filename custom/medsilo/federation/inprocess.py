@@ -18,9 +18,10 @@ from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.federation.protection import take_place
-from medsilo.federation.seams import Missing, Outgoing, Place, Receive
+from medsilo.federation.seams import Line, Place
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
+from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import Round, Summary
@@ -58,30 +59,24 @@ class LastModels(Mapping[str, nn.Module]):
         return len(self._sites)
 
 
-class Loop:
-    """The transport of one process: sites answer one after the other, in sorted order."""
+class Loop(Line):
+    """The transport of one process."""
+
+    participants: Mapping[str, TrainingSite]
 
     def __init__(self, participants: Mapping[str, TrainingSite], rests: bool = False) -> None:
         """rests: between its answers a site holds no networks; the folders have what it needs."""
-        self.participants, self.rests = participants, rests
+        super().__init__(participants)
+        self.rests = rests
         self.clocks = {site: Clock(own.folder, own.settings.limits) for site, own in participants.items()}
 
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        missing = {}
-        for site in sites:
-            try:
-                clock = self.clocks[site]
-                with clock.running():
-                    answer = self.participants[site].answer(outgoing(site), clock.check)
-                receive(site, answer)
-            except MedsiloError as error:
-                missing[site] = Missing.refused(error)
+    def answer(self, site: str, parcel: Parcel) -> Parcel:
+        try:
+            with self.clocks[site].running():
+                return self.participants[site].answer(parcel, self.clocks[site].check)
+        finally:
             if self.rests:
                 self.participants[site].rest()
-        return missing
-
-    def pause(self, seconds: float) -> None:
-        """Nothing comes back in one process by waiting."""
 
 
 def run(

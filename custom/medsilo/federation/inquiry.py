@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.errors import Refused
 from medsilo.core.tensors import Tensors
 from medsilo.core.text import plain
 from medsilo.federation.bounds import BESIDE, PER_TENSOR, SLACK, Bounds
 from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import KitFiles, approvals_of, ledger_of
-from medsilo.federation.seams import Channel, Missing, Outgoing, Receive, Site
+from medsilo.federation.seams import Channel, Line, Site
 from medsilo.privacy.mechanisms import Charge
 from medsilo.registry import INQUIRIES, check_allowed
 from medsilo.runs.messages import Message, Parcel
@@ -143,29 +143,7 @@ class Inquiry:
             name: self.site(question, SiteOfInquiry(name, settings, site_folder(folder, name), Unsigned))
             for name, settings in sorted(sites.items())
         }
-        return self.collect(question, _Line(asked), sorted(sites), 86_400.0)
-
-
-class _Line:
-    """The channel to hospitals in this process."""
-
-    def __init__(self, sites: Mapping[str, Site]) -> None:
-        self.sites = sites
-
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        missing = {}
-        for name in sites:
-            if name not in self.sites:
-                missing[name] = Missing("lost", "its data are not here")
-                continue
-            try:
-                receive(name, self.sites[name].answer(outgoing(name), lambda: None))
-            except MedsiloError as error:
-                missing[name] = Missing.refused(error)
-        return missing
-
-    def pause(self, seconds: float) -> None:
-        """Nothing comes back in one process by waiting."""
+        return self.collect(question, Line(asked), sorted(sites), 86_400.0)
 
 
 def inquiry_of(name: str, sealed: bool, allowed: Collection[str]) -> Inquiry:

@@ -68,7 +68,7 @@ class Participant:
         trained = self.disclosure.cases["train"] if place.trains else None
         patients = None if plan.task.mixes_patients else len(set(self.disclosure.patients["train"]))
         check_limits(plan, place.settings, plan.parameters, trained, free_disk(folder), patients)
-        private = PrivateSite.of(plan, place.site, demands, data.train, numbers) if place.trains else None
+        private = PrivateSite(numbers, data.train) if numbers and place.trains else None
         self.state = SiteState(plan, place.site, folder, compute)
         tells = self._told_loss, self._told_score
         self.trainer = self.trainer_kind(place, data, self.state, protection, private, tells)

@@ -195,7 +195,7 @@ class PrivateNumbers:
             with reading("this site's noisy counts"):
                 kept = json.loads(path.read_text("utf-8"))
                 return str(kept["draw"]), {part: int(kept["counts"][part]) for part in PARTS}
-        secret = self._secret("counts")
+        secret = self.secret("counts")
         sensitivity = self.counting.sensitivity
         found: dict[str, int] = {
             part: max(1, len(set(self.units[part])) + secret.geometric(self.counting.scale * sensitivity))
@@ -210,11 +210,6 @@ class PrivateNumbers:
         """Return the number of a part's units as everybody may know it."""
         return self.counted[1][part] if self.counted else len(set(self.units[part]))
 
-    @property
-    def noisy_size(self) -> int | None:
-        """Return the number of training units with its noise; None where it has none."""
-        return self.counted[1]["train"] if self.counted else None
-
     def score(self, part: str, number: int, values: Tensor, low: float, high: float) -> float:
         """Return a part's mean score with noise: the mean over units of each unit's mean over its cases.
 
@@ -227,10 +222,10 @@ class PrivateNumbers:
         for unit, value in zip(self.units[part], cut, strict=True):
             own[unit].append(value)
         total = sum(round((sum(found) / len(found) - middle) / half * STEPS) for found in own.values())
-        noise = self._secret("score", part, number).geometric(self.scoring.scale * STEPS)
+        noise = self.secret("score", part, number).geometric(self.scoring.scale * STEPS)
         return round(min(max(middle + (total + noise) / STEPS * half / self.size(part), low), high), DIGITS)
 
-    def _secret(self, *purpose: str | int) -> NoiseSource:
+    def secret(self, *purpose: str | int) -> NoiseSource:
         """Return the random numbers of one release: nobody's, or with drawn hospitals the seed's."""
         if self.plan.task.synthetic:
             return NoiseSource.from_seed(self.plan.seed, self.site, *purpose)
@@ -245,31 +240,25 @@ def refuse_bare_counts(plan: Plan, demands: Demands | None) -> None:
 
 @dataclass(frozen=True)
 class PrivateSite:
-    """The meaning of a promise at one site. The stricter of plan and hospital holds."""
+    """The meaning of a promise for the training at one site."""
 
-    plan: Plan
-    site: str
-    promise: Promise
+    numbers: PrivateNumbers  # what else leaves, and how much that costs
     train: Dataset  # all training cases
-    numbers: PrivateNumbers | None = None  # what else leaves, and how much that costs
-
-    @classmethod
-    def of(
-        cls, plan: Plan, site: str, demands: Demands | None, train: Dataset, numbers: PrivateNumbers | None = None
-    ) -> "PrivateSite | None":
-        """Return it where the plan promises privacy."""
-        promise = agreed(plan, demands)
-        return cls(plan, site, promise, train, numbers) if promise else None
 
     @property
-    def _units(self) -> Sequence[str] | None:
-        """Return the unit of each case that is protected, its patient or its record; None: each case is by itself."""
-        return units_of(self.train, self.promise.unit)
+    def plan(self) -> Plan:
+        """The study's plan."""
+        return self.numbers.plan
+
+    @property
+    def promise(self) -> Promise:
+        """The promise here: the stricter of plan and hospital holds."""
+        return self.numbers.promise
 
     def sample(self, secret: NoiseSource) -> PoissonSample:
         """Return what draws this site's cases; on average as many as the plan's batches have."""
-        cases = len(self.train)  # type: ignore[arg-type]
-        return PoissonSample(self._units, cases, self.plan.training.batch_size, secret, self.size)
+        cases, units = len(self.train), units_of(self.train, self.promise.unit)  # type: ignore[arg-type]
+        return PoissonSample(units, cases, self.plan.training.batch_size, secret, self.size)
 
     @cached_property
     def size(self) -> int:
@@ -277,8 +266,8 @@ class PrivateSite:
 
         Rate, steps and what sums are divided by follow from it, so that they tell nothing more.
         """
-        noisy = self.numbers.noisy_size if self.numbers else None
-        return len(self.train) if noisy is None else noisy  # type: ignore[arg-type]
+        counted = self.numbers.counted
+        return counted[1]["train"] if counted else len(self.train)  # type: ignore[arg-type]
 
     @cached_property
     def rate(self) -> float:
@@ -299,7 +288,7 @@ class PrivateSite:
     def effective(self) -> float:
         """Return the noise with which a single gradient a step would keep the promise over all rounds."""
         rounds = sum(phase.rounds for phase in self.plan.course.phases if phase.trains)
-        beside = [*(self.numbers.planned() if self.numbers else ()), *self._releases(self._released)]
+        beside = [*self.numbers.planned(), *self._releases(self._released)]
         return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds, beside=beside)
 
     @cached_property
@@ -339,15 +328,9 @@ class PrivateSite:
     def _releases(self, count: int) -> list[Charge]:
         return [Charge(what="mean over cases", of=Gaussian(noise=self.releasing, count=count))] if count else []
 
-    def secret(self, number: int) -> NoiseSource:
-        """Return the random numbers of one attempt at a round: nobody's, or with drawn hospitals the seed's."""
-        if self.plan.task.synthetic:
-            return NoiseSource.from_seed(self.plan.seed, self.site, "round", number)
-        return NoiseSource()
-
     def training(self, number: int) -> PrivateSteps:
         """Return how the networks of this site learn in one attempt at a round."""
-        secret = self.secret(number)
+        secret = self.numbers.secret("round", number)
         assert self.plan.privacy
         clip = self.plan.privacy.clip
         steps = PrivateSteps(self.sample(secret), clip, self.noise, secret, self.plan.private.at_home)

@@ -127,9 +127,6 @@ class AmplitudeNorm(nn.Module):
             self.amplitude.zero_()
             self.used.copy_(kept)
 
-    def extra_repr(self) -> str:
-        return f"{self.shape}, decay={self.decay}, band={self.band}, start={self.start!r}"
-
     def _together(self, images: Tensor) -> int:
         """Return how many images are transformed at once: on a CPU so many that their spectra stay in its cache."""
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))

@@ -1,10 +1,8 @@
 """A site's memory across a restart, within a study. All of it is secret: it goes to the site's disk only."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Offered, OneShare, SiteName
@@ -45,15 +43,16 @@ class SumNote(_Hidden):
     context: Bytes32  # of the last time that it was opened
 
 
-class SumMemory:
+class SumMemory(BaseModel):
     """The sums of a study that a site has helped to open: one of each round, over the same sites with the same weights,
     whatever the server asks and however often it lets the hospitals agree on fresh keys.
 
     Two different sums of a round would tell the model of whoever is in one of them only, or counts more in one of them.
     """
 
-    def __init__(self, notes: Mapping[int, SumNote] = MappingProxyType({})) -> None:
-        self.notes = dict(notes)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+    notes: dict[int, SumNote] = {}
 
     def check(self, number: int, note: SumNote) -> None:
         """Raise Refused for a second, different sum of a round."""
@@ -71,15 +70,6 @@ class SumMemory:
         """Remember a sum that this site is about to help with; raises Refused for a second, different one."""
         self.check(number, note)
         self.notes[number] = note
-
-    def facts(self) -> dict[str, Any]:
-        """Return what must be on the disk before anything that rests on it leaves."""
-        return {str(number): note.facts() for number, note in self.notes.items()}
-
-    @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Self:
-        """Return the memory that `facts` told; raises Refused."""
-        return cls({int(number): SumNote.read("this site", note) for number, note in kept.items()})
 
 
 class Secrets(_Hidden):

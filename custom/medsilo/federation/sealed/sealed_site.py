@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -26,6 +26,7 @@ from medsilo.federation.sealed.what import (
     Matrix,
     OwnWeights,
     Published,
+    Row,
     SealedGroup,
     bound_groups,
     given_of,
@@ -56,7 +57,6 @@ from medsilo.sealing.terms import SealedBlock, check_hidden
 SERVER = "the server"
 KEPT_ROWS = 4  # rounds whose published rows a site keeps
 Letters = dict[str, Any]
-Rowed = Mapping[str, Matrix]  # group → the rows of its mixture
 JoinSum = Callable[[str, Collection[str], int | None], None]  # first weights, sites, round; raises Refused
 
 
@@ -78,40 +78,23 @@ class _Seat:
         return json.dumps(kept).encode()
 
 
-class _Memory:
+class _Memory(SumMemory):
     """The memory of a site of a study, whatever keys it has: a server that starts again, or counts its agreements in
     another way, finds the same hospital."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        kept: dict[str, Any] = {"agreement": 0, "sums": {}, "rows": {}, "compared": {}, "opened": {}, "given": {}}
-        if path.exists():
-            with reading("this site's memory of sealed sums"):
-                kept = json.loads(path.read_bytes())
-        with reading("this site's memory of sealed sums"):
-            self.agreement = int(kept["agreement"])  # the number of the last
-            self.sums = SumMemory.read(kept["sums"])
-            self.rows: dict[int, Rowed] = {  # by round: those that were published
-                int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
-            }
-            # by the group whose rows they are: the last that this site computed
-            self.compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
-            # group → the last round whose result this site has opened
-            self.opened = {str(group): int(number) for group, number in kept["opened"].items()}
-            # group → the mark of what came of it in clear last
-            self.given = {str(group): str(mark) for group, mark in kept["given"].items()}
+    agreement: int = 0  # the number of the last
+    rows: dict[int, dict[str, dict[str, Row]]] = {}  # by round: those that were published
+    compared: dict[str, OwnWeights] = {}  # by the group whose rows they are: the last that this site computed
+    opened: dict[str, int] = {}  # group → the last round whose result this site has opened
+    given: dict[str, str] = {}  # group → the mark of what came of it in clear last
 
-    def write(self) -> None:
-        """Keep it; before anything that rests on it leaves."""
-        kept = {
-            "agreement": self.agreement,
-            "sums": self.sums.facts(),
-            "rows": {str(number): own for number, own in self.rows.items()},
-            "compared": {group: own.facts() for group, own in self.compared.items()},
-            "opened": self.opened,
-            "given": self.given,
-        }
-        write_bytes(self.path, json.dumps(kept).encode())
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return what is kept there."""
+        if not path.exists():
+            return cls()
+        with reading("this site's memory of sealed sums"):
+            return cls.model_validate_json(path.read_bytes())
 
 
 class SealedSite(Envelope):
@@ -124,7 +107,7 @@ class SealedSite(Envelope):
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
         self._join_sum = join_sum
         self._seats: dict[int, _Seat] = {}
-        self.memory = _Memory(folder / paths.SUMS)
+        self.memory = _Memory.of(folder / paths.SUMS)
         self._arrived: Groups = {}  # of groups that are sent as the way from them
         with torch.device("meta"):
             self._layout = plan.build_networks()
@@ -168,7 +151,7 @@ class SealedSite(Envelope):
     def _begin(self, agreement: KeyAgreement, study: str) -> _Seat:
         terms = terms_of(self.plan, study, agreement.sites)
         self._join(agreement.sites, None)
-        member = Member.begin(terms, self.site, self.signer, self.memory.sums)
+        member = Member.begin(terms, self.site, self.signer, self.memory)
         self.memory.agreement = agreement.number
         seat = self._seats[agreement.number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
         return seat
@@ -351,7 +334,7 @@ class SealedSite(Envelope):
                     f"the server: in round {number} it sends other weights of {name} than the plan begins with"
                 )
         self.memory.given |= {name: hash_of(groups[name]) for name in bound_groups(self.plan, phase) if name in groups}
-        self.memory.write()
+        self._remember()
 
     def _begins(self, name: str, number: int) -> bool:
         """Return whether a group that comes in clear is as the plan's networks have it: in the first round in which it
@@ -374,7 +357,7 @@ class SealedSite(Envelope):
                     f"{least} must be there"
                 )
         self.memory.opened |= {name: told.round for name, told in held.items()}
-        self.memory.write()
+        self._remember()
 
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
         seat = self._seat(held.agreement)
@@ -489,10 +472,13 @@ class SealedSite(Envelope):
             kept = json.loads(path.read_bytes())
             agreement = KeyAgreement.read("this site", kept["agreement"])
             terms = terms_of(self.plan, kept["study"], agreement.sites)
-            member = Member.load(terms, self.signer, json.dumps(kept["member"]).encode(), self.memory.sums)
+            member = Member.load(terms, self.signer, json.dumps(kept["member"]).encode(), self.memory)
         return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
+
+    def _remember(self) -> None:
+        write_bytes(self.folder / paths.SUMS, self.memory.model_dump_json().encode())
 
     def _keep(self, seat: _Seat) -> None:
         """Write what the site must keep; before anything that rests on it leaves."""
-        self.memory.write()
+        self._remember()
         write_bytes(self._path(seat.agreement.number), seat.content())
