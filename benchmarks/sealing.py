@@ -125,6 +125,9 @@ def pairwise(given: list[Model], bits: Any = 64, gone: int = 0) -> Cost:
         member, deal = members[site], deals[site]
         seal, sealed = timed(lambda m=member, d=deal, t=model: m.seal(d, [block], {"model": t}))  # type: ignore[misc]
         adding += seconds(lambda s=site, up=sealed: server.add(s, up))  # type: ignore[misc]
+    survivors = server.survivors()
+    for site in stay:
+        server.confirmation(site, members[site].confirm(survivors, [block]))
     request = server.request()
     for site in stay:
         server.reveal(site, members[site].unmask(request, [block]))

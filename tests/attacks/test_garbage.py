@@ -202,7 +202,7 @@ def test_shares_that_nobody_dealt_cost_nothing_and_name_who_reveals_them() -> No
     block = sealed.block(models, weights=(1,) * count)
     server = study.begin(1, [block])
     study.seal(server, sealed.as_groups(models))
-    request, liars = server.request(), {*sites[:3]}
+    request, liars = study.request(server, sites), {*sites[:3]}
     for site in server.survivors().sites:
         reveal = study.members[site].unmask(request, [block])
         if site in liars:

@@ -155,3 +155,33 @@ def test_from_tables_to_an_answer(
     told, verdict = capsys.readouterr().out, read_verdict(Path("out"))
     assert "3 seeds have room in 1 minutes" in told and Path("out/report.html").is_file()
     assert verdict.planned == 3 and verdict.first and (verdict.first.sure or len(verdict.seeds) == 3)
+
+
+def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path) -> None:
+    """Tables are often exported so. A recording's numbers go on from line to line."""
+    drawn = np.random.default_rng(0)
+    labels = np.repeat(["a", "b", "c"], 40)
+    own, walk = drawn.normal(0, 1, (120, 3)), np.cumsum(drawn.normal(0, 1, (120, 3)), 0)
+    found = []
+    for name, values in (("patients", own), ("steps", walk)):
+        lines = [[*row.round(3), label] for row, label in zip(values, labels, strict=True)]
+        for site in ("north", "south"):
+            write(tmp_path / name / f"{site}.csv", ["x", "y", "z", "label"], lines)
+        found.append(drafted(tmp_path / name).plan_values["task"]["name"])
+    assert found == ["table", "series-folder"]
+
+
+def test_a_number_is_learned_as_one(tmp_path: Path) -> None:
+    """Its range is told to all hospitals in round numbers, which are no patient's."""
+    drawn = np.random.default_rng(0)
+    age = drawn.uniform(20, 90, 90).round(1)
+    write(tmp_path / "export.csv", ["age", "target"], [[own, round(1.5 * own - 70, 2)] for own in age])
+    assert main(["init", str(tmp_path / "export.csv"), "-o", str(tmp_path / "study")]) == 0
+    task = load_plan(tmp_path / "study" / "job" / "app" / "config" / "plan.yaml").task
+    assert (task.kind, task.target, task.range) == ("regression", "target", (-40.0, 70.0))  # type: ignore[attr-defined]
+
+
+def test_a_text_of_many_values_is_nothing_to_learn(tmp_path: Path) -> None:
+    write(tmp_path / "export.csv", ["age", "label"], [[n % 7, f"text {n}"] for n in range(60)])
+    with pytest.raises(DataError, match="'label' has 60 different values"):
+        drafted(tmp_path / "export.csv")

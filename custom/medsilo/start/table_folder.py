@@ -1,5 +1,6 @@
 """Look at a folder of tables with a line per patient, and choose what a plan and a hospital's settings say of them."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +8,8 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.core.text import is_safe_name
@@ -30,7 +33,7 @@ from medsilo.tasks.sheet import ENDINGS, MOST_LINES, first_lines
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS
 
-PATIENTS = ("patient", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
+PATIENTS = ("patient", "patid", "patnr", "pseudonym", "subject", "participant", "person", "pid", "mrn", "id")
 SITES = ("site", "hospital", "center", "centre", "clinic", "inst", "institution")
 TARGETS = ("label", "target", "outcome", "diagnos", "response", "readmitted", "y", "num", "class")
 EVENTS = ("event", "status", "death", "dead", "died", "recur", "relapse", "deceased", "censor", "e")
@@ -39,7 +42,8 @@ HAPPENED = ("event", "dead", "death", "died", "deceased", "yes", "true", "relaps
 MISSING = frozenset(DataSource.model_fields["missing"].default)
 MOST_CLASSES, MOST_LEVELS = 10, 20
 RARE = 0.5  # share of lines with a value, below which a column is left out
-STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording
+STEADY = 0.05  # of lines: where a label changes less often, lines are rows of a recording, or sorted by it
+SMOOTH = 0.7  # of a recording's numbers: from one line to the next, as a share of the way between any two of a label
 FEW = 1000  # patients for whom one layer is enough
 BATCH, LARGE_BATCH = 32, 128
 
@@ -103,7 +107,8 @@ class CaseTable:
 
     @property
     def is_recording(self) -> bool:
-        """Return whether lines are steps in time: times that only grow, or labels that stay the same for long."""
+        """Return whether lines are steps in time: times that only grow, or labels that stay the same for long while
+        numbers go on from line to line, as those of patients who are sorted by their label do not."""
         for name in self.called(("time", "timestamp", "datetime", "ms", "seconds", "t")):
             cells = self.cells[name]
             numbers = [as_number(as_written(cell, self.decimal)) for cell in cells]
@@ -113,7 +118,25 @@ class CaseTable:
         label = self.target or next(iter(self.called(("activity", "rhythm", "state"))), None)
         if self.survival or self.patient or not label:
             return False
-        return sum(a != b for a, b in pairwise(self.cells[label])) < STEADY * self.lines
+        changes = sum(a != b for a, b in pairwise(self.cells[label]))
+        return changes < STEADY * self.lines and self._roughness(label) < SMOOTH
+
+    def _roughness(self, label: str) -> float:
+        """Return how far numbers go from one line to the next of a label, by how far those of half a label away are."""
+        places: dict[str, list[int]] = {}
+        for place, cell in enumerate(self.cells[label]):
+            places.setdefault(cell, []).append(place)
+        found = []
+        for name in (name for name in self.cells if name != label and self.is_numbers(name)):
+            numbers = np.array([as_number(as_written(cell, self.decimal)) for cell in self.cells[name]], float)
+            near = np.concatenate([np.abs(np.diff(numbers[own])) for own in places.values()])
+            far = np.concatenate(
+                [np.abs(numbers[own] - np.roll(numbers[own], len(own) // 2)) for own in places.values()]
+            )
+            near, far = near[np.isfinite(near)], far[np.isfinite(far)]
+            if len(near) and far.any():
+                found.append(near.mean() / far.mean())
+        return float(np.median(found)) if found else 0.0
 
 
 def _says(name: str, word: str) -> bool:
@@ -176,9 +199,12 @@ def look_at_tables(folder: Path, tables: Mapping[str, CaseTable], site: str) -> 
     first = next(iter(tables.values()))
     by_column = None if several else first.site
     labels = _labels(tables, outcomes) if kind == "classification" else ()
+    if len(labels) > MOST_LEVELS and all(table.is_numbers(outcomes[site][0]) for site, table in tables.items()):
+        kind, labels = "regression", ()
     if len(labels) > MOST_LEVELS:
         raise DataError(
-            f"column {outcomes[next(iter(tables))][0]!r} has {len(labels)} different values, too many for classes"
+            f"column {outcomes[next(iter(tables))][0]!r} has {len(labels)} different values, too many for classes, and "
+            "not all are numbers; call another column 'label'"
         )
     columns, left = _read(tables, outcomes)
     if by_column:
@@ -325,6 +351,14 @@ def _learned(looks: TableLooks) -> list[Choice]:
         why = f"a guess by the names, of {', '.join(events)}: correct it, and data.names where a hospital has others"
         return [Choice("task.time", names[0], why), Choice("task.event", names[1], "1 where it came, 0 where not yet")]
     target = Choice("task.target", names[0], "a guess by its name: correct it")
+    if looks.kind == "regression":
+        known = [
+            as_number(value) or 0.0
+            for site, table in looks.tables.items()
+            for value in table.distinct(looks.outcomes[site][0])
+        ]
+        why = "round numbers around what is there: a line outside is refused, so widen it where others may have more"
+        return [target, Choice("task.range", list(_around(min(known), max(known))), why)]
     counted = Counter(
         as_level(cell) for site, table in looks.tables.items() for cell in table.known(looks.outcomes[site][0])
     )
@@ -333,6 +367,12 @@ def _learned(looks: TableLooks) -> list[Choice]:
         target,
         Choice("task.labels", list(_names(looks.labels)), f"the column's values, with their lines: {counts}"),
     ]
+
+
+def _around(least: float, most: float) -> tuple[float, float]:
+    """Return round numbers on both sides, which tell of no patient's."""
+    step = 10.0 ** math.floor(math.log10(max(abs(least), abs(most), 1e-9)))
+    return (0.0 if least >= 0 else step * math.floor(least / step)), step * math.floor(most / step + 1)
 
 
 def _names(labels: Sequence[str]) -> Sequence[str]:
