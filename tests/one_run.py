@@ -24,6 +24,7 @@ from scipy.stats import binom
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.around import training_site
+from medsilo.federation.private_site import units_of
 from medsilo.federation.seams import Place
 from medsilo.learning.private import ClippedSum, gradients_of_cases
 from medsilo.plan import Plan, parse_plan
@@ -188,9 +189,10 @@ def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[to
     noise on their sum."""
     place = Place(plan, "a", ["a"], settings(root, "all", kind), site_folder(root / "known", "a"))
     participant = training_site(place).participant
-    assert participant.trainer.private
-    sample = participant.trainer.private.sample(NoiseSource())
-    names = list(dict.fromkeys(participant.trainer.private._units or ()))
+    private = participant.trainer.private
+    assert private
+    sample = private.sample(NoiseSource())
+    names = list(dict.fromkeys(units_of(participant.data.train, private.promise.unit) or ()))
     model = plan.build_networks()["model"].train()
     weights = list(model.parameters())
     found: dict[str, torch.Tensor] = {}
@@ -203,7 +205,7 @@ def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[to
         clipped.finish()
         found[name] = torch.cat([part.flatten() for part in clipped.total]).detach()
     known = torch.stack([own for name, own in found.items() if name not in every]).sum(0)
-    return known, torch.stack([found[name] for name in every]), participant.trainer.private.noise
+    return known, torch.stack([found[name] for name in every]), private.noise
 
 
 # ---------------------------------------------------------------------------------------------------- the bound

@@ -12,8 +12,8 @@ import pytest
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import package_facts
-from medsilo.federation.inquiry import SiteOfInquiry, SumRequest, _Line
-from medsilo.federation.seams import Missing, Outgoing, Receive
+from medsilo.federation.inquiry import SiteOfInquiry, SumRequest
+from medsilo.federation.seams import Line, Missing, Outgoing, Receive
 from medsilo.privacy.accounting import epsilon
 from medsilo.privacy.mechanisms import Charge, Demands, Gaussian
 from medsilo.runs.messages import Parcel
@@ -343,7 +343,7 @@ def test_a_server_gets_no_step_where_a_hospital_shares_its_estimates_alone(tmp_p
             ask(task="sum", step=step.model_dump())
 
 
-class CuriousServer(_Line):
+class CuriousServer(Line):
     """Keeps what it asked each hospital, and the words that came."""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
@@ -392,7 +392,7 @@ def test_what_the_server_sees_of_a_hospital_is_masked(
         asked_of["hospital-0"].answer(Parcel(facts=other))
 
 
-class LyingServer(_Line):
+class LyingServer(Line):
     """Asks one hospital for a step at other coefficients than the others."""
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:

@@ -116,7 +116,7 @@ def test_what_adafed_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(seconds > 0 for seconds in adafed.statistics_pass("lenet5", (1, 28, 28), 2))
     monkeypatch.setattr(adafed, "NETWORKS", {"alexnet": NETWORKS["lenet5"]})
     used, bound = adafed.alexnet_memory()
-    assert 0 <= used <= bound + adafed.SLACK
+    assert used <= bound + adafed.SLACK  # below nothing where others' memory was given back meanwhile
 
 
 @pytest.mark.slow
