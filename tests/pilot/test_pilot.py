@@ -1,6 +1,4 @@
-"""docs/pilot.md by its text alone: five machines with addresses, accounts and disks of their own, as namespaces.
-
-One kernel has one clock: libfaketime moves it for a process, but stops Python's threads that wait for a while."""
+"""docs/pilot.md by its text alone: five machines with addresses, accounts, disks and clocks of their own."""
 
 import os
 import random
@@ -24,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/pilot.md"
 HOSPITALS = ("st-anna", "st-bruno", "st-clara")
 PULLED = 30.0  # seconds without a cable
+CLOCKS = {"the server": 0, "the lead": -200, "st-anna": 3600, "st-bruno": -95, "st-clara": 40}  # seconds off
 BLOCK = re.compile(r"^```(yaml)?\n(.*?)^```$", re.M | re.S)
 INSIDE = (  # a disk of its own, and root's home is hidden but for Python
     "mount -t tmpfs -o mode=755 tmpfs /srv && mkdir /srv/medsilo /srv/python && mount --bind {home} /srv/medsilo "
@@ -35,7 +34,7 @@ INSIDE = (  # a disk of its own, and root's home is hidden but for Python
 
 def needs() -> str:
     """Return what this machine lacks to be five."""
-    programs = [name for name in ("ip", "bridge", "setpriv") if not shutil.which(name)]
+    programs = [name for name in ("ip", "bridge", "setpriv", "cc") if not shutil.which(name)]
     if programs:
         return f"needs {', '.join(programs)}"
     if os.geteuid() or subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode:
@@ -44,13 +43,14 @@ def needs() -> str:
 
 
 class Machine:
-    """A network namespace with an address, an account and a disk of its own."""
+    """A network namespace with an address, an account, a disk and a time of day of its own."""
 
     def __init__(self, name: str, number: int, line: str, folder: Path) -> None:
         self.name, self.uid, self.home = name, 61000 + number, folder / name.replace(" ", "-")
         self.namespace, self.address, self.port = f"{line}{number}", f"10.77.0.{number}", f"p{number}"
         self.home.mkdir()
         os.chown(self.home, self.uid, self.uid)
+        shutil.copy(folder / "clock.so", self.home)
         ip("netns", "add", self.namespace)
         ip("-n", line, "link", "add", self.port, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
         ip("-n", line, "link", "set", self.port, "master", "hub", "up")
@@ -66,6 +66,8 @@ class Machine:
             "USER": self.name,
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",
+            "LD_PRELOAD": "/srv/medsilo/clock.so",
+            "CLOCK_SHIFT": str(CLOCKS[self.name]),
         }
         quoted = " ".join(f"{key}='{value}'" for key, value in own.items())
         inside = INSIDE.format(python=sys.base_prefix, home=self.home, uid=self.uid, environment=quoted, command='"$1"')
@@ -105,6 +107,9 @@ def machines() -> Iterator[dict[str, Machine]]:
     line, names = "medsilopilot", ("the server", "the lead", *HOSPITALS)
     folder = Path(tempfile.mkdtemp(prefix="pilot-"))
     folder.chmod(0o755)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", folder / "clock.so", Path(__file__).with_name("clock.c")], check=True
+    )
     made: dict[str, Machine] = {}
     hosts = [Path(f"/etc/netns/{line}{number}/hosts") for number in range(1, len(names) + 1)]
     try:
@@ -197,6 +202,8 @@ def test_the_pilot_by_its_text_alone(machines: dict[str, Machine]) -> None:
         if any("status" in line for line in commands.splitlines()) and not study:
             assert reaches(hospitals[0], server.address, 8002)
             assert not reaches(hospitals[0], lead.address, 8002)
+    told = {machine.name: float(machine.types("python -c 'import time; print(time.time())'")) for machine in hospitals}
+    assert 3500 < told["st-anna"] - told["st-clara"] < 3600 and told["st-clara"] > told["st-bruno"] + 100
     summary = read_summary(next((lead.home / "results").rglob("summary.json")).parent)
     assert summary.finished and {*summary.sites} == {*HOSPITALS}
     assert not any(one.missed for one in summary.sites.values()), "the cable cost no round"
