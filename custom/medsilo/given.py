@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import wraps
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
@@ -171,7 +172,7 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
     (shape,), goal = shapes, kind if isinstance(kind, Goal) else _goal(kind or KINDS[0], every)
     if loss:
         goal = copy(goal)
-        vars(goal).update(loss=loss, unbounded="a loss of your own has no known bound", cross_entropy=0.0)
+        vars(goal).update(loss=_of_a_batch(loss), unbounded="a loss of your own has no known bound", cross_entropy=0.0)
     said = f"{type(goal).__name__} {goal.outputs} {goal.label_names} {getattr(goal, 'limits', '')} {shape}"
     source = source_hash(*([loss] if loss else []), *filter(_is_own, [type(goal)]))
     source = hashlib.sha256((said + source).encode()).hexdigest()
@@ -180,6 +181,22 @@ def task(kind: Kind | None, sites: Mapping[str, Any], loss: Loss | None = None) 
     for key, value in (("_goal", goal), ("_shape", shape), ("_sites", parts)):
         setattr(made, key, value)
     return _told(TASKS, made, f"own-data-{source[:8]}", source)
+
+
+def _of_a_batch(loss: Loss) -> Loss:
+    """Return the loss, which says it when it gives no mean."""
+
+    @wraps(loss)
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        mean = loss(outputs, targets)
+        if not isinstance(mean, Tensor) or mean.ndim:
+            given = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else repr(mean)
+            raise DataError(
+                f"loss: {loss.__name__} gives {given}; return the batch's mean, a tensor without dimensions"
+            )
+        return mean
+
+    return checked
 
 
 def _goal(kind: Any, every: Sequence[Any]) -> Goal:

@@ -45,8 +45,8 @@ LEAST = 12  # looks after it, without which nothing is said
 GROWTH = 50.0  # MB that it may grow then
 LEAK = 3  # handles or threads that it may gain then
 LOST = "participation.when_missing"
-GENTLE = ("trainer killed", "line cut", "line silent", "all lines cut")
-ROUGH = (*GENTLE, "site's job killed", "server's job killed", "site rebooted", "server rebooted", "server stopped")
+GENTLE = ("trainer killed", "line cut", "line silent", "all lines cut", "site rebooted")
+ROUGH = (*GENTLE, "site's job killed", "server's job killed", "server rebooted", "server stopped")
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,14 @@ class Event:
     seconds: float
 
 
-def events(seed: int, lap: int, sites: Sequence[str]) -> Iterator[Event]:
+def events(
+    seed: int, lap: int, sites: Sequence[str], only: str | None = None, between: Sequence[int] = BETWEEN
+) -> Iterator[Event]:
     """Draw the events of a lap, without end: the same for the same seed."""
     dice = random.Random(f"{seed}/{lap}")
-    kinds = ROUGH if lap % 2 == 0 else GENTLE
+    kinds = (only,) if only else ROUGH if lap % 2 == 0 else GENTLE
     while True:
-        yield Event(dice.randint(*BETWEEN), dice.choice(kinds), dice.choice(sites), round(dice.uniform(*CUT), 1))
+        yield Event(dice.randint(*between), dice.choice(kinds), dice.choice(sites), round(dice.uniform(*CUT), 1))
 
 
 @dataclass(frozen=True)
@@ -275,14 +277,14 @@ class Soak:
             self.relays[site].mend()
 
     # ------------------------------------------------------------------ laps
-    def run_lap(self, lap: int) -> None:
+    def run_lap(self, lap: int, only: str | None, between: Sequence[int]) -> None:
         """Run one study to its end, disturbed; raises AssertionError unless it has the undisturbed run's tensors."""
         self.lap = lap
         study = f"lap-{lap}"
         write_job(self.folder / "jobs" / study, self.plan, study=study)
         self.job = self.patiently(lambda: lead.submit(self.folder / "jobs" / study, self.kit, lambda line: None))
         record = Record(self.consortium.kit(SERVER) / "medsilo" / study)
-        drawn = events(self.seed, lap, SITES)
+        drawn = events(self.seed, lap, SITES, only, between)
         event, at, heard = next(drawn), 0, time.monotonic()
         seen = 0
         while (summary := record.summary()) is None or not summary.finished:
@@ -326,6 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=600, help="of one lap")
+    parser.add_argument("--only", choices=ROUGH, help="nothing else happens")
+    parser.add_argument("--between", type=int, nargs=2, default=BETWEEN, help="rounds from one event to the next")
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
     asked = parser.parse_args(arguments)
     asked.folder.mkdir(parents=True)
@@ -338,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         watching.start()
         try:
             while not soak.is_over:
-                soak.run_lap(laps)
+                soak.run_lap(laps, asked.only, asked.between)
                 laps += 1
         finally:
             over.set()

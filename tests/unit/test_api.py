@@ -216,6 +216,10 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypat
         (lambda: medsilo.run(task="prostate"), "or give data="),
         (lambda: medsilo.run(small.plan, model=nn.Linear(1, 1)), "give the class Linear"),
         (lambda: medsilo.run(small.plan, model=nn.Conv2d), "takes in_channels, out_channels, kernel_size; let it take"),
+        (
+            lambda: medsilo.run(sites={"a": ([[0.0]] * 40, [0, 1] * 20)}, loss=of_each_case),
+            "loss: of_each_case gives a tensor of shape (8,); return the batch's mean",
+        ),
         (lambda: medsilo.run(small.plan, loss=len), "belongs to data of your own"),
         (lambda: medsilo.run(small.plan, method=dict), "dict is no Algorithm with a name"),
         (lambda: medsilo.run(sites={"a": [1, 2]}), "the data of a can't be read"),
@@ -293,6 +297,10 @@ class Nameless(Algorithm):
 
 def doubled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return 2 * nn.functional.cross_entropy(outputs, targets)
+
+
+def of_each_case(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 OWN: dict[str, Any] = {"sites": {"a": Windows(1), "b": Windows(2)}, "model": Net, "device": "cpu"}
