@@ -3,7 +3,7 @@
     python -m benchmarks.adapters [--data DIR] [--runs DIR] [--minutes N] [--write] [--quick]
 
 A run whose numbers lie under RUNS is not made again, and none begins after N minutes: stopped at any time, it goes on.
-Prints docs/results/adapters.md, which --write writes. About half an hour on a free core; --part takes one of the sets.
+Prints docs/results/adapters.md, which --write writes. About an hour on a free core; --part takes one of the sets.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -50,10 +50,9 @@ TOLD = """## What went before these numbers
 
 Read the tables with this in mind; no row is the best that its way of training can do.
 
-- **The learning rate of the rows in which a part trains was raised after a look at test scores.** At 0.003, as where
-  all trains, `head only` had a Dice of 0.086 on nuclei (seed 0). In a first trial under privacy (ε = 8, seed 0, 10
-  rounds with labels) adapters had 0.002 and full training 0.515. All rows of parts were then run at 0.01. Full training
-  was never given another rate than 0.003: what adapters gain over it may be the rate's.
+- **An earlier page had 0.003 where all trains and 0.01 where a part does**, raised after a look at test scores: what
+  adapters gained there could be the rate's. Now each way has both rates, and validation chooses.
+- **Two rates are few.** Full training could be better at a third; so could adapters.
 - **Rounds were chosen by the time of the machine**: studies under privacy were planned with 10 rounds with labels and
   have 4. No study without privacy of that length stands beside them.
 - **Hippocampus was run twice.** With 6 rounds without labels and 8 with, no row learned (Dice 0.04 to 0.10, also of
@@ -129,7 +128,7 @@ def volumes(data: Path, place: Path) -> dict[str, dict[str, Any]]:
 
 
 LEADS = ("I", "II", "III", "AVR", "AVL", "AVF", "V1", "V2", "V3", "V4", "V5", "V6")
-RATE, OF_A_PART = 0.003, 0.01  # of learning: where all trains, and where a part does (see TOLD)
+RATES = (0.003, 0.01)  # of learning, for every way; the backbone has the first
 ADAM = {"optimizer": "adam"}
 SMALL_UNET = {"name": "basic-unet", "features": [8, 16, 32, 64, 128], "norm": "instance"}
 PARTS = {
@@ -208,7 +207,7 @@ PARTS = {
 }
 
 
-def plan_of(part: Part, row: str, epsilon: float, seed: int, backbone: Path, quick: bool) -> Plan:
+def plan_of(part: Part, row: str, epsilon: float, rate: float, seed: int, backbone: Path, quick: bool) -> Plan:
     """Return the plan of a row; all rows of a part have the same numbers of training."""
     how = {**ROWS.get(row, {"train": "all", "method": "masked-images"})}
     method = how.pop("method", "fedavg")
@@ -218,7 +217,6 @@ def plan_of(part: Part, row: str, epsilon: float, seed: int, backbone: Path, qui
         shelf.look_in(backbone.parent)
     first, rounds = (1, 1) if quick else part.rounds
     task = {"name": "synthetic-prostate", "size": 32, "patients": 4, "slices": 3} if quick else part.plan["task"]
-    rate = RATE if how["train"] == "all" else OF_A_PART
     more = {"privacy": {"epsilon": epsilon, "delta": DELTA, "unit": "patient"}} if epsilon else {}
     best = row in ROWS and not epsilon
     return parse_plan(
@@ -254,9 +252,9 @@ def bytes_of_step(plan: Plan) -> int:
     return sum(held.values()) + 3 * trained
 
 
-def made(part: Part, row: str, epsilon: float, seed: int, backbone: Path, data: Any, quick: bool) -> Any:
+def made(part: Part, row: str, epsilon: float, rate: float, seed: int, backbone: Path, data: Any, quick: bool) -> Any:
     """Run one row with one seed, in this process; returns what the page says of it."""
-    plan, started = plan_of(part, row, epsilon, seed, backbone, quick), time.process_time()
+    plan, started = plan_of(part, row, epsilon, rate, seed, backbone, quick), time.process_time()
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         settings = settings_of(data, plan.participation.sites or ())
         summary = inprocess.run(plan, folder=Path(place) / "run", settings=settings).summary
@@ -265,8 +263,10 @@ def made(part: Part, row: str, epsilon: float, seed: int, backbone: Path, data: 
             shutil.copyfile(Path(place) / "run" / GLOBAL / LAST, backbone)
     sites = list(summary.sites.values())
     scores = [own for site in sites if (own := {**site.figures, **(site.test or {})}.get(part.score)) is not None]
+    validated = [own.validation[summary.selected.rounds[name] or 0] for name, own in summary.sites.items()]
     return {
         "score": fmean(scores) if scores else None,
+        "validation": None if epsilon else fmean(score or 0.0 for score in validated),
         "parameters": plan.parameters,
         "bytes": max(site.bytes_up or 0 for site in sites) // plan.rounds,
         "step": bytes_of_step(plan),
@@ -283,63 +283,99 @@ def cell(values: list[float]) -> str:
     return f"{fmean(values):.3f} ± {half:.3f}"
 
 
-def section(part: Part, found: Mapping[tuple[str, float], Mapping[int, Any]]) -> str:
+Seeds = Mapping[int, Any]  # seed → what a run of it gave
+Found = Mapping[tuple[str, float, float], Seeds]  # by row, ε and learning rate
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a part's table, and what it is compared with: full training from initial weights."""
+
+    title: str
+    own: Seeds
+    rate: float
+    first: Seeds
+
+    @property
+    def gains(self) -> list[float]:
+        """What it gains over the same seeds of the first line."""
+        both = [seed for seed in self.own if seed in self.first and self.own is not self.first]
+        return [self.own[seed]["score"] - self.first[seed]["score"] for seed in both]
+
+
+def lines_of(rows: Found) -> list[Line]:
+    """Return a part's lines. Of a way's rates the one with the best validation counts; under privacy, where nobody
+    validates, each has its line, and all are compared with the rate at which full training was best in the test."""
+
+    def mean(place: tuple[str, float, float], key: str) -> float:
+        return fmean(one[key] or 0.0 for one in rows[place].values())
+
+    lines: list[Line] = []
+    firsts: dict[float, Seeds] = {}
+    for row, epsilon in dict.fromkeys((row, epsilon) for row, epsilon, _ in rows):
+        places = [place for place in rows if place[:2] == (row, epsilon)]
+        if row != PRETRAINING and not epsilon:
+            places = [max(places, key=lambda place: mean(place, "validation"))]
+        if row == SCRATCH:
+            firsts[epsilon] = rows[max(places, key=lambda place: mean(place, "score"))]
+        for place in places:
+            told = f"{row}, ε = {epsilon:g}" if epsilon else row
+            lines.append(Line(told, rows[place], place[2], firsts.get(epsilon, {})))
+    return lines
+
+
+def section(part: Part, rows: Found) -> str:
     """Return a part's table."""
     lines = []
-    for (row, epsilon), own in found.items():
-        mean = {key: fmean(one[key] for one in own.values()) for key in ("bytes", "seconds", "step")}
-        first = found.get((SCRATCH, epsilon), {})
-        score = gain = "–"
-        if row != PRETRAINING:
-            score = cell([one["score"] for one in own.values()])
-            both = [seed for seed in own if seed in first]
-            gain = cell([own[seed]["score"] - first[seed]["score"] for seed in both]) if row != SCRATCH else "–"
-        told = f"{row}, ε = {epsilon:g}" if epsilon else row
+    for line in lines_of(rows):
+        own = list(line.own.values())
+        mean = {key: fmean(one[key] for one in own) for key in ("bytes", "seconds", "step")}
+        score = "–" if line.title == PRETRAINING else cell([one["score"] for one in own])
         lines.append(
-            f"| {told} | {score} | {gain} | {len(own)} | {next(iter(own.values()))['parameters']:,} | "
+            f"| {line.title} | {line.rate:g} | {score} | {cell(line.gains)} | {len(own)} | {own[0]['parameters']:,} | "
             f"{mean['bytes'] / 1e3:.1f} | {mean['step'] / 1e6:.2f} | {mean['seconds']:.0f} |"
         )
     first, rounds = part.rounds
     words = fill(f"{part.words} {first} rounds without labels, {rounds} with.", 120)
-    head = f"| what trains | {part.score} | less all, from initial weights | seeds | weights | kB a round | MB | s |"
-    return "\n".join([f"## {part.title}", "", words, "", head, "|---" * 8 + "|", *lines, ""])
+    head = f"| what trains | rate | {part.score} | less {SCRATCH} | seeds | weights | kB a round | MB | s |"
+    return "\n".join([f"## {part.title}", "", words, "", head, "|---" * 9 + "|", *lines, ""])
 
 
-def verdicts(found: Mapping[str, Mapping[tuple[str, float], Mapping[int, Any]]]) -> str:
+def verdicts(found: Mapping[str, Found]) -> str:
     """Return one line for each row: by how much it loses or gains."""
     lines = []
     for name, rows in found.items():
-        for (row, epsilon), own in rows.items():
-            first = rows.get((SCRATCH, epsilon), {})
-            gains = [own[seed]["score"] - first[seed]["score"] for seed in own if seed in first]
-            if row in (SCRATCH, PRETRAINING) or len(gains) < 2:
+        for line in lines_of(rows):
+            if len(line.gains) < 2:
                 continue
-            half = stats.t.ppf(0.975, len(gains) - 1) * stats.tstd(gains) / math.sqrt(len(gains))
-            mean = fmean(gains)
+            half = stats.t.ppf(0.975, len(line.gains) - 1) * stats.tstd(line.gains) / math.sqrt(len(line.gains))
+            mean = fmean(line.gains)
             told = "not told apart from" if abs(mean) <= half else "worse than" if mean < 0 else "better than"
-            under = f", ε = {epsilon:g}" if epsilon else ""
-            lines.append(f"- {name}, {row}{under}: {told} full training from initial weights ({mean:+.3f}).")
+            at = f" at {line.rate:g}" if PARTS[name].epsilons else ""
+            lines.append(f"- {name}, {line.title}{at}: {told} full training from initial weights ({mean:+.3f}).")
     return "\n".join(lines)
 
 
-def page(found: Mapping[str, Mapping[tuple[str, float], Mapping[int, Any]]]) -> str:
+def page(found: Mapping[str, Found]) -> str:
     """Return the document. found: by part, row and seed."""
     sections = "\n".join(section(PARTS[name], rows) for name, rows in found.items())
     return f"""# Adapters against full training
 
-Real data, small networks, short trainings on one core. Adam with learning rate {RATE} where all trains and {OF_A_PART}
-where a part does, rank 8, α 16. Each seed has a backbone of its own, trained without labels (`masked-images`), whose
-bytes and seconds are a row of their own. Written by
+Real data, small networks, short trainings on one core; Adam, rank 8, α 16. Each way of training has the learning rates
+{RATES[0]} and {RATES[1]}, and that with the better validation, in the mean over seeds, counts. Under privacy nobody
+validates: both rates are told, and compared with the rate at which full training was best in the test. Each seed has a
+backbone of its own, trained without labels (`masked-images`), whose bytes and seconds are a row of their own.
+Written by
 
     python -m benchmarks.adapters --write
 
 {verdicts(found)}
 
-These are few seeds, and [full training was not tuned](#what-went-before-these-numbers).
+These are few seeds and few rates ([what went before](#what-went-before-these-numbers)).
 
 Scores are the mean over hospitals of their test parts, of the round that was best in validation, of the last one under
-privacy; ± is the 95 % interval over seeds, by Student's t, and the third column compares the same seeds. kB a round are
-the tensors that one hospital sends. MB are those of one training step: weights, gradients, Adam's two means, and what
+privacy; ± is the 95 % interval over seeds, by Student's t, and the fourth column compares the same seeds. kB a round
+are the tensors that one hospital sends. MB are those of one training step: weights, gradients, Adam's two means, and what
 the backward pass needs of the forward pass; counted from a step, not measured at the process. Seconds are the
 processor's, of all hospitals and the server, reading of data and tests included.
 
@@ -347,27 +383,30 @@ processor's, of all hospitals and the server, reading of data and tests included
 {TOLD}"""
 
 
-def work(asked: argparse.Namespace, place: Path) -> Iterator[tuple[str, str, float, int, Any]]:
+def work(asked: argparse.Namespace, place: Path) -> Iterator[tuple[str, tuple[str, float, float], int, Any]]:
     """Yield the results that there are, and make those that are not while there is time."""
     folder, started = asked.runs or place / "runs", time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     for name in asked.part or (["nuclei"] if asked.quick else PARTS):
         part, data = PARTS[name], None
-        rows = [(row, 0.0) for row in ROWS][:: 3 if asked.quick else 1]
-        if part.epsilons:
-            rows = list(product(PRIVATE, part.epsilons))
-        for seed, (row, epsilon) in product(range(1 if asked.quick else part.seeds), chain([(PRETRAINING, 0.0)], rows)):
-            kept = folder / f"{name}-{row}-{epsilon:g}-{seed}.json"
+        rows = (
+            product(PRIVATE, part.epsilons)
+            if part.epsilons
+            else ((row, 0.0) for row in list(ROWS)[:: 1 + 2 * asked.quick])
+        )
+        every = [(PRETRAINING, 0.0, RATES[0]), *((*row, rate) for row, rate in product(rows, RATES))]
+        for seed, (row, epsilon, rate) in product(range(1 if asked.quick else part.seeds), every):
+            kept = folder / f"{name}-{row}-{epsilon:g}-{rate:g}-{seed}.json"
             if not kept.exists():
                 if asked.minutes is not None and time.monotonic() - started > 60 * asked.minutes:
                     continue
                 if data is None:
                     data = {} if asked.quick else part.write(asked.data, place / name)
                 backbone = folder / f"{name}-{seed}.safetensors"
-                text = json.dumps(made(part, row, epsilon, seed, backbone, data, asked.quick))
+                text = json.dumps(made(part, row, epsilon, rate, seed, backbone, data, asked.quick))
                 kept.write_text(text, "utf-8")
-                print(name, row, epsilon, seed, text, file=sys.stderr, flush=True)
-            yield name, row, epsilon, seed, json.loads(kept.read_text("utf-8"))
+                print(name, row, epsilon, rate, seed, text, file=sys.stderr, flush=True)
+            yield name, (row, epsilon, rate), seed, json.loads(kept.read_text("utf-8"))
 
 
 def settings_of(sites: Mapping[str, dict[str, Any]], names: Iterable[str]) -> SiteSettings:
@@ -388,9 +427,9 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
-        found: dict[str, dict[tuple[str, float], dict[int, Any]]] = {}
-        for name, row, epsilon, seed, own in work(asked, Path(place)):
-            found.setdefault(name, {}).setdefault((row, epsilon), {})[seed] = own
+        found: dict[str, dict[tuple[str, float, float], dict[int, Any]]] = {}
+        for name, row, seed, own in work(asked, Path(place)):
+            found.setdefault(name, {}).setdefault(row, {})[seed] = own
     text = page(found)
     print(text)
     if asked.write:
