@@ -375,8 +375,8 @@ These are few seeds and few rates ([what went before](#what-went-before-these-nu
 
 Scores are the mean over hospitals of their test parts, of the round that was best in validation, of the last one under
 privacy; ± is the 95 % interval over seeds, by Student's t, and the fourth column compares the same seeds. kB a round
-are the tensors that one hospital sends. MB are those of one training step: weights, gradients, Adam's two means, and what
-the backward pass needs of the forward pass; counted from a step, not measured at the process. Seconds are the
+are the tensors that one hospital sends. MB are those of one training step: weights, gradients, Adam's two means, and
+what the backward pass needs of the forward pass; counted from a step, not measured at the process. Seconds are the
 processor's, of all hospitals and the server, reading of data and tests included.
 
 {sections}
