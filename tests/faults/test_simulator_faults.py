@@ -159,7 +159,8 @@ def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path / "loop")
     kill_after_round(plan_job(tmp_path, plan), tmp_path / "runs", "killed", 3)
     run = tmp_path / "runs" / "killed"
-    assert 3 <= Record(run).load_checkpoint()[1]["round"] < 6
+    # A round's line is written before its checkpoint: killed in between, that round is done again.
+    assert 2 <= Record(run).load_checkpoint()[1]["round"] < 6
     simulator.resume(run, CPU)
     assert [line.round for line in Record(run).rounds()] == [1, 2, 3, 4, 5, 6]
     assert_same_outcome(tmp_path / "loop", run)
