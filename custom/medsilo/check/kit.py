@@ -178,7 +178,7 @@ def _dates(what: str, start: datetime, end: datetime, now: datetime) -> Finding:
     where = "certificates"
     if now < start:
         told = f"{what} is valid from {start:%Y-%m-%d %H:%M} UTC on, and here it is {now:%Y-%m-%d %H:%M}"
-        return Finding(where, "stops", told, "set this machine's clock right, or that of the machine which made the kit")
+        return Finding(where, "stops", told, "set this machine's clock right, or that of the lead's machine")
     if now > end:
         return Finding(where, "stops", f"{what} ended on {end:%Y-%m-%d}", AGAIN)
     told = f"{what} is valid to {end:%Y-%m-%d}, {(end - now).days} days"
