@@ -99,7 +99,8 @@ image-buildah:
 		--iidfile dist/medsilo.image-id build/image
 	rm -f dist/medsilo.docker.tar
 	buildah push --quiet "$$(cat dist/medsilo.image-id)" docker-archive:dist/medsilo.docker.tar:medsilo
-	sha256sum dist/medsilo.docker.tar
+	gzip --force --no-name dist/medsilo.docker.tar
+	sha256sum dist/medsilo.docker.tar.gz
 
 # Known weaknesses of the pinned packages and all that they need, from a public service: needs a network.
 audit:
