@@ -92,15 +92,14 @@ image-docker:
 	docker buildx build $(IMAGE_ARGS) --provenance=false \
 		--output type=oci,dest=dist/medsilo.oci.tar,rewrite-timestamp=true build/image
 
-# Docker's form: an image in OCI's form has no health check.
 image-buildah:
 	$(call committed,build/image)
-	buildah build --format docker $(IMAGE_ARGS) --timestamp $(SOURCE_DATE_EPOCH) $(BUILDAH_ARGS) \
-		--iidfile dist/medsilo.image-id build/image
-	rm -f dist/medsilo.docker.tar
-	buildah push --quiet "$$(cat dist/medsilo.image-id)" docker-archive:dist/medsilo.docker.tar:medsilo
-	gzip --force --no-name dist/medsilo.docker.tar
-	sha256sum dist/medsilo.docker.tar.gz
+	buildah build $(IMAGE_ARGS) --timestamp $(SOURCE_DATE_EPOCH) $(BUILDAH_ARGS) --iidfile dist/medsilo.image-id build/image
+	rm -rf build/image.oci
+	buildah push --quiet "$$(cat dist/medsilo.image-id)" oci:build/image.oci
+	tar --create --file dist/medsilo.oci.tar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 \
+		--numeric-owner --mode=u=rwX,go=rX --directory build/image.oci .
+	sha256sum dist/medsilo.oci.tar
 
 # Known weaknesses of the pinned packages and all that they need, from a public service: needs a network.
 audit:
