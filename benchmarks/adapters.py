@@ -298,7 +298,7 @@ class Line:
 
     @property
     def gains(self) -> list[float]:
-        """What it gains over the same seeds of the first line."""
+        """The gain over the same seeds of the first line."""
         both = [seed for seed in self.own if seed in self.first and self.own is not self.first]
         return [self.own[seed]["score"] - self.first[seed]["score"] for seed in both]
 

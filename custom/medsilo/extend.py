@@ -96,8 +96,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.site.owner import ALL_MINE
     from medsilo.site.policy import Policy, read_policy, ways_around
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
-    from medsilo.start import choices, folder_layout
+    from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice, Draft
+    from medsilo.start.looker import found_lines
     from medsilo.start.looks import patient_in
     from medsilo.study import judging
     from medsilo.study.evidence import Scores, compare

@@ -91,10 +91,13 @@ class DicomFolder(VolumeFolder):
         if source.table or not (source.images is None or isinstance(source.images, str)):
             raise DataError("task dicom-folder reads no table and one channel; give data.images as one pattern or none")
         files, links = files_below(folder)
-        listing = Listing()
+        listing = self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source)
         listing.add("left out", LINKS, links)
-        tree = read_tree(files.values())
-        names = {path: name for name, path in files.items()}
+        return listing
+
+    def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource) -> Listing:
+        """Return the cases of a tree. names: of its files, from the folder"""
+        listing = Listing()
         if not tree.images:
             listing.add("left out", UNREADABLE, [names[path] for path in tree.unreadable])
             raise DataError("no DICOM series of images in the data folder; correct 'data' in the site's medsilo.yaml")

@@ -20,8 +20,11 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import dump_yaml
 from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
-from medsilo.plan import Plan, parse_plan
+from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
+from medsilo.site.settings import read_settings
+from medsilo.start.fitting import Machine
+from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 from medsilo_dicom.contours import mask_of_contours
@@ -544,3 +547,50 @@ def test_series_without_a_frame_of_reference_are_read_with_a_caution(tmp_path: P
     series = read_again(sorted((tmp_path / "s0/A/series").iterdir()))
     frames = {source.FrameOfReferenceUID for _ in range(2) for source in sources_of(series)}
     assert len(frames) == 1 and frames.pop()
+
+
+def square(mask: np.ndarray, spacing: tuple[float, float, float]) -> list[np.ndarray]:
+    """Contours around what a mask has, a square in each slice."""
+    found, affine = [], affine_of(spacing)
+    for z, slice_ in enumerate(mask):
+        ys, xs = np.nonzero(slice_)
+        if len(ys):
+            (left, right), (low, high) = ((own.min() - 0.4, own.max() + 0.4) for own in (xs, ys))
+            corners = (left, low), (right, low), (right, high), (left, high)
+            found.append(np.array([(affine @ (x, y, z, 1))[:3] for x, y in corners]))
+    return found
+
+
+def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """One hospital has segmentations, the other contours, also of what lies over all; a third folder is no hospital."""
+    archive, spacing = tmp_path / "archive", (1.5, 1.5, 2.5)
+    for patient in range(10):
+        write_study(archive / "north" / f"{patient:03}", f"n{patient}", patient, "Tumour, left")
+        values, mask = ball((7, 12, 12), spacing, patient)
+        place = archive / "south" / f"{patient:03}"
+        files = write_series(place / "series", np.rint(values * 100), affine_of(spacing), f"s{patient}")
+        drawn = {"TUMOUR, LEFT": square(mask, spacing), "BODY": square(np.ones_like(mask), spacing)}
+        write_contours(place / "contours", files, drawn | ({"<b>../x": square(mask, spacing)} if patient < 3 else {}))
+    (archive / "north/000/B/mask").write_bytes((archive / "north/000/B/mask").read_bytes()[:400])  # a damaged one
+    out = tmp_path / "study"
+    assert main(["init", str(archive), "-o", str(out), "--no-train", "--device", "cpu", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert all(told["check"][site]["go"] for site in ("north", "south"))
+    plan = load_plan(out / "job/app/config/plan.yaml")
+    assert plan.task.name == "dicom-folder" and plan.task.goal.label_names == ("background", "Tumour-left")
+    assert plan.participation.sites == ("north", "south") and plan.task.model_dump()["modalities"] == ("ct",)
+    written = read_settings(out).data
+    assert written and dict(written.label_map or {}) == {"Tumour, left": "Tumour-left", "*": "background"}
+    shown = (out / "start.html").read_text("utf-8")
+    assert "19 volumes of 19 patients" in shown and NAME not in shown and "n1" not in shown.split("<body")[1].split()
+
+
+def test_folders_of_patients_are_no_hospitals(tmp_path: Path) -> None:
+    for patient in range(12):
+        write_study(tmp_path / "archive" / f"{patient:03}", f"n{patient}", patient)
+    sight = first_sight(Folder(tmp_path / "archive", "st-anna", lambda: Machine(1 << 30, gpu=False), "cpu"))
+    values = sight.choices.plan_values
+    assert not sight.several and values["participation"]["sites"] == ["st-anna"]
+    assert values["task"]["labels"] == ["ball"] and sight.choices.settings_values["data"]["label_map"] == {
+        "ball": "ball"
+    }

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing, find
-from medsilo.tasks.scans import read_scan, refuse_palette
+from medsilo.tasks.scans import Scan, read_scan, refuse_palette
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import FileReader
 
@@ -89,7 +89,7 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
         source = source.model_copy(update={"patient": patient})
         listings = {site: find(source, place, segments) for site, place in places.items()}
     left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
-    looked, wrong = _open(listings)
+    looked, wrong = opened(listings, _look)
     left_out.update(wrong)
     _refuse_mixtures(looked)
     labels = Counter(entry.label for own in listings.values() for entry in own.entries if isinstance(entry.label, str))
@@ -134,8 +134,10 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
 
 
 # ---------------------------------------------------------------------------------------------------- opening
-def _open(listings: Mapping[str, Listing]) -> tuple[list[tuple[Look, str]], Counter[str]]:
-    """Return what cases look like, each with its name, and why others can't be read."""
+def opened(
+    listings: Mapping[str, Listing], look: Callable[[str, Entry], Look]
+) -> tuple[list[tuple[Look, str]], Counter[str]]:
+    """Return what some cases of each hospital look like, each with its name, and why others can't be read."""
     total = sum(len(own.entries) for own in listings.values())
     looked, wrong, names = [], Counter[str](), list[str]()
     for site, own in listings.items():
@@ -143,7 +145,7 @@ def _open(listings: Mapping[str, Listing]) -> tuple[list[tuple[Look, str]], Coun
         places = np.unique(np.linspace(0, len(own.entries) - 1, min(share, len(own.entries))).astype(int))
         for entry in (own.entries[place] for place in places):
             try:
-                looked.append((_look(site, entry), entry.name))
+                looked.append((look(site, entry), entry.name))
             except MedsiloError as error:
                 wrong[str(error)] += 1
                 names.append(f"{site}/{entry.name}".lstrip("/"))
@@ -157,27 +159,28 @@ def _open(listings: Mapping[str, Listing]) -> tuple[list[tuple[Look, str]], Coun
 def _look(site: str, entry: Entry) -> Look:
     refuse_palette(entry.images[0])
     scan = read_scan(entry.images[0])
-    values = scan.values
+    mask = FileReader().mask(scan, entry.label) if isinstance(entry.label, Path) else None
+    return look_of(site, scan, mask, len(scan.values) if len(entry.images) == 1 else len(entry.images))
+
+
+def look_of(site: str, scan: Scan, mask: np.ndarray | None, channels: int) -> Look:
+    """Return the facts of an image and its mask, where it has one."""
+    values, inside = scan.values, scan.values[0]
     if not np.isfinite(values).all():
         raise DataError("images have values that are NaN or infinite")
-    shown, inside = (), values[0]
-    if isinstance(entry.label, Path):
-        mask = FileReader().mask(scan, entry.label)
-        shown = tuple(np.unique(mask).tolist())
-        inside = values[0][mask > 0] if mask.any() else inside
+    if mask is not None and mask.any():
+        inside = inside[mask > 0]
     low, high = np.percentile(inside, TAIL)
-    channels = len(values) if len(entry.images) == 1 else len(entry.images)
-    kind, size = values.dtype.name, tuple(values.shape[:0:-1])
     return Look(
         site,
-        size,
+        tuple(values.shape[:0:-1]),
         tuple(float(length) for length in scan.spacing),
         channels,
-        kind,
+        values.dtype.name,
         float(values.min()),
         float(values.max()),
         (float(low), float(high)),
-        shown,
+        () if mask is None else tuple(np.unique(mask).tolist()),
     )
 
 

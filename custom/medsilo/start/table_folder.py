@@ -150,8 +150,9 @@ def tables_in(folder: Path) -> dict[str, CaseTable]:
     names, _ = files_below(folder)
     files = [name for name in names if PurePosixPath(name).suffix.lower() in ENDINGS]
     tops = {PurePosixPath(name).parts[0]: name for name in files}
-    images = any(PurePosixPath(item).name != TABLE for item in items_of(names))
-    if not files or images or len(tops) < len(files) or any(name.count("/") > 1 for name in files):
+    if not files or len(tops) < len(files) or any(name.count("/") > 1 for name in files):
+        return {}
+    if any(PurePosixPath(item).name != TABLE for item in items_of(names)):
         return {}
     found = {PurePosixPath(top).stem: _table(folder / name) for top, name in tops.items()}
     if any(table is None or table.is_recording for table in found.values()):

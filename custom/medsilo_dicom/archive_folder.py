@@ -1,0 +1,151 @@
+"""Look at studies as an archive exports them, and choose what a plan and a hospital's settings say of them."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from medsilo.extend import (
+    Choice,
+    DataError,
+    DataSource,
+    Entry,
+    Folder,
+    Listing,
+    Looker,
+    Sight,
+    choices,
+    files_below,
+    folder_layout,
+    found_lines,
+    looks,
+    plain,
+)
+from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
+from medsilo_dicom.header import Header, Tree, library, read_tree, words_of
+
+LEAST = 3  # patients of a folder that counts as a hospital's
+FEW = 20  # series of a hospital whose modality is looked at
+OFTEN = 0.5  # of a hospital's studies that have a structure which is learned
+OUTLINES = {
+    "body",
+    "external",
+    "skin",
+    "patient",
+    "outline",
+    "couch",
+    "couchsurface",
+    "couchinterior",
+}  # lie over others
+KIND = "DICOM series, with segmentations or contours that refer to them"
+
+
+def look(folder: Folder) -> Sight | None:
+    """Say what suits a folder of studies; nothing of another, and of one without segmentations and contours."""
+    if not folder.path.is_dir():
+        return None
+    files, _ = files_below(folder.path)
+    tree, names = read_tree(files.values()), {path: name for name, path in files.items()}
+    if not tree.annotations:
+        return None
+    hospitals = _hospitals(tree, names)
+    source = DataSource.model_validate({"folder": folder.path})
+    task = DicomFolder.model_validate({"labels": ["structure"], "modalities": ["image"]})
+    parts = {site: _of(tree, names, site) for site in hospitals} or {"": tree}
+    listings = {site: task.listed(own, names, source) for site, own in parts.items()}
+    labels, label_map, counts = _structures(listings)
+    reader = SeriesReader({own.lower(): labels.index(name) + 1 for own, name in label_map.items()} | {REST: 0})
+
+    def seen(site: str, entry: Entry) -> looks.Look:
+        scan = reader.scan(entry)
+        return looks.look_of(site, scan, reader.mask(scan, Path(entry.label or "")), 1)
+
+    looked, wrong = looks.opened(listings, seen)
+    left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
+    found = looks.Looks(
+        folder_layout.FolderLayout(KIND, channels=(_modality(listings),), hospitals=hospitals),
+        source,
+        {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
+        {site: len(own.entries) for site, own in listings.items()},
+        {},
+        tuple(own for own, _ in looked),
+        dict(left_out + wrong),
+        segments=True,
+    )
+    said = ", ".join(f"{name} {counts[name]}" for name in labels)
+    rest = {REST: "background"} if len(counts) > len(labels) else {}
+    told = f"structures in the files: names in the plan{'; the rest is background' * bool(rest)}"
+    new = [
+        Choice("task.name", "dicom-folder", found_lines(found)[0]),
+        Choice("task.labels", labels, f"as the files name them, and how many studies have each: {said}"),
+        Choice("data.label_map", label_map | rest, told),
+    ]
+    draft = choices.choose(found, hospitals or (folder.site,), folder.machine(), folder.device)
+    plan, settings = (_with(own, {choice.key: choice for choice in new}) for own in (draft.plan, draft.settings))
+    return Sight(found_lines(found), bool(hospitals), replace(draft, plan=plan, settings=settings))
+
+
+def _with(drafted: tuple[Choice, ...], new: Mapping[str, Choice]) -> tuple[Choice, ...]:
+    return tuple(new.get(choice.key, choice) for choice in drafted)
+
+
+def _top(headers: list[Header], names: Mapping[Path, str]) -> str:
+    return names[headers[0].path].partition("/")[0]
+
+
+def _hospitals(tree: Tree, names: Mapping[Path, str]) -> tuple[str, ...]:
+    """Return the folders of hospitals: with several patients each, of whom none is in two."""
+    patients: dict[str, set[str]] = {}
+    for headers in tree.images.values():
+        patients.setdefault(_top(headers, names), set()).add(headers[0].patient)
+    apart = sum(map(len, patients.values())) == len(set().union(*patients.values()))
+    several = len(patients) > 1 and min(map(len, patients.values())) >= LEAST
+    return tuple(sorted(patients)) if apart and several else ()
+
+
+def _of(tree: Tree, names: Mapping[Path, str], site: str) -> Tree:
+    """Return a hospital's part of a tree."""
+    images = {series: own for series, own in tree.images.items() if _top(own, names) == site}
+    return Tree(images, {series: own for series, own in tree.annotations.items() if series in images})
+
+
+def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, str], Counter[str]]:
+    """Return the structures to learn, what each is called in the files, and how many studies have each one there is."""
+    counts, often = Counter[str](), set[str]()
+    called: dict[str, str] = {}
+    for listing in listings.values():
+        own = Counter(name.lower() for entry in listing.entries for name in _named(Path(entry.label or ""), called))
+        often |= {name for name, count in own.items() if count >= OFTEN * len(listing.entries)}
+        counts += own
+    learned = sorted(often - OUTLINES, key=lambda name: (-counts[name], name))
+    if not learned:
+        raise DataError("no structure is in half of a hospital's studies; write the plan by hand (docs/dicom.md)")
+    names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}
+    if len(set(names.values())) < len(names) or not all(map(choices.NAME.fullmatch, names.values())):
+        raise DataError("structures have names that a plan can't tell apart; write the plan by hand (docs/dicom.md)")
+    own_counts = Counter({names.get(called[name], called[name]): count for name, count in counts.items()})
+    return list(names.values()), names, own_counts
+
+
+def _named(path: Path, called: dict[str, str]) -> set[str]:
+    """Return the names in a segmentation or a set of contours, as the first file of each writes it."""
+    try:
+        elements = library().dcmread(path, stop_before_pixels=True)
+        drawn = {int(one.ReferencedROINumber) for one in elements.get("ROIContourSequence") or ()}
+        found = [str(one.SegmentLabel) for one in elements.get("SegmentSequence") or ()]
+        found += [str(one.ROIName) for one in elements.get("StructureSetROISequence") or () if one.ROINumber in drawn]
+    except Exception:  # pydicom raises anything over damaged files; why is told when the case is opened
+        return set()
+    return {called.setdefault(name.lower(), name) for name in (plain(name).strip() for name in found) if name}
+
+
+def _modality(listings: Mapping[str, Listing]) -> str:
+    """Return what the images are, such as ct; several kinds are images."""
+    some = [entry for own in listings.values() for entry in own.entries[:FEW]]
+    found = {words_of(entry.images[0], ["Modality"])["Modality"] for entry in some}
+    one = found.pop().lower() if len(found) == 1 else ""
+    return one if choices.NAME.fullmatch(one) else "image"
+
+
+LOOKER = Looker(look)
