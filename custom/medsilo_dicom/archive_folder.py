@@ -24,9 +24,11 @@ from medsilo.extend import (
 )
 from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
 from medsilo_dicom.header import Header, Tree, library, read_tree, words_of
+from medsilo_dicom.segments import OVERLAP
 
 LEAST = 3  # patients of a folder that counts as a hospital's
 FEW = 20  # series of a hospital whose modality is looked at
+TRIED = 2  # studies of a hospital in which structures may lie over each other
 OFTEN = 0.5  # of a hospital's studies that have a structure which is learned
 OUTLINES = {
     "body",
@@ -55,7 +57,7 @@ def look(folder: Folder) -> Sight | None:
     parts = {site: _of(tree, names, site) for site in hospitals} or {"": tree}
     listings = {site: task.listed(own, names, source) for site, own in parts.items()}
     labels, label_map, counts = _structures(listings)
-    reader = SeriesReader({own.lower(): labels.index(name) + 1 for own, name in label_map.items()} | {REST: 0})
+    reader = SeriesReader(_numbered([own.lower() for own in label_map]))
 
     def seen(site: str, entry: Entry) -> looks.Look:
         scan = reader.scan(entry)
@@ -75,7 +77,7 @@ def look(folder: Folder) -> Sight | None:
     )
     said = ", ".join(f"{name} {counts[name]}" for name in labels)
     rest = {REST: "background"} if len(counts) > len(labels) else {}
-    told = f"structures in the files: names in the plan{'; the rest is background' * bool(rest)}"
+    told = f"structures in the files: names in the plan{'; what is rare or lies over these is background' * bool(rest)}"
     new = [
         Choice("task.name", "dicom-folder", found_lines(found)[0]),
         Choice("task.labels", labels, f"as the files name them, and how many studies have each: {said}"),
@@ -118,7 +120,8 @@ def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, s
         own = Counter(name.lower() for entry in listing.entries for name in _named(Path(entry.label or ""), called))
         often |= {name for name, count in own.items() if count >= OFTEN * len(listing.entries)}
         counts += own
-    learned = sorted(often - OUTLINES, key=lambda name: (-counts[name], name))
+    some = [entry for listing in listings.values() for entry in listing.entries[:TRIED]]
+    learned = _apart(sorted(often - OUTLINES, key=lambda name: (-counts[name], name)), some)
     if not learned:
         raise DataError("no structure is in half of a hospital's studies; write the plan by hand (docs/dicom.md)")
     names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}
@@ -126,6 +129,30 @@ def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, s
         raise DataError("structures have names that a plan can't tell apart; write the plan by hand (docs/dicom.md)")
     own_counts = Counter({names.get(called[name], called[name]): count for name, count in counts.items()})
     return list(names.values()), names, own_counts
+
+
+def _apart(names: list[str], some: list[Entry]) -> list[str]:
+    """Return the structures that lie over none before them, as a target does over its tumour."""
+    kept: list[str] = []
+    for last in [len(names), *range(len(names))]:
+        tried = names if last == len(names) else [*kept, names[last]]
+        if not any(_overlap(SeriesReader(_numbered(tried)), entry) for entry in some):
+            kept = tried
+        if kept == names:
+            break
+    return kept
+
+
+def _numbered(names: list[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names, 1)} | {REST: 0}
+
+
+def _overlap(reader: SeriesReader, entry: Entry) -> bool:
+    try:
+        reader.mask(reader.scan(entry), Path(entry.label or ""))
+    except DataError as error:  # of another fault is told when the case is opened
+        return str(error) == OVERLAP
+    return False
 
 
 def _named(path: Path, called: dict[str, str]) -> set[str]:

@@ -12,6 +12,7 @@ from medsilo.extend import DataError
 from medsilo_dicom.header import PLAIN, library
 from medsilo_dicom.series import RLE, ImageSeries
 
+OVERLAP = "structures overlap, and a voxel can have one label; correct them"
 MOST = 1 << 31  # places of all frames together
 NEAR = 0.05  # of a voxel that frames may lie beside the slices
 Number = Callable[[str], int]  # a segment's name -> the label that it gets
@@ -50,7 +51,7 @@ class Layers:
             return
         held = self.labels[places]
         if ((held != 0) & (held != label)).any():
-            raise DataError("structures overlap, and a voxel can have one label; correct them")
+            raise DataError(OVERLAP)
         self.labels[places] = label
 
 

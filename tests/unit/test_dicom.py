@@ -585,12 +585,16 @@ def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: p
     assert "19 volumes of 19 patients" in shown and NAME not in shown and "n1" not in shown.split("<body")[1].split()
 
 
-def test_folders_of_patients_are_no_hospitals(tmp_path: Path) -> None:
+def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_path: Path) -> None:
     for patient in range(12):
-        write_study(tmp_path / "archive" / f"{patient:03}", f"n{patient}", patient)
+        files = write_study(tmp_path / "archive" / f"{patient:03}", f"n{patient}", patient)
+        (tmp_path / "archive" / f"{patient:03}/B/mask").unlink()
+        tumour = ball((7, 12, 12), (1.5, 1.5, 2.5), patient)[1]
+        drawn = {"GTV": tumour, "PTV": np.ones_like(tumour)}  # which lies over it
+        drawn = {name: square(mask, (1.5, 1.5, 2.5)) for name, mask in drawn.items()}
+        write_contours(tmp_path / "archive" / f"{patient:03}/B/drawn", files, drawn)
     sight = first_sight(Folder(tmp_path / "archive", "st-anna", lambda: Machine(1 << 30, gpu=False), "cpu"))
     values = sight.choices.plan_values
     assert not sight.several and values["participation"]["sites"] == ["st-anna"]
-    assert values["task"]["labels"] == ["ball"] and sight.choices.settings_values["data"]["label_map"] == {
-        "ball": "ball"
-    }
+    assert values["task"]["labels"] == ["GTV"]
+    assert sight.choices.settings_values["data"]["label_map"] == {"GTV": "GTV", "*": "background"}
