@@ -1,14 +1,14 @@
 """Training through task nnunet against nnU-Net's own trainer on the same volumes, in one run.
 
-    python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N]
+    python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N] [--device cuda]
 
 Volumes of five hospitals are generated (benchmarks/brains.py) and lie in one place. Both sides have the same plans, the
 same cases, the same first weights for a seed, and as many epochs and steps. Ours is a study of one site, as its engine
 drives it. The other one is nnUNetTrainer as `nnUNetv2_train` makes it, on what nnU-Net's preprocessor wrote, with
 augmentation in its own process; its epochs are shorter by their validation, which ours has not either.
 
-Epochs take turns; times are the processor's, on one thread. Both networks are then scored by the same code on cases
-that nobody trained on; nnU-Net's own predictor and metrics must say the same of its network. Goal: a ratio of at most
+Epochs take turns; times are the processor's, on one thread, or the clock's with a GPU. Both
+networks are then scored by the same code on cases that nobody trained on; nnU-Net's own predictor and metrics must say the same of its network. Goal: a ratio of at most
 1.05.
 """
 
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -60,6 +60,7 @@ class Size:
     epochs: int = 14
     steps: int = 12
     features: int = 8  # of the network's finest stage
+    device: str = "cpu"
 
 
 SIZE, SEEDS = Size(), 3
@@ -70,7 +71,7 @@ class Outcome:
     """One seed: Dice of both networks, and seconds of their epochs; ours first."""
 
     dice: tuple[float, float]
-    seconds: Sequence[tuple[float, float]]
+    seconds: Sequence[tuple[float, ...]]
     said: float | None  # Dice of nnU-Net's network, as it finds it itself
 
     @property
@@ -111,8 +112,8 @@ def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
 class Ours:
     """The study's site, as the engine drives it."""
 
-    def __init__(self, plan: Plan, folder: Path, place: Path) -> None:
-        settings = SiteSettings(data=DataSource(folder=folder / SITE), device="cpu", public_data=True)
+    def __init__(self, plan: Plan, folder: Path, place: Path, device: str = "cpu") -> None:
+        settings = SiteSettings(data=DataSource(folder=folder / SITE), device=device, public_data=True)
         self.plan, self.site = plan, TrainingSite(Participant(Place(plan, SITE, [SITE], settings, place)))
         given = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
@@ -190,6 +191,7 @@ class Theirs:
         first: dict[str, torch.Tensor] | None = None,
         question: SegmentationQuestion = QUESTION,
         configuration: str = "2d",
+        device: str = "cpu",
     ) -> None:
         from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
@@ -198,7 +200,7 @@ class Theirs:
         torch.manual_seed(seed)
         settings = question.in_nnunet() | {"file_ending": ".nii.gz"}
         given = json.loads(json.dumps(plans)) | {"continue_training": False}
-        self.trainer = nnUNetTrainer(given, configuration, 0, settings, torch.device("cpu"))
+        self.trainer = nnUNetTrainer(given, configuration, 0, settings, torch.device(device))
         self.trainer.num_epochs, self.steps = epochs, steps
         self.trainer.initialize()
         if first:
@@ -234,24 +236,29 @@ class Theirs:
         return dice
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """The processor's time for one call."""
-    started = time.process_time()
+def seconds(work: Callable[[], object], device: str) -> float:
+    """The processor's time for one call; a GPU's work is waited for, by the clock."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    started = clock()
     work()
-    return time.process_time() - started
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - started
 
 
 def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: bool) -> Outcome:
     """Train both with one seed; asks: whether nnU-Net scores its network, too."""
     plan = study(plans, size, seed)
-    ours = Ours(plan, folder, folder / f"study-{seed}")
+    ours = Ours(plan, folder, folder / f"study-{seed}", size.device)
+    first = plan.build_networks()["model"].network.state_dict()
     quiet = StringIO()
     with nnunet_folders(folder), redirect_stdout(quiet):
         preprocess(folder, plans, ours.cases("train"), ours.cases("test"))
-        theirs = Theirs(plans, size.epochs, size.steps, seed, plan.build_networks()["model"].network.state_dict())
-        times = [(seconds(ours.epoch), seconds(theirs.epoch)) for _ in range(size.epochs)]
+        theirs = Theirs(plans, size.epochs, size.steps, seed, first, device=size.device)
+        both = ours.epoch, theirs.epoch
+        times = [tuple(seconds(epoch, size.device) for epoch in both) for _ in range(size.epochs)]
         said = fmean(theirs.said(folder, ours.cases("test")).values()) if asks else None
-        other = plan.build_networks()["model"]
+        other = plan.build_networks()["model"].to(size.device)
         other.network.load_state_dict(theirs.trainer.network.state_dict())
         dice = (ours.dice(ours.site.participant.state.model), ours.dice(other))
     return Outcome(dice, times[1:-1] or times, said)  # our first and last epochs validate
@@ -264,8 +271,9 @@ def main(arguments: Sequence[str] | None = None, size: Size | None = None) -> in
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--epochs", type=int, default=size.epochs)
     parser.add_argument("--steps", type=int, default=size.steps)
+    parser.add_argument("--device", default=size.device)
     chosen = parser.parse_args(arguments)
-    size = Size(size.cases, size.width, size.batch, chosen.epochs, chosen.steps, size.features)
+    size = replace(size, epochs=chosen.epochs, steps=chosen.steps, device=chosen.device)
     torch.set_num_threads(1)
     print(f"{5 * size.cases} volumes, {size.epochs} epochs of {size.steps} steps of {size.batch} patches, one thread")
     print(f"{'seed':<6}{'Dice nnU-Net':>13}{'medsilo':>9}{'epoch nnU-Net':>15}{'medsilo':>9}{'ratio':>7}")

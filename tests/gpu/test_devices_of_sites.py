@@ -1,11 +1,17 @@
 """A site takes the device that it asks for, and its numbers repeat. A CPU runs the same; the rest waits for CUDA."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors
 from medsilo.federation.inprocess import run
 from medsilo.learning.loop import Compute
+from medsilo.runs.paths import GLOBAL, LAST
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 
@@ -59,3 +65,25 @@ def test_networks_answer_alike_when_torch_changes_how_they_run(device: str, chan
         else:
             pytest.skip("the network reads no images")
     torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_several_processes_share_a_device_and_end_with_the_same_bits(device: str, root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "medsilo.cli", "run", str(root / "jobs/fedavg"), "--engine", "inprocess"]
+    command += ["--device", device, "--set", "training.rounds=2", "--set", "task.patients=6", "-o", str(tmp_path)]
+    runs = [subprocess.Popen([*command, "--name", str(number)], stdout=subprocess.DEVNULL) for number in range(3)]
+    assert [run.wait(300) for run in runs] == [0, 0, 0]
+    first, *others = [load_tensors(tmp_path / str(number) / GLOBAL / LAST)[0] for number in range(3)]
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+
+
+@CUDA
+def test_an_epoch_of_nnunet_beside_its_own_trainer_on_the_same_card(tmp_path: Path) -> None:
+    """On a CPU the same: tests/unit/test_benchmarks.py. With times: python -m benchmarks.nnunet --device cuda."""
+    pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
+    from benchmarks import nnunet
+
+    size = nnunet.Size(cases=2, width=32.0, batch=2, epochs=3, steps=1, features=4, device="cuda")
+    one = nnunet.compared(tmp_path, nnunet.write_data(tmp_path, size), size, 0, asks=False)
+    assert all(0 <= dice <= 1 for dice in one.dice) and one.ratio > 0
