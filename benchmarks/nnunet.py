@@ -7,9 +7,9 @@ same cases, the same first weights for a seed, and as many epochs and steps. Our
 drives it. The other one is nnUNetTrainer as `nnUNetv2_train` makes it, on what nnU-Net's preprocessor wrote, with
 augmentation in its own process; its epochs are shorter by their validation, which ours has not either.
 
-Epochs take turns; times are the processor's, on one thread, or the clock's with a GPU. Both
-networks are then scored by the same code on cases that nobody trained on; nnU-Net's own predictor and metrics must say the same of its network. Goal: a ratio of at most
-1.05.
+Epochs take turns; times are the processor's, on one thread, or the clock's with a GPU. Both networks are then scored by
+the same code on cases that nobody trained on; nnU-Net's own predictor and metrics must say the same of its network.
+Goal: a ratio of at most 1.05.
 """
 
 import argparse
