@@ -58,7 +58,7 @@ def cells() -> Iterator[Cells]:
 def send_over_a_cut(cells: Cells) -> str:
     """Send the large answer; the line is cut when four fifths have passed, and mended."""
     codes: list[str] = []
-    sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(LARGE), timeout=60)))
+    sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(LARGE), timeout=120)))
     sending.start()
     wait_until(lambda: cells.relay.up.passed > 0.8 * LARGE.size(), 120, "the first pieces")
     cells.relay.cut()
