@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -188,9 +189,17 @@ def test_a_fast_line_from_far_away_never_stands_idle(cells: Cells, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pieces, ways", [(1, 4), (3, 6)])
+@pytest.mark.parametrize("pieces, ways", [(1, 4), (3, 8)])
 def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch, pieces: int, ways: int) -> None:
-    """One second each way: the answer, requests, pieces, the receipt; and two for what is behind the second piece."""
+    """One second each way: the answer, requests, pieces, the receipt; two for what is behind the second piece, and two
+    for the word that there are no more, after which a piece that a cut swallowed is nowhere."""
+    produced, asked = _Pieces.produce, []
+
+    def produce(self: _Pieces, state: dict, requester: str) -> Any:
+        asked.append(time.monotonic())
+        return produced(self, state, requester)
+
+    monkeypatch.setattr(_Pieces, "produce", produce)
     for way in (cells.relay.up, cells.relay.down):
         way.line = Line(delay=1.0)
     monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 40_000))
@@ -199,6 +208,7 @@ def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch
     few, began = Parcel({"model": {"w": torch.randn(10_000 * pieces)}}, {"task": "round"}), time.monotonic()
     assert cells.send(answer_of(few), timeout=60) == ReturnCode.OK
     assert ways < time.monotonic() - began < ways + 1
+    assert len(asked) == pieces + 1 and (pieces == 1 or asked[-1] - asked[-2] > 1.9)
     assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], few.groups["model"]["w"])
 
 

@@ -354,7 +354,7 @@ class PatientRequests:
         return self.send(*given, **asked)
 
     def _fetch(self, request: Message, **asked: Any) -> Message:
-        """Return a piece, and ask for those after it; the last is followed by the word that there are no more."""
+        """Return a piece, and ask for those after it."""
         piece = AskedPiece(request)
         own = ON_THEIR_WAY.get(piece.tensors)
         if own is None:  # not in pieces of ours
@@ -363,7 +363,8 @@ class PatientRequests:
         if piece.number == 0:  # how many there are nobody knows yet
             self._ask_ahead(own, piece, 1, asked)
         reply = there.result() if there else self._patiently(own, request=request, **asked)
-        self._ask_ahead(own, piece, min(pieces_in(reply), piece.number + own.room()), asked)
+        # That there are no more is asked for when all have come: whoever said so keeps no piece that a cut swallows.
+        self._ask_ahead(own, piece, min(pieces_in(reply) - 1, piece.number + own.room()), asked)
         return reply
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, last: int, asked: dict[str, Any]) -> None:
