@@ -2,9 +2,10 @@
 
 import gc
 import json
+import subprocess
+import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,26 +89,33 @@ def test_connections_that_were_lost_keep_no_handle_beyond_a_job(cells: Cells) ->
         gc.enable()
 
 
-def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most(cells: Cells) -> None:
-    """All that a hospital's line carries for an answer, headers and acknowledgements included."""
+def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most(root: Path) -> None:
+    """All that a hospital's line carries for an answer, headers and acknowledgements included.
+
+    In a process of its own: after some others in the same one all tensors come empty, and nobody knows yet after which.
+    """
+    inside = "from tests.federation import test_lines; test_lines.send_adapters()"
+    given = {"cwd": root, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "-c", inside], check=False, **given)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def send_adapters() -> None:
+    """Send a round's answer, and hold it to its bytes."""
+    cells = Cells(Line())
+    cells.gate.allow(Bounds(size=100_000_000))
     vit = {"name": "vit", "size": 32, "patch": 8, "width": 768, "depth": 6}
     plan = tuned_plan(of=vit, network={"adapters": {"rank": 8}})
     trained = plan.build_networks()["model"].state_dict()
     size = sum(own.nbytes for own in trained.values())
-    for way in (cells.relay.up, cells.relay.down):
-        way.line = Line()
-    # Once in some fifty runs tensors came empty, and nobody knows why yet; a server refuses them by their shapes.
-    for attempt in range(2):
-        before = cells.relay.up.passed
-        answer = answer_of(Parcel({"model": trained}, {"task": "round"}, 40, {"loss": 0.5}))
-        assert cells.send(answer, timeout=60) == ReturnCode.OK
-        came = to_parcel(cells.got[-1]).groups["model"]
-        changed = {name: came[name].shape for name, own in trained.items() if not torch.equal(own, came[name])}
-        if not changed:
-            break
-        warnings.warn(f"attempt {attempt}: of {len(trained)} tensors {len(changed)} came as {changed}", stacklevel=1)
+    before = cells.relay.up.passed
+    answer = answer_of(Parcel({"model": trained}, {"task": "round"}, 40, {"loss": 0.5}))
+    assert cells.send(answer, timeout=60) == ReturnCode.OK
+    came = to_parcel(cells.got[-1]).groups["model"]
+    changed = {name: came[name].shape for name, own in trained.items() if not torch.equal(own, came[name])}
     assert not changed and size > 2_000_000
     assert 1 < (cells.relay.up.passed - before) / size < 1.01
+    cells.stop()
 
 
 @pytest.mark.slow
