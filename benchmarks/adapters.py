@@ -390,11 +390,7 @@ def work(asked: argparse.Namespace, place: Path) -> Iterator[tuple[str, tuple[st
     folder.mkdir(parents=True, exist_ok=True)
     for name in asked.part or (["nuclei"] if asked.quick else PARTS):
         part, data = PARTS[name], None
-        rows = (
-            product(PRIVATE, part.epsilons)
-            if part.epsilons
-            else ((row, 0.0) for row in list(ROWS)[:: 1 + 2 * asked.quick])
-        )
+        rows = product(PRIVATE if part.epsilons else list(ROWS)[:: 1 + 2 * asked.quick], part.epsilons or [0.0])
         every = [(PRETRAINING, 0.0, RATES[0]), *((*row, rate) for row, rate in product(rows, RATES))]
         for seed, (row, epsilon, rate) in product(range(1 if asked.quick else part.seeds), every):
             kept = folder / f"{name}-{row}-{epsilon:g}-{rate:g}-{seed}.json"

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 from medsilo.extend import (
@@ -26,20 +27,11 @@ from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
 from medsilo_dicom.header import Header, Tree, library, read_tree, words_of
 from medsilo_dicom.segments import OVERLAP
 
-LEAST = 3  # patients of a folder that counts as a hospital's
+LEAST = 3  # patients of a folder that counts as a hospital's; and studies with a structure, whose name all will read
 FEW = 20  # series of a hospital whose modality is looked at
 TRIED = 2  # studies of a hospital in which structures may lie over each other
 OFTEN = 0.5  # of a hospital's studies that have a structure which is learned
-OUTLINES = {
-    "body",
-    "external",
-    "skin",
-    "patient",
-    "outline",
-    "couch",
-    "couchsurface",
-    "couchinterior",
-}  # lie over others
+OUTLINES = {"body", "external", "skin", "patient", "outline", "couch", "couchsurface"}  # lie over others
 KIND = "DICOM series, with segmentations or contours that refer to them"
 
 
@@ -118,12 +110,14 @@ def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, s
     called: dict[str, str] = {}
     for listing in listings.values():
         own = Counter(name.lower() for entry in listing.entries for name in _named(Path(entry.label or ""), called))
-        often |= {name for name, count in own.items() if count >= OFTEN * len(listing.entries)}
+        often |= {name for name, count in own.items() if count >= max(LEAST, OFTEN * len(listing.entries))}
         counts += own
     some = [entry for listing in listings.values() for entry in listing.entries[:TRIED]]
     learned = _apart(sorted(often - OUTLINES, key=lambda name: (-counts[name], name)), some)
     if not learned:
-        raise DataError("no structure is in half of a hospital's studies; write the plan by hand (docs/dicom.md)")
+        raise DataError(
+            f"no structure is in half of a hospital's studies, and in {LEAST}; write the plan by hand (docs/dicom.md)"
+        )
     names = {called[name]: re.sub(r"[^A-Za-z0-9._+ -]+ *", "-", called[name]).strip("-._+ ")[:63] for name in learned}
     if len(set(names.values())) < len(names) or not all(map(choices.NAME.fullmatch, names.values())):
         raise DataError("structures have names that a plan can't tell apart; write the plan by hand (docs/dicom.md)")
@@ -133,13 +127,12 @@ def _structures(listings: Mapping[str, Listing]) -> tuple[list[str], dict[str, s
 
 def _apart(names: list[str], some: list[Entry]) -> list[str]:
     """Return the structures that lie over none before them, as a target does over its tumour."""
+    if not any(_overlap(names, entry) for entry in some):
+        return names
     kept: list[str] = []
-    for last in [len(names), *range(len(names))]:
-        tried = names if last == len(names) else [*kept, names[last]]
-        if not any(_overlap(SeriesReader(_numbered(tried)), entry) for entry in some):
-            kept = tried
-        if kept == names:
-            break
+    for name in names:
+        if not any(_overlap([*kept, name], entry) for entry in some):
+            kept.append(name)
     return kept
 
 
@@ -147,7 +140,8 @@ def _numbered(names: list[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(names, 1)} | {REST: 0}
 
 
-def _overlap(reader: SeriesReader, entry: Entry) -> bool:
+def _overlap(names: list[str], entry: Entry) -> bool:
+    reader = SeriesReader(_numbered(names))
     try:
         reader.mask(reader.scan(entry), Path(entry.label or ""))
     except DataError as error:  # of another fault is told when the case is opened
@@ -158,7 +152,8 @@ def _overlap(reader: SeriesReader, entry: Entry) -> bool:
 def _named(path: Path, called: dict[str, str]) -> set[str]:
     """Return the names in a segmentation or a set of contours, as the first file of each writes it."""
     try:
-        elements = library().dcmread(path, stop_before_pixels=True)
+        # From memory, so that a length which is a lie takes none.
+        elements = library().dcmread(BytesIO(path.read_bytes()), stop_before_pixels=True)
         drawn = {int(one.ReferencedROINumber) for one in elements.get("ROIContourSequence") or ()}
         found = [str(one.SegmentLabel) for one in elements.get("SegmentSequence") or ()]
         found += [str(one.ROIName) for one in elements.get("StructureSetROISequence") or () if one.ROINumber in drawn]

@@ -571,6 +571,12 @@ def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: p
         files = write_series(place / "series", np.rint(values * 100), affine_of(spacing), f"s{patient}")
         drawn = {"TUMOUR, LEFT": square(mask, spacing), "BODY": square(np.ones_like(mask), spacing)}
         write_contours(place / "contours", files, drawn | ({"<b>../x": square(mask, spacing)} if patient < 3 else {}))
+    for patient in range(3):  # a hospital of few, where two studies have a name that all would read
+        values, mask = ball((7, 12, 12), spacing, patient)
+        place = archive / "tiny" / f"{patient:03}"
+        files = write_series(place / "series", np.rint(values * 100), affine_of(spacing), f"t{patient}")
+        drawn = {"tumour, left": square(mask, spacing), "Meier, Anna" if patient else "ball": []}
+        write_contours(place / "contours", files, drawn)
     (archive / "north/000/B/mask").write_bytes((archive / "north/000/B/mask").read_bytes()[:400])  # a damaged one
     out = tmp_path / "study"
     assert main(["init", str(archive), "-o", str(out), "--no-train", "--device", "cpu", "--json"]) == 0
@@ -582,7 +588,12 @@ def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: p
     written = read_settings(out).data
     assert written and dict(written.label_map or {}) == {"Tumour, left": "Tumour-left", "*": "background"}
     shown = (out / "start.html").read_text("utf-8")
-    assert "19 volumes of 19 patients" in shown and NAME not in shown and "n1" not in shown.split("<body")[1].split()
+    assert (
+        "Meier" not in shown
+        and "22 volumes of 22 patients" in shown
+        and NAME not in shown
+        and "n1" not in shown.split("<body")[1].split()
+    )
 
 
 def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_path: Path) -> None:

@@ -363,7 +363,7 @@ class PatientRequests:
         if piece.number == 0:  # how many there are nobody knows yet
             self._ask_ahead(own, piece, 1, asked)
         reply = there.result() if there else self._patiently(own, request=request, **asked)
-        # That there are no more is asked for when all have come: whoever said so keeps no piece that a cut swallows.
+        # The end is asked for when all pieces have come: its sender then drops them, and could not send one again.
         self._ask_ahead(own, piece, min(pieces_in(reply) - 1, piece.number + own.room()), asked)
         return reply
 
