@@ -43,11 +43,20 @@ def look(folder: Folder) -> Sight | None:
     tree, names = read_tree(files.values()), {path: name for name, path in files.items()}
     if not tree.annotations:
         return None
+    if not tree.images:
+        raise DataError(
+            "segmentations or contours lie there, and not the series that they belong to; export these, too"
+        )
     hospitals = _hospitals(tree, names)
     source = DataSource.model_validate({"folder": folder.path})
     task = DicomFolder.model_validate({"labels": ["structure"], "modalities": ["image"]})
     parts = {site: _of(tree, names, site) for site in hospitals} or {"": tree}
     listings = {site: task.listed(own, names, source) for site, own in parts.items()}
+    if not any(own.entries for own in listings.values()):
+        faults = [
+            problem.counted for own in listings.values() for problem in own.problems if problem.severity != "note"
+        ]
+        raise DataError(f"no study can be used: {'; '.join(dict.fromkeys(faults))}")
     labels, label_map, counts = _structures(listings)
     reader = SeriesReader(_numbered([own.lower() for own in label_map]))
 

@@ -1,6 +1,7 @@
 """DICOM in and out: what a series is, what is refused, and that masks come back voxel for voxel."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -609,3 +610,16 @@ def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_pa
     assert not sight.several and values["participation"]["sites"] == ["st-anna"]
     assert values["task"]["labels"] == ["GTV"]
     assert sight.choices.settings_values["data"]["label_map"] == {"GTV": "GTV", "*": "background"}
+
+
+def test_what_init_can_not_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A segmentation whose series is elsewhere, one that is alone, noise, and a pipe, which nobody may open."""
+    write_study(tmp_path / "other", "n0", 0)
+    write_study(tmp_path / "archive", "n1", 1)
+    (tmp_path / "archive/B/mask").unlink()
+    shutil.copy(tmp_path / "other/B/mask", tmp_path / "archive/B/mask")
+    (tmp_path / "archive/B/noise").write_bytes(bytes(128) + b"DICM" + bytes(range(256)) * 9)
+    os.mkfifo(tmp_path / "archive/B/pipe")
+    assert main(["init", str(tmp_path / "archive"), "-o", str(tmp_path / "study"), "--no-train"]) == 1
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("medsilo: ")]
+    assert "no study can be used" in told and "no label" in told and not (tmp_path / "study").exists()

@@ -110,13 +110,15 @@ def _whole(listing: Listing, source: DataSource, links: Sequence[str]) -> Listin
 
 
 def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
-    """All files below a folder by their path from there, without hidden ones; and the folders that are links."""
+    """All files below a folder by their path from there, without hidden ones, pipes and devices, which nobody may open;
+    and the folders that are links."""
     found, links = {}, []
     for place, folders, files in walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         links += [name for name in folders if Path(place, name).is_symlink()]
         for path in (Path(place, name) for name in files if not name.startswith(".")):
-            found[plain(path.relative_to(folder).as_posix())] = path
+            if path.is_file() or not path.exists():  # a link into nothing is told of later
+                found[plain(path.relative_to(folder).as_posix())] = path
     return dict(sorted(found.items())), links
 
 
