@@ -101,14 +101,19 @@ def cell() -> Iterator[Cell]:
         del StatsPoolManager.pools[name]
 
 
-def test_need_of_hold_less(cell: Cell) -> None:
-    def sent() -> TxTask:
-        stream = BlobStream(b"ten bytes!", {})
-        return TxTask(cell.core_cell, cell.byte_streamer.chunk_size, "c", "t", "x", {}, stream, False, False, True)
+def test_need_of_hold_less(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards a message has a small buffer, and one that only quick lines carry goes in few frames."""
+    made: list[int] = []
+    monkeypatch.setattr(TxTask, "start_task_thread", lambda self, _: made.append(len(self.buffer)))
 
-    assert len(sent().buffer) == 1 << 20
+    def buffer_of(size: int) -> int:
+        cell.byte_streamer.send("c", "t", "x", {}, BlobStream(bytes(size), {}))
+        return made.pop()
+
+    assert buffer_of(10) == 1 << 20
     hold_less(cell)
-    assert len(sent().buffer) == patches.BUFFER
+    assert buffer_of(10) == buffer_of(1 << 20) == patches.BUFFER
+    assert buffer_of(3 << 20) == 3 << 20 and buffer_of(20 << 20) == patches.LONGEST_FRAME
 
 
 def test_need_of_limit_blobs(cell: Cell) -> None:

@@ -45,7 +45,7 @@ def end_family(pid: int) -> None:
 
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names for them
-LARGE = 8 << 20  # bytes; a piece has 5 million
+LARGE = 32 << 20  # bytes; a reply with pieces has 8 million, and glibc takes no more
 
 
 def most_held() -> int:
@@ -64,10 +64,9 @@ def forget_most() -> None:
 
 
 def reuse_blocks() -> None:
-    """Use blocks of the size of a message's pieces again, and give larger ones back to the system at once.
+    """Use blocks of a message's size again, and give larger ones back to the system at once.
 
-    Else glibc, once it has seen a block of up to 32 MiB freed, keeps such blocks in a store of each thread. The system
-    zeroes whatever it gives, page by page: so what comes and goes all the time stays.
+    The system zeroes whatever it gives, page by page: so what comes and goes all the time stays.
     """
     with suppress(OSError, AttributeError, TypeError):
         set_option = ctypes.CDLL(None).mallopt

@@ -22,7 +22,7 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import FILE, make_folder
-from medsilo.core.lifeline import end_with
+from medsilo.core.lifeline import end_with, reuse_blocks
 from medsilo.core.package import package_facts
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.accepting import check_package, check_packages
@@ -106,6 +106,7 @@ class MedsiloExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             let_tensors_travel()
+            reuse_blocks()
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
             self._guard(fl_ctx)

@@ -6,7 +6,7 @@ NVFlare 2.9 sends a tensor as a whole however large it is, and starts it again a
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -32,8 +32,8 @@ from medsilo.flare.patches import (
     NEXT,
     PIECES,
     AskedPiece,
+    asked_for,
     end_reply,
-    number_of,
     pieces_in,
     ping,
     received,
@@ -162,16 +162,17 @@ class _Pieces(TensorDownloadable):
             self.pieces[-1].append(name)
 
     def produce(self, state: dict, requester: str) -> tuple[str, Any, dict]:
-        number, parts = number_of(state), self.tensors
+        (number, together), parts = asked_for(state), self.tensors
         ended = number >= len(self.pieces)
         FETCHING.saw(ended)
         if ended:
             return ProduceRC.EOF, None, {}
         if parts is None:
             raise MedsiloError("nobody asks for these tensors any more")
-        items = [save({name: parts[name]}) for name in self.pieces[number]]
+        given = self.pieces[number : number + max(1, min(together, MOST_TOGETHER))]
+        items = [save({name: parts[name]}) for names in given for name in names]
         LEFTOVERS.sent(sum(map(len, items)))
-        return ProduceRC.OK, items, {NEXT: number + 1, PIECES: len(self.pieces)}
+        return ProduceRC.OK, items, {NEXT: number + len(given), PIECES: len(self.pieces)}
 
     def release(self) -> None:
         self.tensors = None
@@ -180,14 +181,17 @@ class _Pieces(TensorDownloadable):
 
 
 AHEAD = 1.0  # seconds of a line's own speed, as measured, for which pieces are asked for ahead
-MOST_AHEAD = 16  # of the same tensors
+MOST_AHEAD = 32  # of the same tensors
+MOST_TOGETHER = 8  # in one reply
 
 
 @dataclass
 class _OnTheirWay:
     """Pieces of the same tensors that were asked for ahead."""
 
-    coming: dict[int, Future[Message]] = field(default_factory=dict)
+    # By its first piece, what a reply will be, and how many come with it
+    coming: dict[int, tuple[Future[Message], int]] = field(default_factory=dict)
+    next: int = 1  # the first that was not asked for yet
     came: int = 0
     since: float = field(default_factory=monotonic)
     ended: bool = False
@@ -195,6 +199,18 @@ class _OnTheirWay:
     def room(self) -> int:
         """Return how many more the line has room for, by its speed so far."""
         return min(MOST_AHEAD, 1 + math.ceil(AHEAD * self.came / max(monotonic() - self.since, 0.001)))
+
+    def next_ones(self, after: int, there: int) -> Iterator[tuple[int, int]]:
+        """Yield what to ask for now, as the first piece of a reply and how many come with it: a quick line carries
+        several in one, as each reply costs both ends the same work.
+
+        after: what follows the pieces that have come. there: how many there are
+        """
+        self.next = max(self.next, after)
+        while self.next < min(there, after + self.room()):
+            together = min(max(1, self.room() * MOST_TOGETHER // MOST_AHEAD), there - self.next)
+            yield self.next, together
+            self.next += together
 
 
 ON_THEIR_WAY: dict[str, _OnTheirWay] = {}  # by NVFlare's name for the tensors that are being fetched
@@ -271,7 +287,7 @@ class Pace:
 
 @dataclass(eq=False)
 class _Wanted:
-    """A piece that somebody waits for."""
+    """A piece that somebody waits for, or several in one reply."""
 
     own: _OnTheirWay
     line: Pace
@@ -279,6 +295,7 @@ class _Wanted:
     cell: Cell
     send: Callable[..., Message]
     request: dict[str, Any]
+    pieces: int  # in the reply
     begun: float = field(default_factory=monotonic)
     asked: float = 0.0
 
@@ -292,7 +309,7 @@ class _Wanted:
             code = reply.get_header(MessageHeaderKey.RETURN_CODE)
             if code not in PASSING:
                 self.line.heard(self.asked)
-                self.own.came += 1
+                self.own.came += self.pieces
                 if not again:  # else nobody knows which request this answers
                     self.line.took(monotonic() - self.asked)
                 return reply
@@ -359,25 +376,24 @@ class PatientRequests:
         own = ON_THEIR_WAY.get(piece.tensors)
         if own is None:  # not in pieces of ours
             return self._patiently(_OnTheirWay(), request=request, **asked)
-        there = own.coming.pop(piece.number, None)
+        there, together = own.coming.pop(piece.number, (None, 1))
         if piece.number == 0:  # how many there are nobody knows yet
-            self._ask_ahead(own, piece, 1, asked)
+            self._ask_ahead(own, piece, 1, 2, asked)
         reply = there.result() if there else self._patiently(own, request=request, **asked)
         # The end is asked for when all pieces have come: its sender then drops them, and could not send one again.
-        self._ask_ahead(own, piece, min(pieces_in(reply) - 1, piece.number + own.room()), asked)
+        self._ask_ahead(own, piece, piece.number + together, pieces_in(reply), asked)
         return reply
 
-    def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, last: int, asked: dict[str, Any]) -> None:
-        """Ask for the pieces up to this one, unless somebody did."""
-        for number in range(piece.number + 1, last + 1):
-            if number not in own.coming:
-                asking = {**asked, "request": piece.other(number)}
-                own.coming[number] = self.fetchers.submit(self._patiently, own, **asking)
+    def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
+        """Ask for as many of the next pieces as the line has room for."""
+        for number, together in own.next_ones(after, there):
+            asking = {**asked, "request": piece.other(number, together)}
+            own.coming[number] = self.fetchers.submit(self._patiently, own, together, **asking), together
 
-    def _patiently(self, own: _OnTheirWay, **asked: Any) -> Message:
-        """Ask for a piece until it is there, or its owner was silent for too long."""
+    def _patiently(self, own: _OnTheirWay, pieces: int = 1, **asked: Any) -> Message:
+        """Ask for pieces until they are there, or their owner was silent for too long."""
         line = self.lines[str(asked.get("target"))]
-        wanted = _Wanted(own, line, self.patience, self.cell, self.send, asked)
+        wanted = _Wanted(own, line, self.patience, self.cell, self.send, asked, pieces)
         line.due.append(wanted)
         try:
             return wanted.come()
