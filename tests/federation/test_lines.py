@@ -17,6 +17,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
+from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from nvflare.fuel.f3.streaming.transfer_progress import STREAMING_IDLE_TIMEOUT
 
 from docs.tables import LIMITS
@@ -26,12 +27,15 @@ from medsilo.flare.janitor import LostConnections
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
 from medsilo.flare.patience import PIECE, Patience, limits
 from medsilo.flare.pieces import (
+    MOST_AHEAD,
+    MOST_TOGETHER,
     SOONEST,
     UNKNOWN,
     ArrivingTensors,
     Pace,
     PatientRequests,
     PiecedTensors,
+    _OnTheirWay,
     _Pieces,
     in_one,
     in_pieces,
@@ -224,6 +228,41 @@ def test_an_answer_makes_few_turns(cells: Cells, monkeypatch: pytest.MonkeyPatch
     assert ways < time.monotonic() - began < ways + 1
     assert len(asked) == pieces + 1 and (pieces == 1 or asked[-1] - asked[-2] > 1.9)
     assert torch.equal(to_parcel(cells.got[-1]).groups["model"]["w"], few.groups["model"]["w"])
+
+
+def test_a_quick_line_carries_several_pieces_in_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reply costs both ends the same work, which was half of a large round."""
+    given: list[int] = []
+    produced = _Pieces.produce
+
+    def produce(self: _Pieces, state: dict, requester: str) -> Any:
+        found = produced(self, state, requester)
+        given.append(len(found[1] or ()))
+        return found
+
+    monkeypatch.setattr(_Pieces, "produce", produce)
+    monkeypatch.setattr(PiecedTensors, "to_downloadable", lambda self, items, *rest: _Pieces(items, 20_000))
+    cells = Cells(Line())
+    try:
+        cells.gate.allow(Bounds(size=100_000_000))
+        for cell in (cells.job, cells.site):
+            PatientRequests(cell, GRANTED)
+        assert cells.send(answer_of(LARGE), timeout=60) == ReturnCode.OK
+        sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
+        assert all(torch.equal(sent[name], came[name]) for name in sent)
+    finally:
+        cells.stop()
+    assert sum(given) >= 600 and max(given) == MOST_TOGETHER and len(given) < 300, (len(given), max(given))
+
+
+def test_nobody_makes_another_ask_or_send_without_end() -> None:
+    pieces = _Pieces({"w": torch.arange(1000.0)}, 40)
+    for together, most in ((10**9, MOST_TOGETHER), (0, 1), (-3, 1)):
+        code, items, state = pieces.produce({"next": 7, "together": together}, "")
+        assert code == ProduceRC.OK and len(items) == most and state == {"next": 7 + most, "pieces": 100}
+    own = _OnTheirWay(came=10**6)
+    assert sum(together for _, together in own.next_ones(10**12, 10**15)) < 2 * MOST_AHEAD
+    assert [*own.next_ones(3, 10)] == []  # what was asked for is not asked for again
 
 
 @pytest.mark.long
