@@ -2,8 +2,6 @@
 
 import gc
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -93,19 +91,8 @@ def test_connections_that_were_lost_keep_no_handle_beyond_a_job(cells: Cells) ->
         gc.enable()
 
 
-def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most(root: Path) -> None:
-    """All that a hospital's line carries for an answer, headers and acknowledgements included.
-
-    In a process of its own: after some others in the same one all tensors come empty, and nobody knows yet after which.
-    """
-    inside = "from tests.federation import test_lines; test_lines.send_adapters()"
-    given = {"cwd": root, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run([sys.executable, "-c", inside], check=False, **given)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def send_adapters() -> None:
-    """Send a round's answer, and hold it to its bytes."""
+def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most() -> None:
+    """All that a hospital's line carries for an answer, headers and acknowledgements included."""
     cells = Cells(Line())
     cells.gate.allow(Bounds(size=100_000_000))
     vit = {"name": "vit", "size": 32, "patch": 8, "width": 768, "depth": 6}

@@ -32,6 +32,8 @@ from nvflare.fuel.f3.streaming.download_service import Consumer, _download_objec
 from nvflare.fuel.f3.streaming.stream_const import StreamDataType, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamFuture
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.fobs.dots import TENSOR_DOWNLOAD
 from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.server import job_runner
 
@@ -39,7 +41,8 @@ from docs.tables import issues
 from medsilo.flare import patches
 from medsilo.flare.patches import Replies, hold_less, look_at_messages
 from medsilo.flare.patience import Patience
-from medsilo.flare.pieces import PatientRequests
+from medsilo.flare.pieces import PatientRequests, PiecedTensors
+from medsilo.flare.wire import let_tensors_travel
 from medsilo.runs.messages import Parcel
 from tests.conftest import SITES
 from tests.federation.test_gate import NUMBERS, Cells, answer_of, cells, piece  # noqa: F401 (cells is a fixture)
@@ -258,6 +261,20 @@ def test_need_of_AskedPiece() -> None:
     """tests/federation/test_lines.py measures what this costs on a long line."""
     source = inspect.getsource(_download_object)
     assert source.count("download_request_thread_pool.submit(") == 1 and "reply = pending_future.result()" in source
+
+
+def test_need_of_send_tensors_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that is sent too early would empty all that this process ever sends."""
+    known = {name: own for name, own in fobs.fobs._decomposers.items() if name != "torch.Tensor"}
+    monkeypatch.setattr(fobs.fobs, "_decomposers", known)
+    monkeypatch.setattr(fobs.fobs, "_dot_handlers", {})
+    sent = torch.arange(3.0)
+    for _ in range(2):
+        assert fobs.loads(fobs.dumps(sent)).shape == (0,)
+        fobs.register(PiecedTensors)
+    let_tensors_travel()
+    assert torch.equal(fobs.loads(fobs.dumps(sent)), sent)
+    assert isinstance(fobs.get_dot_handler(TENSOR_DOWNLOAD), PiecedTensors)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

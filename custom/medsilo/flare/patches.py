@@ -34,6 +34,8 @@ from nvflare.fuel.f3.streaming.download_service import _PropKey
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFuture
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.utils.class_loader import get_class_name
+from nvflare.fuel.utils.fobs import fobs
 from nvflare.private.admin_defs import MsgHeader
 from nvflare.private.admin_defs import ReturnCode as MsgCode
 from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
@@ -41,6 +43,7 @@ from nvflare.private.fed.utils.fed_utils import extract_participants
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
 if TYPE_CHECKING:
+    from nvflare.app_opt.pt.decomposers import TensorDecomposer
     from nvflare.fuel.flare_api.flare_api import Session
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 
@@ -234,6 +237,19 @@ def _waiting(task: RxTask) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------- messages
+def send_tensors_by(decomposer: "type[TensorDecomposer]") -> None:
+    """Have all tensors of this process sent by a decomposer of ours, whatever it knew before.
+
+    Issue (2.9.0): a tensor that is sent before its decomposer is registered arrives empty, and so do all after it.
+    `Packer.pack` takes a `torch.Tensor`, as it has a `__dict__`, for a data class and registers a `DataClassDecomposer`
+    that leaves the numbers out. `register` then passes over the right one without a word. Please take no class for a
+    data class whose content is not in its `__dict__`, and let a registered decomposer take the place of a guessed one.
+    """
+    own = decomposer()
+    fobs._decomposers[get_class_name(own.supported_type())] = own
+    fobs._dot_handlers.update(dict.fromkeys(own.supported_dots(), own))
+
+
 def look_at_messages(cell: Cell, look: Callable[[Message], Message | None]) -> None:
     """Have each message looked at before it is decoded; what `look` returns is sent back in its place.
 

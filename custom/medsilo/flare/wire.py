@@ -10,11 +10,11 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from medsilo.core.errors import Died, Lacks, Refused
 from medsilo.core.text import plain
+from medsilo.flare.patches import send_tensors_by
 from medsilo.flare.pieces import PiecedTensors
 from medsilo.runs.messages import Parcel
 
@@ -24,12 +24,12 @@ REFUSAL, DIED, LACKS = "medsilo.refusal", "medsilo.died", "medsilo.lacks"
 
 
 def let_tensors_travel(to_files: bool = False) -> None:
-    """NVFlare sends torch tensors as they are once this process has said so.
+    """Have NVFlare send this process's tensors as they are, in pieces.
 
     to_files: whether those that arrive here lie in nameless files, since many may be on their way at once.
     """
     PiecedTensors.to_files = to_files
-    fobs.register(PiecedTensors)
+    send_tensors_by(PiecedTensors)
 
 
 def to_shareable(parcel: Parcel) -> Shareable:
