@@ -27,7 +27,10 @@ def ended(kit: Path, job: str, within: float = 240) -> str:
         with lead.connected(kit) as session:
             return str(session.get_job_status(job)).startswith("FINISHED")
 
-    wait_until(over, within, f"the end of {job}")
+    try:
+        wait_until(over, within, f"the end of {job}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {' / '.join(lead.status(kit, job).lines())}") from None
     return status_of(kit, job)
 
 
