@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, is_safe_name
-from medsilo.report.charts import draw_text, marker, start_svg, ticks, to_markup
+from medsilo.report.charts import Drawing, marker, ticks
 from medsilo.report.findings import CHOSEN, SYNTHETIC, Answer, learned
 from medsilo.report.formats import between, bytes_text, number, seconds_text
 from medsilo.report.panels import Subject
@@ -26,7 +26,7 @@ from medsilo.runs.schema import HospitalGain, Level, PairedDifference, Verdict
 from medsilo.study.words import in_patients, in_points, points, verdict_in_words
 
 LOOKS = {"worth it": 2, "promising": 3, "no gain": 1, "too few patients": 0, "too few seeds": 0}  # the marker
-SURE = {"surely higher": 2, "surely lower": 4, "open": 0}
+LOOKS |= {"surely higher": 2, "surely lower": 4, "open": 0}
 LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
 WIDTH, ROW, EDGE = 320, 26, 16
 EVERYONE = "All together"
@@ -96,33 +96,25 @@ def _place(mark: float, marks: Sequence[float]) -> float:
 
 
 def _whisker(one: GainLine, marks: Sequence[float], key: str) -> Markup:
-    svg = start_svg(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found), small=True)
+    svg = Drawing.start(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found), small=True)
     low, mean, high = (_place(100 * value, marks) for value in (one.found.low, one.found.mean, one.found.high))
     zero, middle = _place(0, marks), ROW / 2
     for mark in marks:
-        ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{_place(mark, marks)} 0V{ROW}"})
-    ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{zero} 0V{ROW}"})
-    ElementTree.SubElement(svg, "path", {"class": "whisker", "d": f"M{low} {middle}H{high}"})
-    shape = marker({**LOOKS, **SURE}.get(one.look, 5), mean, middle)
-    ElementTree.SubElement(svg, "path", {"class": "mark", "d": shape})
-    return to_markup(svg)
+        svg.path("gridline", f"M{_place(mark, marks)} 0V{ROW}")
+    svg.path("axis", f"M{zero} 0V{ROW}")
+    svg.path("whisker", f"M{low} {middle}H{high}")
+    svg.path("mark", marker(LOOKS.get(one.look, 5), mean, middle))
+    return svg.markup()
 
 
 def _axis(marks: Sequence[float]) -> Markup:
     """Return the numbers below the pictures, for the eye alone: each line says its own in words."""
-    svg = ElementTree.Element(
-        "svg",
-        {
-            "class": "chart picture",
-            "viewBox": f"0 0 {WIDTH} 16",
-            "style": f"max-width:{WIDTH}px",
-            "aria-hidden": "true",
-        },
-    )
+    look = {"class": "chart picture", "viewBox": f"0 0 {WIDTH} 16", "style": f"max-width:{WIDTH}px"}
+    svg = Drawing(ElementTree.Element("svg", look | {"aria-hidden": "true"}))
     for mark in marks:
         text = f"{mark:+g}".replace("-", "−") if mark else "0"
-        draw_text(svg, text, x=_place(mark, marks), y=12, **{"text-anchor": "middle"})
-    return to_markup(svg)
+        svg.text(text, _place(mark, marks), 12, "middle")
+    return svg.markup()
 
 
 Facts = Iterator[tuple[str, str]]
