@@ -132,6 +132,10 @@ class DecisionRow:
     figures: Mapping[str, float | None]
     several: bool = False  # several sites, each with a threshold of its own
 
+    @property
+    def words(self) -> str:
+        return self.name if isinstance(self.name, str) else ", ".join(self.name)
+
 
 Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style and whose it is
 
@@ -158,10 +162,7 @@ def together_of(several: Sequence[Decisions]) -> Decisions:
     return Decisions(
         confusion=[[sum(column) for column in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)],
         decided=[sum(column) for column in zip(*cuts, strict=True)] or None,
-        reliability=[
-            [sum_of(places) for places in zip(*of_class, strict=True)] for of_class in zip(*curves, strict=True)
-        ]
-        or None,
+        reliability=[together(of_class) for of_class in zip(*curves, strict=True)] or None,
     )
 
 
@@ -176,13 +177,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
     sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
     whole = last if several or len(sites) < 2 else [(EVERYONE, len(sites), row) for _, _, row in last]
-    return decision_section(rows, last if several else sites, whole, runs)
-
-
-def decision_section(
-    rows: Sequence[DecisionRow], drawn: Sequence[Drawn], whole: Sequence[Drawn], runs: Sequence[RunResult]
-) -> dict[str, Any]:
-    """Return tables and charts. whole: of each run, that of all its sites."""
     classes = _classes(runs, len(rows[0].told.confusion))
     return {
         "two": len(classes) == 2,
@@ -193,25 +187,21 @@ def decision_section(
         "confusions": [line for row in rows for line in _confusion(row, classes)],
         "one_against_rest": [line for _, _, row in whole for line in _against_rest(row, classes)],
         "calibration": [(row.name, [cell(row.figures.get("calibration_error"))]) for row in rows],
-        "curves": curves(_drawn(drawn), _drawn(whole) if len(classes) == 2 else []),
+        "curves": curves(_drawn(last if several else sites), _drawn(whole) if len(classes) == 2 else []),
         "places": [line for row in rows if row.told.reliability for line in _places(row)],
     }
 
 
 def _rule(runs: Sequence[RunResult]) -> str:
     """Return how the thresholds were chosen, in words; nothing where the runs differ."""
-    rules = {_wanted(run) for run in runs}
+    told = [_planned(run, "tracking").get("sensitivity") for run in runs]
+    rules = {float(wanted) if isinstance(wanted, int | float) else None for wanted in told}
     if len(rules) > 1:
         return "as its plan says (tracking.sensitivity)"
     wanted = rules.pop()
     if wanted is None:
         return "the one with the greatest sum of sensitivity and specificity (Youden's)"
     return f"the greatest that reaches a sensitivity of {wanted:g}"
-
-
-def _wanted(run: RunResult) -> float | None:
-    wanted = _planned(run, "tracking").get("sensitivity")
-    return float(wanted) if isinstance(wanted, int | float) else None
 
 
 def _classes(runs: Sequence[RunResult], count: int) -> list[str]:
@@ -246,11 +236,10 @@ def _at_threshold(row: DecisionRow) -> Row:
 
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     """Return a line for each class that occurs or was found."""
-    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
     table = row.told.confusion
     return [
         (
-            (name, classes[label]),
+            (row.words, classes[label]),
             [cell(count, str(count), look="own" if label == found else "") for found, count in enumerate(counts)],
         )
         for label, counts in enumerate(table)
@@ -261,21 +250,18 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
 def _against_rest(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     """Return sensitivity and specificity of each class, where the most probable class is what was found."""
     table = row.told.confusion
-    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
     everyone = sum(map(sum, table))
     rows = []
     for label, counts in enumerate(table):
         own, found = sum(counts), sum(line[label] for line in table)
-        if not own:
-            continue
         others, false = everyone - own, found - counts[label]
-        specificity = (others - false) / others if others else None
-        cells = [
-            cell(counts[label] / own, aside=f"{counts[label]} of {own}"),
-            cell(specificity, aside=f"{others - false} of {others}"),
-        ]
-        rows.append(((name, classes[label]), cells))
+        if own:
+            rows.append(((row.words, classes[label]), [_share(counts[label], own), _share(others - false, others)]))
     return rows
+
+
+def _share(part: int, whole: int) -> dict[str, Any]:
+    return cell(part / whole if whole else None, aside=f"{part} of {whole}")
 
 
 def _drawn(several: Sequence[Drawn]) -> list[Line]:
@@ -283,11 +269,10 @@ def _drawn(several: Sequence[Drawn]) -> list[Line]:
 
 
 def _places(row: DecisionRow) -> list[Row]:
-    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
     found = together(row.told.reliability or ())
     return [
         (
-            (name, f"{place / len(found):.1f} to {(place + 1) / len(found):.1f}"),
+            (row.words, f"{place / len(found):.1f} to {(place + 1) / len(found):.1f}"),
             [cell(cases, str(cases)), cell(total / cases, number(total / cases)), cell(own / cases)],
         )
         for place, (cases, own, total) in enumerate(found)
