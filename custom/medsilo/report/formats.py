@@ -86,6 +86,11 @@ def short(digest: str | None) -> str:
     return MISSING if digest is None else digest[:12]
 
 
+def epsilon(value: float | None) -> str:
+    """What a study cost in privacy; None: no bound holds."""
+    return "no bound" if value is None else f"{value:.3f}"
+
+
 def moment_of(text: str | None) -> str:
     """A time of day as people write it."""
     if text is None:

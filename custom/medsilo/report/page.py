@@ -13,10 +13,10 @@ from medsilo.core.text import counted
 from medsilo.registry import LAYERS
 from medsilo.report import by_case, deciding, findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.findings import guessing_at, learned, provenance
+from medsilo.report.findings import REFERENCES, guessing_at, learned, provenance
 from medsilo.report.formats import WITHHELD, between, cell, number, score_text
-from medsilo.report.panels import MethodScores, Subject
-from medsilo.report.pictures import apart, shares, timeline
+from medsilo.report.panels import Subject
+from medsilo.report.pictures import Dot, apart, shares, timeline
 from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.template import fill, save
 from medsilo.runs.schema import SiteResult
@@ -35,7 +35,7 @@ def write(runs: Sequence[Path], destination: Path, title: str, statistics: Path 
 def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.Table] = ()) -> str:
     """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
-    looks = styles([findings.is_reference(run) for run in runs])
+    looks = styles([run.summary.method in REFERENCES for run in runs])
     chances, answer = guessing_at(all_sites(runs), runs), findings.answer(runs)
     return fill(
         "page.html",
@@ -61,8 +61,8 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
-        spent=panels.spent(subjects),
-        participation=[_participation(run, n) for n, run in enumerate(runs) if not findings.is_central(run)],
+        spent=[(run.label, site, one) for run in runs for site, one in run.spent.items()],
+        participation=[_participation(run, n) for n, run in enumerate(runs) if run.summary.method != "central"],
         agreed=same(runs, _agreed),
         costs=panels.costs(subjects),
         provenance=provenance(runs),
@@ -90,7 +90,7 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
             "label": run.label,
             "failed": run.failed,
             "bad": "failed" if run.failed else "",
-            "reference": findings.is_reference(run) and not run.failed and len(runs) > 1,
+            "reference": run.summary.method in REFERENCES and not run.failed and len(runs) > 1,
             "cells": [
                 cell(run.summary.mean_test, look="total"),
                 cell(run.summary.pooled_test),
@@ -115,7 +115,7 @@ def _dots(runs: Sequence[RunResult], looks: Sequence[int], chances: Sequence[flo
     if metric is None:
         return []
     methods = [
-        MethodScores(run.label, style, [run.score(site) for site in sites], [run.intervals.get(site) for site in sites])
+        [Dot(run.label, run.score(site), style, run.intervals.get(site)) for site in sites]
         for style, run in zip(looks, runs, strict=True)
     ]
     return panels.site_scores(metric, sites, methods, chances)

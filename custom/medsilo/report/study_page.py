@@ -10,10 +10,11 @@ from typing import Any
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.findings import STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
+from medsilo.report.findings import REFERENCES, STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
-from medsilo.report.panels import MethodScores, Subject
+from medsilo.report.panels import Subject
+from medsilo.report.pictures import Dot
 from medsilo.report.read import RunResult, last_round, read
 from medsilo.report.template import fill, save
 from medsilo.runs import paths
@@ -55,7 +56,7 @@ def render(
     """The page as text; it depends on nothing but these."""
     runs = [run for own in found.values() for run in own]
     about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
-    looks = styles([_is_reference(row) for row in rows])
+    looks = styles([row.method in REFERENCES for row in rows])
     chances = guessing_at(verdict.sites, runs)
     subjects = [Subject(title, own, seeds) for title, own in found.items()]
     return fill(
@@ -111,17 +112,17 @@ def _context(verdict: Verdict) -> str:
 
 def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     """Return the notices of the first screen: failed runs, missing sites, cautions, synthetic data."""
-    runs = [run for own in found.values() for run in own]
+    of_runs = findings.notices([run for own in found.values() for run in own])
     notices = [Notice("failed", "Failed", failure) for failure in verdict.about.failures]
-    notices += [notice for notice in findings.notices(runs) if notice.kind == "missing"]
+    notices += [notice for notice in of_runs if notice.kind == "missing"]
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
-    notices += [notice for notice in findings.notices(runs) if notice.word == STANDS_OUT]
+    notices += [notice for notice in of_runs if notice.word == STANDS_OUT]
     kept = sorted({site for row in verdict.rows for site in row.means_only})
     if kept:
         text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
         notices.append(Notice("caution", "Only means", text))
-    return notices + [notice for notice in findings.notices(runs) if notice.kind == "synthetic"]
+    return notices + [notice for notice in of_runs if notice.kind == "synthetic"]
 
 
 def _score(found: Level | None, look: str = "") -> dict[str, Any]:
@@ -131,18 +132,13 @@ def _score(found: Level | None, look: str = "") -> dict[str, Any]:
     return cell(found.mean, number(found.mean) + spread, between((found.low, found.high)), look)
 
 
-def _is_reference(row: VerdictRow) -> bool:
-    """Return whether federations are held against it."""
-    return row.method in ("local", "central")
-
-
 def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
     missing = len(verdict.seeds) - len(row.seeds)
     return {
         "label": row.title,
         "failed": False,
         "bad": f"{missing} seed{'s' if missing > 1 else ''} missing" if missing else "",
-        "reference": _is_reference(row),
+        "reference": row.method in REFERENCES,
         "cells": [_score(row.score, "total"), *(_score(found) for found in (row.pooled, *row.sites.values()))],
     }
 
@@ -203,11 +199,13 @@ def _p(value: float) -> str:
 
 def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
     """Every row's score at every site, with its interval."""
-    methods = []
-    for style, row in zip(looks, verdict.rows, strict=True):
-        scores = [row.sites[site] for site in verdict.sites]
-        intervals = [(own.low, own.high) if own else None for own in scores]
-        methods.append(MethodScores(row.title, style, [own.mean if own else None for own in scores], intervals))
+    methods = [
+        [
+            Dot(row.title, own.mean, style, (own.low, own.high)) if (own := row.sites[site]) else Dot(row.title, None)
+            for site in verdict.sites
+        ]
+        for style, row in zip(looks, verdict.rows, strict=True)
+    ]
     return panels.site_scores(verdict.metric, verdict.sites, methods, chances)
 
 
