@@ -225,7 +225,7 @@ def test_what_a_run_can_not_go_on_from_begins_anew(fault: str, tmp_path: Path) -
 HOLDER = """
 import sys, time
 from pathlib import Path
-from medsilo.study.cells import alone
+from medsilo.runs.record import alone
 with alone(Path(sys.argv[1]), "x"):
     print("held", flush=True)
     time.sleep(60)

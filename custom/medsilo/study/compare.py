@@ -21,15 +21,15 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
-from medsilo.runs.record import Record
+from medsilo.runs.record import Record, alone
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.study.boundaries import LEAST, seeds_within
 from medsilo.study.cells import (
+    ANOTHER,
     Cell,
     Engine,
     Row,
-    alone,
     base_plan,
     cells_of,
     fill,
@@ -70,7 +70,7 @@ class Study:
     def run(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
         chosen_baseline([cell.row for cell in self.cells], self.against)
-        with alone(self.folder / paths.LOCKS / "comparison", self.folder.name):
+        with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
             return self._fill(engine, settings, at_once, say)
 
     def run_within(

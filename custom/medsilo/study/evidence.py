@@ -352,17 +352,6 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     return {name: adjusted[name] for name in p_values}
 
 
-def better(differences: Mapping[str, Difference]) -> list[str]:
-    """The methods that are surely better than what all are held against, the best first."""
-    adjusted = holm({name: difference.p for name, difference in differences.items()})
-    sure = [
-        name
-        for name, difference in differences.items()
-        if difference.decides and difference.mean > 0 and adjusted[name] < 1 - LEVEL
-    ]
-    return sorted(sure, key=lambda name: -differences[name].mean)
-
-
 # ---------------------------------------------------------------------------------------------------- luck
 def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One seed's variance of a difference between two rows, its degrees of freedom, and which rows it holds for.
@@ -375,17 +364,11 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     it was seen.
     """
     rows, seeds = scores.shape[-2:]
-    whole = np.ones(scores.shape[:-1], dtype=bool)
-    if rows < 3 or seeds < 2:
-        squares, degrees = _residual(scores, whole)
-        return 2 * squares / np.maximum(degrees, 1), degrees, whole
-    steady = whole.copy()
-    for row in range(rows):
-        others = whole.copy()
-        others[..., row] = False
-        squares, degrees = _residual(scores, others)
-        rest = np.delete(scores, row, axis=-2).mean(-2)
-        own = (scores[..., row, :] - rest).var(-1, ddof=1) * (rows - 1) / rows
+    steady = np.ones(scores.shape[:-1], dtype=bool)
+    for row in range(rows) if rows > 2 and seeds > 1 else ():
+        others = np.delete(scores, row, axis=-2)
+        squares, degrees = _residual(others, np.ones(others.shape[:-1], dtype=bool))
+        own = (scores[..., row, :] - others.mean(-2)).var(-1, ddof=1) * (rows - 1) / rows
         ratio = own * degrees / np.maximum(squares, np.finfo(float).tiny)
         steady[..., row] = scipy.stats.f.sf(ratio, seeds - 1, degrees) >= UNSTEADY
     squares, degrees = _residual(scores, steady)
