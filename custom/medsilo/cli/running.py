@@ -219,13 +219,13 @@ def compare(
     wanted = Asked(task, plan, methods, row, numbers, protocol, changes, out, folds)
     base, cells = asked(wanted)
     about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
-    study = Study(out, about, base, cells, against, primary, partial(write_study, out))
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
+    show, side_by_side = partial(write_study, out), at_once or most_at_once()
+    study = Study(out, about, base, cells, against, primary, show, engine, settings, side_by_side, screen.say)
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
-        how = engine, settings, at_once or most_at_once(), screen.say
-        failures = study.run_within(minutes, *how) if minutes else study.run(*how)
+        failures = study.run_within(minutes) if minutes else study.run()
     screen.doing("writing the page")
     page = write_study(out)
     verdict = _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")

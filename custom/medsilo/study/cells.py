@@ -158,17 +158,16 @@ def fill(
     cells: Sequence[Cell], engine: Engine, settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]
 ) -> None:
     """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
-    for cell in cells:
-        if not cell.summary():
-            for site in cell.plan.participation.everyone:
-                cell.plan.task.check_source(settings.of(site).data)
+    left = [cell for cell in cells if not cell.summary()]
+    for cell in left:
+        for site in cell.plan.participation.everyone:
+            cell.plan.task.check_source(settings.of(site).data)
     if at_once == 1:  # here: a script needs no `if __name__ == "__main__"` then
-        for cell in cells:
-            if not cell.summary():
-                done(cell, run_cell(cell, engine, settings))
+        for cell in left:
+            done(cell, run_cell(cell, engine, settings))
         return
     with ProcessPoolExecutor(at_once, get_context("spawn"), end_with, (os.getpid(),)) as pool:
-        waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in cells if not cell.summary()}
+        waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in left}
         try:
             for future in as_completed(waiting):
                 done(waiting[future], future.result())
