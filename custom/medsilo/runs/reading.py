@@ -34,10 +34,7 @@ def read_summary(folder: Path) -> Summary:
 def read_provenance(folder: Path) -> Provenance:
     """Read provenance.json."""
     where = _where(folder, paths.PROVENANCE)
-    content = _parsed(read_text(folder, paths.PROVENANCE), where)
-    if not isinstance(content, dict):
-        raise MedsiloError(f"{where} holds no object: {BROKEN}")
-    return _checked(Provenance, content, where)
+    return _checked(Provenance, _parsed(read_text(folder, paths.PROVENANCE), where), where)
 
 
 def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
@@ -100,7 +97,7 @@ def read_progress(content: Any) -> Progress:
 
 def read_text(folder: Path, file: str, kind: str = "run") -> str:
     """Read one of the folder's text files."""
-    name = _name(folder)
+    name = folder.resolve().name
     try:
         return (folder / file).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -129,12 +126,8 @@ def _versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> AnyP
     return _checked(model, content, where)
 
 
-def _name(folder: Path) -> str:
-    return folder.resolve().name
-
-
 def _where(folder: Path, file: str, kind: str = "run") -> str:
-    return f"{file} of {kind} '{_name(folder)}'"
+    return f"{file} of {kind} '{folder.resolve().name}'"
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -155,6 +148,8 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(model: type[AnyPart], content: Any, where: str) -> AnyPart:
+    if not isinstance(content, dict):
+        raise MedsiloError(f"{where} holds no object: {BROKEN}")
     try:
         return model.model_validate(content)
     except ValidationError as error:
