@@ -154,8 +154,10 @@ def read(folder: Path) -> RunResult:
         raise MedsiloError(f"There is no run folder '{name}': give the folder that holds {paths.SUMMARY}", str(folder))
     with reading(f"run '{name}'"):
         summary, provenance = read_summary(folder), read_provenance(folder)
-        plan, rounds = read_text(folder, paths.PLAN), _rounds(folder, summary)
-        intervals, patients, ranks, means = _cases(folder, summary)
+        plan = read_text(folder, paths.PLAN)
+        # A run that failed before its first round ended has nothing to write there.
+        needed = summary.finished or summary.rounds.done > 0 or (folder / paths.ROUNDS).exists()
+        rounds = tuple(read_rounds(folder)) if needed else ()
         return RunResult(
             name,
             summary.title,
@@ -165,13 +167,9 @@ def read(folder: Path) -> RunResult:
             provenance,
             pictures=_pictures(folder),
             amplitude=picture_of(folder / paths.FIGURES / paths.AMPLITUDE),
-            intervals=intervals,
-            patients=patients,
-            means=means,
-            overlays=_overlays(folder, ranks),
-            cases=_drawn_cases(folder, summary),
             spent=read_of_sites(Spent, folder, paths.SPENT),
             files=read_of_sites(FilesFound, folder, paths.DATA),
+            **_of_cases(folder, summary),
         )
 
 
@@ -220,41 +218,21 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(f"{group[0]}–{group[-1]}" if len(group) > 2 else ", ".join(map(str, group)) for group in groups)
 
 
-def _rounds(folder: Path, summary: Summary) -> tuple[Round, ...]:
-    # A run that failed before its first round ended has nothing to write there.
-    if not summary.finished and summary.rounds.done == 0 and not (folder / paths.ROUNDS).exists():
-        return ()
-    return tuple(read_rounds(folder))
+def _of_cases(folder: Path, summary: Summary) -> dict[str, Any]:
+    """Return what is known of a run by its test cases' scores, by each site that leaves them here."""
+    kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & summary.told().keys()
+    if not kept:
+        return {"overlays": _overlays(folder, {})}
+    from medsilo.study.scores import SiteTest
 
-
-def _cases(
-    folder: Path, summary: Summary
-) -> tuple[dict[str, Interval], dict[str, int], dict[str, dict[str, float]], dict[str, float]]:
-    """By site, from its test cases' scores where they are here: the interval, the patients, the best, median and worst
-    score, and that of guessing the mean."""
-    kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")}
-    known = {site: told for site, told in summary.told().items() if site in kept}
-    if not known:
-        return {}, {}, {}, {}
-    from medsilo.study.scores import interval_in, mean_in, ranks, scores_in
-
-    scores = scores_in(folder, summary.metric, known)
-    found = {site: interval_in(folder, site, summary.metric, own) for site, own in scores.items()}
-    return (
-        {site: interval for site, interval in found.items() if interval},
-        {site: int(own.patients.max()) + 1 for site, own in scores.items()},
-        {site: ranks(own) for site, own in scores.items()},
-        {site: mean for site in scores if (mean := mean_in(folder, site, summary.metric)) is not None},
-    )
-
-
-def _drawn_cases(folder: Path, summary: Summary) -> dict[str, list[dict[str, float]]]:
-    if summary.metric not in DRAWN:
-        return {}
-    from medsilo.study.scores import cases_in
-
-    kept = sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}"))
-    return {site: cases_in(folder, site) for site in kept if site in summary.told()}
+    tests = {site: SiteTest.read(folder, site, summary.metric) for site in sorted(kept)}
+    return {
+        "intervals": {site: interval for site, own in tests.items() if (interval := own.interval)},
+        "patients": {site: own.scores.people for site, own in tests.items()},
+        "means": {site: mean for site, own in tests.items() if (mean := own.mean) is not None},
+        "cases": {site: own.cases for site, own in tests.items()} if summary.metric in DRAWN else {},
+        "overlays": _overlays(folder, {site: own.ranks for site, own in tests.items()}),
+    }
 
 
 def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, list[Overlay]]:

@@ -45,6 +45,11 @@ class Scores:
     def cases(self) -> int:
         return len(self.values) if self.summed_up is None else self.summed_up
 
+    @property
+    def people(self) -> int:
+        """How many patients they are."""
+        return int(self.patients.max()) + 1
+
     def as_mean(self) -> "Scores":
         """All that is known of a site that keeps its cases' scores: their mean."""
         return Scores(self.values.mean(keepdims=True), np.zeros(1, dtype=int), self.cases)
@@ -94,7 +99,7 @@ def joined(folds: Sequence[Scores]) -> Scores:
         cases = [own.cases for own in folds]
         mean = np.average([own.values.mean() for own in folds], weights=cases)
         return Scores(np.array([mean]), np.zeros(1, dtype=int), sum(cases))
-    starts = np.cumsum([0, *(int(own.patients.max()) + 1 for own in folds)])
+    starts = np.cumsum([0, *(own.people for own in folds)])
     patients = [own.patients + start for own, start in zip(folds, starts, strict=False)]
     return Scores(np.concatenate([own.values for own in folds]), np.concatenate(patients))
 

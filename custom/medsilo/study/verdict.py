@@ -257,7 +257,7 @@ class Statistics:
         row = min(asked, key=lambda each: (asked[each].adjusted, -asked[each].mean))
         gain, found = asked[row], found_at[site][row]
         own = next(scores[site] for scores in self.found[row].values())
-        patients = None if own.summed_up is not None else int(own.patients.max()) + 1
+        patients = None if own.summed_up is not None else own.people
         what, number = needed(found, patients or 0, max(gain.mean, LITTLE), self._error / len(found_at))
         word: Word = "too few seeds" if what == "seeds" else "too few patients"
         if gain.sure and gain.mean > 0:
