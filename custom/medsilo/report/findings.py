@@ -93,18 +93,17 @@ TOLD: dict[str, Callable[[Summary], Iterable[str]]] = {  # by the word that stan
 }
 
 
-def limits(runs: Sequence[RunResult]) -> list[str]:
-    """Return what no reader may conclude from this page."""
-    found = []
+def limits(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what no reader may conclude from this page."""
     if any(run.summary.synthetic for run in runs):
-        found.append(SYNTHETIC)
-    if len(runs) > 1:
-        found.append(
+        yield SYNTHETIC
+    if len(runs) == 1:
+        yield "This is a single run with a single seed. Another seed changes every score, by an unknown amount."
+    else:
+        yield (
             "Each row is a single run with a single seed. Another seed moves every score, and without repeated runs "
             "nobody can tell a difference between methods from chance."
         )
-    else:
-        found.append("This is a single run with a single seed. Another seed changes every score, by an unknown amount.")
     known = [
         (cases, run.tested_in_words(site), site)
         for run in runs
@@ -116,14 +115,15 @@ def limits(runs: Sequence[RunResult]) -> list[str]:
         detail = f"{site} has the smallest test set, {words}"
         if all(run.summary.metric == "accuracy" for run in runs):
             detail += f": one more or less right moves its accuracy by {1 / cases:.3f}"
-        found.append(f"{detail}.")
-    return [*found, CHOSEN, *engines_differ(runs)]
+        yield f"{detail}."
+    yield from limits_of_all(runs)
 
 
-def engines_differ(runs: Sequence[RunResult]) -> list[str]:
-    """Return a line where times of these runs don't compare."""
-    several = len({run.summary.engine for run in runs}) > 1
-    return ["The runs used different engines, so their times do not compare."] if several else []
+def limits_of_all(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what stands last on every page, and where times of these runs don't compare."""
+    yield CHOSEN
+    if len({run.summary.engine for run in runs}) > 1:
+        yield "The runs used different engines, so their times do not compare."
 
 
 def signed(value: float) -> str:

@@ -117,9 +117,6 @@ def _axis(marks: Sequence[float]) -> Markup:
     return svg.markup()
 
 
-Facts = Iterator[tuple[str, str]]
-
-
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:
     """Write a sheet for each hospital of a comparison, and return where they are. leaving: what leaves in a run."""
     verdict = read_verdict(folder)
@@ -159,7 +156,7 @@ def answer(metric: str, site: str, one: HospitalGain) -> str:
     return f"{told[0].upper()}{told[1:]}: at {site}, {what} with {one.method} than with training alone."
 
 
-def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> Facts:
+def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> Iterator[tuple[str, str]]:
     known = [(row, found) for row in verdict.rows if (found := row.sites.get(site))]
     joined = next(found for row, found in known if row.title == one.method)
     alone = [found for row, found in known if row.method == "local"]
@@ -169,7 +166,15 @@ def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> Fa
     if alone:
         yield f"Test {verdict.metric}, alone", _level(alone[0])
     yield "Tested on", run.tested_in_words(site) + f", {counted(len(verdict.seeds), 'seed')}"
-    yield from _work(run, site)
+    told = run.site(site)
+    rounds = told.contributed or 0
+    yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
+    if rounds:
+        yield "Work each round", seconds_text(None if told.seconds is None else told.seconds / rounds)
+        yield "Sent in all", bytes_text(told.bytes_up)
+        yield "Received in all", bytes_text(told.bytes_down)
+    if spent := run.spent.get(site):
+        yield "Privacy (ε)", "no bound" if spent.study is None else f"{spent.study:.3f} at δ {spent.delta:g}"
 
 
 def _level(found: Level) -> str:
@@ -184,16 +189,3 @@ def _limits(verdict: Verdict, site: str, one: HospitalGain) -> Iterator[str]:
     if one.word in ("promising", "too few patients", "too few seeds"):
         yield "An uncertain gain does not mean that there is none."
     yield CHOSEN
-
-
-def _work(run: RunResult, site: str) -> Facts:
-    """Yield what a run costs a hospital."""
-    told = run.site(site)
-    rounds = told.contributed or 0
-    yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
-    if rounds:
-        yield "Work each round", seconds_text(None if told.seconds is None else told.seconds / rounds)
-        yield "Sent in all", bytes_text(told.bytes_up)
-        yield "Received in all", bytes_text(told.bytes_down)
-    if spent := run.spent.get(site):
-        yield "Privacy (ε)", "no bound" if spent.study is None else f"{spent.study:.3f} at δ {spent.delta:g}"

@@ -1,7 +1,7 @@
 """The page about a whole study: methods and seeds, with what may be concluded and what may not."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
-from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
+from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks, values_of
 from medsilo.report.findings import REFERENCES, STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
@@ -72,7 +72,7 @@ def render(
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=_heads(verdict),
         tested=[_differences(row, verdict) for row in _tested(verdict)],
-        joining=[_joining(row, verdict.sites) for row in _gaining(verdict)],
+        joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
         holdings=holdings.tables(runs),
@@ -155,7 +155,9 @@ def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], li
     found = row.difference
     by_name = {"mean": found.mean, "pooled": found.pooled, "worst-site": found.worst}
     primary = by_name.pop(verdict.primary)
-    p = cell(primary.adjusted, _p(primary.adjusted)) if primary else cell(None)
+    p = cell(None)
+    if primary:
+        p = cell(primary.adjusted, "< 0.001" if primary.adjusted < 0.001 else None)
     rest = (_difference(one) for one in (*by_name.values(), *(found.sites[site] for site in verdict.sites)))
     against = "" if row.against == verdict.against else f"against {row.against}"
     return (row.title, against), [_difference(primary), p, *rest]
@@ -180,10 +182,6 @@ def _tested(verdict: Verdict) -> list[VerdictRow]:
     return [] if verdict.first and all(row.method == "local" for row in rows) else rows
 
 
-def _joining(row: VerdictRow, sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
-    return row.title, [_shaded(row.joining[site]) for site in sites]
-
-
 def _shaded(found: PairedDifference | None) -> dict[str, Any]:
     """A cell that is the darker, the larger the gain or the loss."""
     if found is None:
@@ -191,10 +189,6 @@ def _shaded(found: PairedDifference | None) -> dict[str, Any]:
     look = f"{'gain' if found.mean > 0 else 'loss'}{' sure' if found.sure else ''}"
     told = cell(100 * found.mean, points(found.mean), f"{points(found.low)} to {points(found.high)}", look)
     return told | {"heat": min(abs(found.mean) / DARKEST, 1)}
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
@@ -214,28 +208,23 @@ def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
     by_round, by_bytes = [], []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]
-        values, band = [_mean(column) for column in zip(*curves, strict=False)], band_of(curves)
-        skipped = set.intersection(*(run.unscored for run in runs)) if runs else set()
-        sent = [run.traffic for run in runs]
-        if not any(value is not None for value in values):
+        line = Series(title, [_mean(column) for column in zip(*curves, strict=False)], style, band=band_of(curves))
+        if not values_of([line]):
             continue
-        by_round += bridged([Series(title, values, style, band=band)], skipped)
-        places = [statistics.mean(column) / MEGABYTE for column in zip(*sent, strict=False)]
-        by_bytes += bridged(
-            [Series(title, values[: len(places)], style, places=places, band=band[: len(places)])], skipped
-        )
+        skipped = set.intersection(*(run.unscored for run in runs))
+        places = [statistics.mean(column) / MEGABYTE for column in zip(*(run.traffic for run in runs), strict=False)]
+        end = len(places)
+        sent = replace(line, values=line.values[:end], band=line.band[:end], places=places)
+        by_round += bridged([line], skipped)
+        by_bytes += bridged([sent], skipped)
     if not by_round:
         return []
-    known = [value for one in by_round for value in one.values if value is not None]
-    known += [edge for one in by_round for edges in one.band if edges for edge in edges]
-    marks = ticks(min(known), max(known))
-    draw = partial(line_chart, y_label=f"validation {metric}", y_ticks=marks, width=WIDE)
+    known = values_of(by_round)
+    draw = partial(line_chart, y_label=f"validation {metric}", y_ticks=ticks(min(known), max(known)), width=WIDE)
     title, runs = f"Validation {metric} by", [run for runs in found.values() for run in runs]
     rounds = draw(by_round, key="curve-rounds", title=f"{title} round", x_label="rounds", last_x=last_round(runs))
-    end = max(one.places[-1] for one in by_bytes if one.places)
     label = "megabytes that all sites sent and got"
-    traffic = draw(by_bytes, key="curve-bytes", title=f"{title} bytes", x_label=label, last_x=end, unit="MB")
-    return [rounds, traffic]
+    return [rounds, draw(by_bytes, key="curve-bytes", title=f"{title} bytes", x_label=label, unit="MB")]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -247,34 +236,32 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _figures(found: Rows) -> dict[str, Any]:
     """Return the measures over all sites' cases together, as means over seeds."""
     names = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled))
-    rows = []
-    for title, runs in found.items():
-        values = [[run.summary.pooled.get(name) for run in runs] for name in names]
-        means = [_mean(own) for own in values]
-        rows.append((title, [cell(mean) for mean in means]))
+    rows = [
+        (title, [cell(_mean([run.summary.pooled.get(name) for run in runs])) for name in names])
+        for title, runs in found.items()
+    ]
     return {"heads": [name.replace("_", " ") for name in names], "rows": rows}
 
 
-def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
+def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> Iterator[str]:
     seeds = len(verdict.seeds)
-    found = []
     if verdict.synthetic:
-        found.append(findings.SYNTHETIC)
-    if seeds > 1:
-        found.append(
+        yield findings.SYNTHETIC
+    if seeds < 2:
+        yield "There is one seed: intervals are for other patients only, and nothing is said to be sure."
+    else:
+        yield (
             f"Intervals are for {verdict.holds_for}. There are {seeds} seeds; few seeds make intervals wide where they "
             "differ. Intervals are not for other hospitals."
         )
-        if verdict.folds:
-            found.append(
-                f"Patients took turns in the test part, in {verdict.folds} folds of every seed. Each counts once per "
-                "seed; the folds of a seed are not taken for independent studies."
-            )
-    else:
-        found.append("There is one seed: intervals are for other patients only, and nothing is said to be sure.")
-    found.append(
+    if seeds > 1 and verdict.folds:
+        yield (
+            f"Patients took turns in the test part, in {verdict.folds} folds of every seed. Each counts once per "
+            "seed; the folds of a seed are not taken for independent studies."
+        )
+    yield (
         "An interval that includes zero does not mean that two methods are equal; it means that these runs cannot tell "
         "them apart. Hyper-parameters were the same for all rows unless a row says otherwise, which may suit one "
         "method better than another."
     )
-    return [*found, findings.CHOSEN, *findings.engines_differ(runs)]
+    yield from findings.limits_of_all(runs)
