@@ -387,7 +387,7 @@ def compare(
         _check_engine(engine, cell.plan)
     command = f"medsilo.compare({rows!r}, seeds={list(seeds)!r}, changes={changed!r})"
     about = About(title=f"{', '.join(rows)} on {base.task.title}", command=command, machine=device)
-    Study(place, about, base, cells, against, engine=engine, settings=settings, say=say).run()
+    Study(place, about, cells, against, engine=engine, settings=settings, say=say).run()
     done = Comparison(place)
     done._kept = kept
     return done

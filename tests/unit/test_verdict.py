@@ -13,7 +13,6 @@ from medsilo.cli.show import Screen
 from medsilo.core.files import write_json
 from medsilo.runs.schema import HospitalGain, PairedDifference, Verdict
 from medsilo.study.cells import Row, cells_of
-from medsilo.study.compare import asked
 from medsilo.study.evidence import LEVEL, Difference, Scores, Variance
 from medsilo.study.verdict import Statistics, _tested
 from tests.conftest import make_plan, wanted
@@ -119,7 +118,7 @@ def test_the_declared_endpoint_decides(tmp_path: Path) -> None:
 def test_rows_of_other_norms_get_a_local_row_of_their_own() -> None:
     command = ["compare", "--task", "synthetic-histology", "--seeds", "0", "--methods", "local,fedavg,fedbn"]
     command += ["--row", "frozen: algorithm.name=fedavg network.norm=batch-statistics"]
-    _, cells = asked(wanted(command))
+    cells = wanted(command).all_cells()
     assert [cell.row.title for cell in cells] == ["local", "fedavg", "fedbn", "frozen", "local (batch-statistics)"]
     found = Statistics(cells, None)
     alone = {row.title: own and own.title for row, own in found.alone.items()}

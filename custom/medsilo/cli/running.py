@@ -214,14 +214,13 @@ def compare(
 
     from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
-    from medsilo.study.compare import Asked, Study, asked, command_line, most_at_once
+    from medsilo.study.compare import Asked, Study, command_line, most_at_once
 
-    wanted = Asked(task, plan, methods, row, numbers, protocol, changes, out, folds)
-    base, cells = asked(wanted)
+    cells = Asked(task, plan, methods, row, numbers, protocol, changes, out, folds).all_cells()
     about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
-    study = Study(out, about, base, cells, against, primary, show, engine, settings, side_by_side, screen.say)
+    study = Study(out, about, cells, against, primary, show, engine, settings, side_by_side, screen.say)
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)

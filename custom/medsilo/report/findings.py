@@ -108,7 +108,7 @@ def limits(runs: Sequence[RunResult]) -> Iterator[str]:
         (cases, run.tested_in_words(site), site)
         for run in runs
         for site in run.sites
-        if (cases := run.test_cases(site))
+        if (cases := run.summary.test_cases(site))
     ]
     if known:
         cases, words, site = min(known)

@@ -46,16 +46,12 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
     """Return the question, its lines with their pictures on one scale, and what to know of them. sites: only these."""
     if verdict.gains:
         return _of_hospitals(verdict, sites)
-    rows = {
-        row.title: getattr(row.difference, verdict.primary.removesuffix("-site")) for row in verdict.rows if row.against
-    }
-    lines = [
-        GainLine(
-            title, word := ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open", word, one
-        )
-        for title, one in rows.items()
-        if one
-    ]
+    lines = []
+    for row in verdict.rows:
+        one = getattr(row.difference, verdict.primary.removesuffix("-site"))
+        if row.against and one:
+            word = ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open"
+            lines.append(GainLine(row.title, word, word, one))
     asked = f"Which method is better than {verdict.against}?" if verdict.against else "How do these methods compare?"
     return _drawn(asked, "Method", lines, verdict, "Differences are corrected for all lines (Holm).")
 

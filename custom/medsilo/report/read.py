@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from itertools import accumulate, zip_longest
+from itertools import accumulate, groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,12 +102,9 @@ class RunResult:
         """Return whether the site does not tell the score: it has too few test cases."""
         return self.summary.metric in self.site(site).withheld
 
-    def test_cases(self, site: str) -> int | None:
-        return self.summary.test_cases(site)
-
     def tested_in_words(self, site: str) -> str:
         """Return how many test cases a site has, of how many patients; nothing where neither is known."""
-        cases, patients = self.test_cases(site), self.patients.get(site)
+        cases, patients = self.summary.test_cases(site), self.patients.get(site)
         if cases is None:
             return ""
         of = f" of {counted(patients, 'patient')}" if patients else ""
@@ -209,12 +206,10 @@ def last_round(runs: Iterable[RunResult]) -> int:
 
 def spans(numbers: Iterable[int]) -> str:
     """Numbers as people write them: 1, 2, 3, 5 becomes '1–3, 5'."""
-    groups: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if groups and number == groups[-1][-1] + 1:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
+    steps = groupby(
+        enumerate(sorted(set(numbers))), lambda one: one[1] - one[0]
+    )  # alike of those that follow each other
+    groups = [[number for _, number in own] for _, own in steps]
     return ", ".join(f"{group[0]}–{group[-1]}" if len(group) > 2 else ", ".join(map(str, group)) for group in groups)
 
 

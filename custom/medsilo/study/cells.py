@@ -119,9 +119,9 @@ class Cell:
 
     def summary(self) -> Summary | None:
         """Return the finished run's summary, if it is one of this very plan and tells a score."""
-        summary = Record(self.folder).summary()
-        whole = summary is not None and summary.finished and summary.plan_hash == self.plan.hash
-        return summary if summary and whole and summary.mean_test is not None else None
+        summary = Record(self.folder).finished()
+        fits = summary and summary.plan_hash == self.plan.hash and summary.mean_test is not None
+        return summary if fits else None
 
 
 def cells_of(

@@ -60,7 +60,6 @@ class Study:
 
     folder: Path
     about: About
-    plan: Plan  # that the rows change
     cells: Sequence[Cell]
     against: str | None = None  # the row that all are held against; by default FedAvg's
     primary: Endpoint = "mean"  # the question that was declared before
@@ -235,25 +234,24 @@ class Asked:
     out: Path
     folds: int | None = None
 
-
-def asked(options: Asked) -> tuple[Plan, list[Cell]]:
-    """Return the plan that the rows change, and the cells; a wrong one is an error before anything starts."""
-    if (options.out / paths.PLAN).exists():
-        raise MedsiloError("--out is the folder of a run; give another", str(options.out))
-    task = [f"task.name={options.task}"] if options.task else []
-    if options.plan:
-        path = find_job(options.plan) / PLAN if options.plan.is_dir() else options.plan
-        plan = load_plan(path, task)
-    else:
-        plan = parse_plan(base_plan(), task)
-    rows = [Row.parse(text) for text in [*",".join(options.methods).split(","), *options.row] if text]
-    if options.protocol:
-        rows = [_under(row, options.protocol, plan) for row in rows]
-    if not rows:
-        raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
-    rows = [_suited(row, plan, options.changes) for row in rows]
-    rows = with_local_pairs(rows, {row: plan_of(plan, row, options.changes) for row in rows})
-    return plan, cells_of(plan, rows, options.seeds, options.changes, options.out, options.folds)
+    def all_cells(self) -> list[Cell]:
+        """Return the cells; a wrong plan is an error before anything starts."""
+        if (self.out / paths.PLAN).exists():
+            raise MedsiloError("--out is the folder of a run; give another", str(self.out))
+        task = [f"task.name={self.task}"] if self.task else []
+        if self.plan:
+            path = find_job(self.plan) / PLAN if self.plan.is_dir() else self.plan
+            plan = load_plan(path, task)
+        else:
+            plan = parse_plan(base_plan(), task)
+        rows = [Row.parse(text) for text in [*",".join(self.methods).split(","), *self.row] if text]
+        if self.protocol:
+            rows = [_under(row, self.protocol, plan) for row in rows]
+        if not rows:
+            raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
+        rows = [_suited(row, plan, self.changes) for row in rows]
+        rows = with_local_pairs(rows, {row: plan_of(plan, row, self.changes) for row in rows})
+        return cells_of(plan, rows, self.seeds, self.changes, self.out, self.folds)
 
 
 def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:

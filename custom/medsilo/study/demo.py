@@ -52,13 +52,12 @@ def run_demo(
 
     tell_more: is given what tells which runs go on.
     """
-    plan = demo_plan(rounds)
     folder = output / f"demo-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
     if folder.exists():
         raise MedsiloError(f"run folder {folder} exists; wait a second and try again")
-    cells = cells_of(plan, [Row.parse(text) for text in ROWS], seeds, [], folder)
+    cells = cells_of(demo_plan(rounds), [Row.parse(text) for text in ROWS], seeds, [], folder)
     about = About(title="Demo: three synthetic hospitals", command=command, machine=f"{os.cpu_count()} CPU cores")
     settings = SiteSettings(device="cpu", studies=None)
-    study = Study(folder, about, plan, cells, TOGETHER, settings=settings, at_once=AT_ONCE, say=say)
+    study = Study(folder, about, cells, TOGETHER, settings=settings, at_once=AT_ONCE, say=say)
     tell_more(study.under_way)
     return folder, study.run()

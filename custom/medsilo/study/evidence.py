@@ -5,6 +5,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -349,11 +350,9 @@ def _paired(mine: Scores, theirs: Scores) -> tuple[Scores, Scores]:
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     """Holm's correction for asking many questions at once."""
-    adjusted: dict[Key, float] = {}
-    highest = 0.0
-    for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[name]))
-        adjusted[name] = highest
+    names = sorted(p_values, key=lambda name: p_values[name])
+    each = (min(1.0, (len(names) - place) * p_values[name]) for place, name in enumerate(names))
+    adjusted = dict(zip(names, accumulate(each, max), strict=True))
     return {name: adjusted[name] for name in p_values}
 
 

@@ -53,9 +53,8 @@ class Departure:
         if not others:
             raise MedsiloError(f"{hospital} is the only hospital of this study; remove its models instead")
         least = before.participation.minimum
-        fewer = [f"participation.minimum={min(least, len(others))}"] if least else []
-        if fewer and least and before.participation.when_missing == "continue" and least >= len(others):
-            fewer = [f"participation.minimum={max(1, len(others) - 1)}"]
+        most = len(others) - (before.participation.when_missing == "continue")  # where all need not be there
+        fewer = [f"participation.minimum={max(1, min(least, most))}"] if least else []
         changes = [f"participation.sites=[{','.join(others)}]", *fewer]
         plan = before if patients else before.with_changes(changes)
         return cls(study, hospital, patients, before, plan, rounds, first)

@@ -147,8 +147,8 @@ class Statistics:
     @cached_property
     def _error(self) -> float:
         """The p-value below which a difference is sure, with as many seeds as all rows that are asked about have."""
-        asked = [row for row in (self._declared, self.alone.get(self._declared) if self._declared else None) if row]
-        return error_at(min((len(self.found[row]) for row in asked or self.rows), default=0), self.planned)
+        asked = [self._declared, self.alone[self._declared]] if self._declared else self.rows
+        return error_at(min(len(self.found[row]) for row in asked), self.planned)
 
     def _is_one_patient(self, site: str) -> bool:
         known = [scores[site] for seeds in self.found.values() for scores in seeds.values() if site in scores]
