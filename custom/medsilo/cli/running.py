@@ -34,13 +34,15 @@ def demo(
     """
     screen.begin(f"demo with seeds {seeds}: loading PyTorch")
     from medsilo.report.study_page import write_demo
-    from medsilo.study.demo import HARMONISED, run_demo
+    from medsilo.study.demo import HARMONISED, demo_study
 
     with screen.busy("running the demo") as tell_more:
-        folder, failures = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say, tell_more)
+        study = demo_study(out, rounds, seeds.numbers, screen.say)
+        tell_more(study.under_way)
+        failures = study.run()
     screen.doing("writing the page")
-    page = write_demo(folder, HARMONISED)
-    _say_answer(screen, folder, page, "now with your data: medsilo init FOLDER -o study")
+    page = write_demo(study.folder, HARMONISED)
+    _say_answer(screen, study.folder, page, "now with your data: medsilo init FOLDER -o study")
     screen.answer(report=page, failures=failures)
     for failure in failures:
         screen.warn(failure)

@@ -112,7 +112,14 @@ def bridged(series: Sequence[Series], skipped: Collection[int]) -> list[Series]:
     """Return lines that go on over these values, where there was nothing to measure."""
     if not skipped:
         return list(series)
-    return [_bridged(one, [n for n in range(len(one.values)) if n not in skipped]) for one in series]
+    lines = []
+    for one in series:
+        kept = [n for n in range(len(one.values)) if n not in skipped]
+        values, places = [one.values[n] for n in kept], [one.place(n) for n in kept]
+        band = [one.band[n] for n in kept if n < len(one.band)]
+        ring = kept.index(one.ring) if one.ring in kept else None
+        lines.append(replace(one, values=values, places=places, ring=ring, band=band))
+    return lines
 
 
 def validation_chart(series: Sequence[Series], metric: str, *, key: str, last_x: float) -> Markup | None:
@@ -130,12 +137,6 @@ def validation_chart(series: Sequence[Series], metric: str, *, key: str, last_x:
         last_x=last_x,
         width=WIDE,
     )
-
-
-def _bridged(one: Series, kept: Sequence[int]) -> Series:
-    ring = kept.index(one.ring) if one.ring in kept else None
-    band = [one.band[n] for n in kept if n < len(one.band)]
-    return replace(one, values=[one.values[n] for n in kept], places=[one.place(n) for n in kept], ring=ring, band=band)
 
 
 def styles(references: Sequence[bool]) -> list[int]:

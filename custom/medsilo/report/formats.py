@@ -78,7 +78,7 @@ def short(digest: str | None) -> str:
 
 
 def epsilon(value: float | None) -> str:
-    """What a study cost in privacy; None: no bound holds."""
+    """The price of a study in privacy; None: no bound holds."""
     return "no bound" if value is None else f"{value:.3f}"
 
 

@@ -21,8 +21,6 @@ from medsilo.report.read import RunResult, all_sites, last_round, read_all, same
 from medsilo.report.template import fill, save
 from medsilo.runs.schema import SiteResult
 
-HERE = Path(__file__).parent
-
 
 def write(runs: Sequence[Path], destination: Path, title: str, statistics: Path | None = None) -> Path:
     """Read the run folders, write the page and return where it is. statistics: a folder of `medsilo statistics`."""

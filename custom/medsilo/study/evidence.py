@@ -48,7 +48,7 @@ class Scores:
 
     @property
     def people(self) -> int:
-        """How many patients they are."""
+        """The number of patients."""
         return int(self.patients.max()) + 1
 
     def as_mean(self) -> "Scores":
