@@ -29,6 +29,7 @@ from medsilo.consortium.backup import studies_of
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 from medsilo.runs.reading import read_now, read_rounds, read_summary
+from medsilo.runs.schema import Turns
 from medsilo.site.ledger import ledgers
 from medsilo.site_page.watching import studies
 
@@ -85,7 +86,7 @@ def _lately(path: Path) -> bool:
 
 
 def _of_run(run: Path) -> Iterator[Sample]:
-    own, rounds, turns = {"study": run.name}, read_rounds(run, growing=True), read_now(run)
+    own, rounds, turns = {"study": run.name}, read_rounds(run, growing=True), read_now(Turns, run)
     ended = (run / paths.SUMMARY).exists() and turns is None
     yield "studies", own | {"state": read_summary(run).status if ended else "running"}, 1
     yield "rounds", own, len(rounds)

@@ -16,7 +16,7 @@ from medsilo.runs.schema import About, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.study.cells import Cell, Row, run_cell
-from medsilo.study.compare import Asked, asked
+from medsilo.study.compare import Asked
 from medsilo.study.verdict import Statistics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,20 +43,18 @@ class Comparison:
         """Return it; a wrong plan is an error before anything starts."""
         name = part.name if part.shift is None else f"{part.name}-{part.shift}"
         folder = places.cells / page / name
-        _, cells = asked(
-            Asked(
-                task=part.task or None,
-                plan=ROOT / part.plan if part.plan else None,
-                methods=(),
-                row=part.rows,
-                seeds=range(part.seeds),
-                protocol=None,
-                changes=part.changes,
-                out=folder,
-                folds=part.folds,
-            )
+        asked = Asked(
+            task=part.task or None,
+            plan=ROOT / part.plan if part.plan else None,
+            methods=(),
+            row=part.rows,
+            seeds=range(part.seeds),
+            protocol=None,
+            changes=part.changes,
+            out=folder,
+            folds=part.folds,
         )
-        return cls(part, folder, cells)
+        return cls(part, folder, asked.all_cells())
 
     def turn(self, row: Row) -> int:
         """Return when a row is made: 0 for those that are made together, seed by seed; then one after the other."""

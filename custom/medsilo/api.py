@@ -116,15 +116,26 @@ class Run:
     @property
     def table(self) -> "DataFrame":
         """One row for each site: its cases, its test score, the round of its model, what it sent."""
-        return _frame(self._rows(), "site")
+        run, metric = self._result, self._result.summary.metric
+        rows = []
+        for site in (*run.sites, *sorted(run.summary.unseen)):
+            own = run.summary.sites.get(site) or run.summary.unseen[site]
+            cases = {part: (own.cases or {}).get(part) for part in ("train", "validation", "test")}
+            test, selected = own.test or {}, run.summary.selected.rounds
+            scores = {metric: test.get(metric), "loss": test.get("loss"), "round": selected.get(site)}
+            sent = {"bytes_up": own.bytes_up, "bytes_down": own.bytes_down, "seconds": own.seconds}
+            rows.append({"site": site, **cases, **scores, **sent})
+        return _frame(rows, "site")
 
     @property
     def cases(self) -> "DataFrame":
         """One row for each test case of the sites on this machine: site, case, patient, and what was measured."""
         found = []
         for path in sorted(self.folder.glob(f"{paths.SITES}/*/{paths.CASES}")):
-            with path.open(encoding="utf-8", newline="") as lines:
-                found += [{"site": path.parent.name} | _numbers(line) for line in DictReader(lines)]
+            with path.open(encoding="utf-8", newline="") as file:
+                for line in DictReader(file):
+                    measured = {key: float(value) if value else None for key, value in line.items()}
+                    found.append({"site": path.parent.name, **measured})
         return _frame(found, "site")
 
     @property
@@ -175,18 +186,6 @@ class Run:
     @cached_property
     def _result(self) -> RunResult:
         return read(self.folder)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        run, metric = self._result, self._result.summary.metric
-        rows = []
-        for site in (*run.sites, *sorted(run.summary.unseen)):
-            own = run.summary.sites.get(site) or run.summary.unseen[site]
-            cases = {part: (own.cases or {}).get(part) for part in ("train", "validation", "test")}
-            test, selected = own.test or {}, run.summary.selected.rounds
-            scores = {metric: test.get(metric), "loss": test.get("loss"), "round": selected.get(site)}
-            sent = {"bytes_up": own.bytes_up, "bytes_down": own.bytes_down, "seconds": own.seconds}
-            rows.append({"site": site, **cases, **scores, **sent})
-        return rows
 
     def __repr__(self) -> str:
         summary = self._result.summary
@@ -270,13 +269,6 @@ class Comparison:
     @property
     def table(self) -> "DataFrame":
         """One row for each method: its score over sites and seeds, the interval, the difference, each site's score."""
-        return _frame(self._rows(), "row")
-
-    def report(self, destination: Place | None = None) -> Path:
-        """Write the HTML page about this comparison and return where it is; by default beside the results."""
-        return write_study(self.folder, Path(destination) if destination else None)
-
-    def _rows(self) -> list[dict[str, Any]]:
         rows = []
         for row in self.verdict.rows:
             score, found = row.score, row.difference.mean
@@ -284,7 +276,11 @@ class Comparison:
             own |= {key: getattr(score, key, None) for key in ("mean", "sd", "low", "high")}
             own |= {"difference": found and found.mean, "p": found and found.adjusted, "sure": found and found.sure}
             rows.append(own | {site: at and at.mean for site, at in row.sites.items()})
-        return rows
+        return _frame(rows, "row")
+
+    def report(self, destination: Place | None = None) -> Path:
+        """Write the HTML page about this comparison and return where it is; by default beside the results."""
+        return write_study(self.folder, Path(destination) if destination else None)
 
     def __repr__(self) -> str:
         return f"<Comparison of {len(self.verdict.rows)} rows on {self.verdict.task}: {self.headline}>"
@@ -391,7 +387,7 @@ def compare(
         _check_engine(engine, cell.plan)
     command = f"medsilo.compare({rows!r}, seeds={list(seeds)!r}, changes={changed!r})"
     about = About(title=f"{', '.join(rows)} on {base.task.title}", command=command, machine=device)
-    Study(place, about, base, cells, against).run(engine, settings, 1, say)
+    Study(place, about, cells, against, engine=engine, settings=settings, say=say).run()
     done = Comparison(place)
     done._kept = kept
     return done
@@ -564,11 +560,6 @@ def _place(folder: Place | None, name: str) -> tuple[Path, TemporaryDirectory | 
         return Path(folder), None
     kept = TemporaryDirectory(prefix="medsilo-")
     return Path(kept.name) / name, kept
-
-
-def _numbers(line: Mapping[str, str]) -> dict[str, Any]:
-    """Return a line of test.csv with its numbers; an empty cell is none."""
-    return {key: float(value) if value else None for key, value in line.items()}
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], index: str | list[str]) -> "DataFrame":

@@ -22,7 +22,7 @@ from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Row, cells_of, run_cell
-from medsilo.study.compare import asked, command_line
+from medsilo.study.compare import command_line
 from tests.conftest import make_plan, wanted
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
@@ -59,18 +59,18 @@ def test_cells_go_seed_by_seed_and_wrong_rows_are_named_before_anything_runs(tmp
 
 def test_a_protocol_brings_what_it_says_of_each_method() -> None:
     command = ["compare", "--task", "synthetic-histology", "--protocol", "released-code", "--seeds", "0"]
-    fedavg = asked(wanted([*command[:-4], "--protocol", "paper", "--seeds", "0", "--methods", "fedavg"]))[1][0]
+    fedavg = wanted([*command[:-4], "--protocol", "paper", "--seeds", "0", "--methods", "fedavg"]).all_cells()[0]
     with pytest.raises(PlanError, match="fedavg: protocol: 'released-code' says nothing of fedavg"):
-        asked(wanted([*command, "--methods", "fedavg,harmofl"]))
+        wanted([*command, "--methods", "fedavg,harmofl"]).all_cells()
     command += ["--methods", "harmofl,fedsm"]
-    _, (harmofl, fedsm) = asked(wanted(command))
+    harmofl, fedsm = wanted(command).all_cells()
     assert [cell.plan.protocol for cell in (fedavg, harmofl, fedsm)] == ["paper", "released-code", "released-code"]
     method: Any = harmofl.plan.algorithm
     assert (method.amplitude.band, method.amplitude.decay) == (0, 0)
     assert harmofl.plan.network.norm == "batch-statistics" != fedavg.plan.network.norm  # type: ignore[attr-defined]
     assert fedsm.plan.algorithm.selector == "vgg11"  # type: ignore[attr-defined]
     with pytest.raises(PlanError, match="selector: 'compact', but protocol 'released-code' of fedsm has 'vgg11'"):
-        asked(wanted([*command, "--row", "small: algorithm.name=fedsm algorithm.selector=compact"]))
+        wanted([*command, "--row", "small: algorithm.name=fedsm algorithm.selector=compact"]).all_cells()
 
 
 def test_rounds_until_a_level_is_reached() -> None:
@@ -225,7 +225,7 @@ def test_what_a_run_can_not_go_on_from_begins_anew(fault: str, tmp_path: Path) -
 HOLDER = """
 import sys, time
 from pathlib import Path
-from medsilo.study.cells import alone
+from medsilo.runs.record import alone
 with alone(Path(sys.argv[1]), "x"):
     print("held", flush=True)
     time.sleep(60)

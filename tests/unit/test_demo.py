@@ -14,7 +14,7 @@ from medsilo.federation import inprocess
 from medsilo.report.study_page import write_demo
 from medsilo.report.template import HERE
 from medsilo.study.cells import Row, plan_of
-from medsilo.study.demo import ALONE, HARMONISED, ROWS, RUNNING, SMALL, TOGETHER, demo_plan, run_demo
+from medsilo.study.demo import ALONE, HARMONISED, ROWS, RUNNING, SMALL, TOGETHER, demo_plan, demo_study
 from tests.unit.test_report import Page
 
 
@@ -55,8 +55,9 @@ def test_the_picture_in_the_readme_shows_what_a_fresh_run_gives(root: Path, tmp_
 @pytest.mark.slow
 def test_a_short_demo_ends_with_its_page(tmp_path: Path) -> None:
     lines: list[str] = []
-    folder, failures = run_demo(tmp_path, 2, (0, 1), "medsilo demo", lines.append)
-    assert not failures
+    study = demo_study(tmp_path, 2, (0, 1), lines.append)
+    folder = study.folder
+    assert not study.run()
     text = write_demo(folder, HARMONISED).read_text()
     page = Page(text)
     assert {"why", "methods", "yours", "joining"} <= set(page.ids)

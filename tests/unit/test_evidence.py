@@ -8,7 +8,6 @@ from medsilo.study.evidence import (
     Difference,
     Scores,
     Variance,
-    better,
     compare,
     holm,
     interval,
@@ -19,6 +18,7 @@ from medsilo.study.evidence import (
     seeds_of,
     sensitivity,
 )
+from medsilo.study.verdict import _tested
 
 
 def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) -> Scores:
@@ -124,7 +124,8 @@ def test_an_a_a_study_names_no_winner() -> None:
             ]
 
         baseline = study()
-        named += bool(better({name: compare(study(), baseline) for name in "bcd"}))
+        tested = _tested({name: compare(study(), baseline) for name in "bcd"})
+        named += any(one.sure and one.mean > 0 for one in tested.values())
     assert named <= 1
 
 
@@ -137,8 +138,9 @@ def test_a_clear_gain_is_named() -> None:
     baseline = study(0.0)
     differences = {"same": compare(study(0.0), baseline), "better": compare(study(0.2), baseline)}
     differences["worse"] = compare(study(-0.2), baseline)
-    assert better(differences) == ["better"]
-    assert differences["worse"].high < 0
+    tested = _tested(differences)
+    assert [name for name, one in tested.items() if one.sure] == ["better", "worse"]
+    assert tested["better"].low > 0 and tested["worse"].high < 0
 
 
 def test_holm_by_hand() -> None:

@@ -10,7 +10,7 @@ from medsilo.federation import inprocess
 from medsilo.federation.accepting import Acceptance
 from medsilo.federation.around import TrainingSite
 from medsilo.report import holdings, page
-from medsilo.report.read import read_all
+from medsilo.report.read import read, read_all
 from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
@@ -96,9 +96,13 @@ def test_the_server_refuses_what_does_not_add_up(told: object, tmp_path: Path) -
 
 
 # ---------------------------------------------------------------------------------------------------- the picture
-def test_the_darker_a_class_the_more_common_and_what_is_not_told_is_no_zero() -> None:
-    held = holdings.Holding(("a", "b"), ((4, 2, None), (0, 1, 1)), ((75, 25, 0), None))
-    (_, heads, parts), (title, classes, rows) = held.tables()
+def test_the_darker_a_class_the_more_common_and_what_is_not_told_is_no_zero(tmp_path: Path) -> None:
+    cases = {"a": {"train": 4, "validation": 2}, "b": {"train": 0, "validation": 1, "test": 1}}
+    told = {
+        site: {"cases": own, "classes": {"train": [75, 25, 0] if site == "a" else None}} for site, own in cases.items()
+    }
+    run = read(save(tmp_path, summary_of("fedavg", "FedAvg", dict.fromkeys(cases), told)))
+    (_, heads, parts), (title, classes, rows) = holdings.tables_of(run)
     assert [[cell["text"] for cell in cells] for _, cells in parts] == [["4", "2", "–"], ["0", "1", "1"]]
     assert {cell["heat"] for _, cells in parts for cell in cells} == {0}
     assert (heads, title, classes) == (holdings.PARTS, "Training cases by class", ["0", "1", "2"])

@@ -14,7 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess, site_state
 from medsilo.federation.turns import TurnKeeper
 from medsilo.runs import paths
-from medsilo.runs.reading import read_doing, read_now
+from medsilo.runs.reading import read_now
 from medsilo.runs.schema import Doing, Progress, Round, SiteRound, SiteTurn, Turns
 from medsilo.study.progress import Moment, StudyProgress, listed
 from tests.conftest import make_plan
@@ -134,21 +134,21 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
         for _ in range(4):
             now[0] += 0.2
             own.step()
-            seen.append(told.share if (told := read_doing(tmp_path)) else None)
+            seen.append(told.share if (told := read_now(Doing, tmp_path)) else None)
     assert seen == [None, 0.25, 0.25, 0.75]  # no more often than every quarter of a second
-    last = read_doing(tmp_path)
+    last = read_now(Doing, tmp_path)
     assert last and (last.task, last.round, last.deed, last.share) == ("round", 2, "sending", None)
     with pytest.raises(MedsiloError), own.answering("round", 3):
         raise MedsiloError("no")
-    last = read_doing(tmp_path)
+    last = read_now(Doing, tmp_path)
     assert last and last.deed == "refused"
     with own.answering("test", 3):
         pass
-    assert read_doing(tmp_path) is None
+    assert read_now(Doing, tmp_path) is None
     with own.answering("round", 4):
         own.begin("training", 4)
         own.step()
-    assert read_doing(tmp_path) is None  # so short an answer is made without a word
+    assert read_now(Doing, tmp_path) is None  # so short an answer is made without a word
 
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: p
         watcher.join()
     assert any(re.fullmatch(r"training \d+ %", state) for state in seen), seen
     assert {"waiting", "answered"} <= seen
-    assert read_now(folder) is None and not list(folder.rglob(paths.NOW))  # nothing of it stays
+    assert read_now(Turns, folder) is None and not list(folder.rglob(paths.NOW))  # nothing of it stays
 
 
 # ---------------------------------------------------------------------------------------------------- silence

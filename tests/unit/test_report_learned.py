@@ -20,7 +20,7 @@ from medsilo.report.findings import is_still_rising
 from medsilo.report.page import render
 from medsilo.report.read import read_all
 from medsilo.report.template import HERE, csv_link
-from medsilo.study.scores import mean_in
+from medsilo.study.scores import SiteTest
 from tests.conftest import make_plan
 from tests.unit.test_report import Page, save, summary_of
 
@@ -97,8 +97,8 @@ def test_a_number_is_held_against_the_mean(tmp_path: Path) -> None:
     values = torch.tensor([0.0, 10.0, 0.0, 10.0], dtype=torch.float64)
     measures = {"closeness": torch.full((4,), 0.9), "mae": torch.ones(4), "value": values}
     write_measures(folder, measures, list("abcd"))
-    assert mean_in(tmp_path, "hospital-a", "closeness") == pytest.approx(0.5)
-    assert mean_in(tmp_path, "hospital-a", "dice") is None
+    assert SiteTest.read(tmp_path, "hospital-a", "closeness").mean == pytest.approx(0.5)
+    assert SiteTest.read(tmp_path, "hospital-a", "mae").mean is None
 
 
 # ---------------------------------------------------------------------------------------------------- what a page says

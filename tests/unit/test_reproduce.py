@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from medsilo.cli import parsed
-from medsilo.study.compare import asked
 from tests.conftest import wanted
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/reproduce.md").read_text()
@@ -22,7 +21,7 @@ def test_the_command_is_one(command: str, root: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(root)
     name, values = parsed(shlex.split(command))
     if name == "compare":
-        _, cells = asked(replace(wanted(shlex.split(command)), seeds=[0]))
+        cells = replace(wanted(shlex.split(command)), seeds=[0]).all_cells()
         assert len(cells) >= 2
         names = {cell.row.title for cell in cells}
         assert values["against"] is None or values["against"] in names

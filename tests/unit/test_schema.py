@@ -123,7 +123,7 @@ def test_a_folder_of_the_state_before_the_models_is_read_without_a_loss(tmp_path
 
 def test_a_site_that_never_answered_has_no_cases(tmp_path: Path) -> None:
     run = read(save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None}, {"b": {"cases": None}})))
-    assert run.site("b").cases is None and run.test_cases("b") is None
+    assert run.site("b").cases is None and run.summary.test_cases("b") is None
     assert "None" not in page.render([run], "Title")
 
 

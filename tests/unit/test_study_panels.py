@@ -39,7 +39,7 @@ def copy(panels_study: Study, tmp_path: Path) -> Study:
     """The study in a folder that a test may change."""
     shutil.copytree(panels_study.folder, tmp_path / "study")
     cells = [Cell(cell.row, cell.seed, cell.plan, tmp_path / "study" / cell.folder.name) for cell in panels_study.cells]
-    return Study(tmp_path / "study", panels_study.about, panels_study.plan, cells)
+    return Study(tmp_path / "study", panels_study.about, cells)
 
 
 def folder_of(study: Study, title: str, seed: int) -> Path:

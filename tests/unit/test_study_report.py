@@ -91,7 +91,7 @@ def test_a_site_that_keeps_its_scores_counts_by_its_means_and_the_page_says_so(s
     for path in (tmp_path / "kept").glob("*/sites/hospital-b/test.csv"):
         path.unlink()
     cells = [Cell(cell.row, cell.seed, cell.plan, tmp_path / "kept" / cell.folder.name) for cell in study.cells]
-    kept = Study(tmp_path / "kept", study.about, study.plan, cells)
+    kept = Study(tmp_path / "kept", study.about, cells)
     before, after = verdict_of(study), kept.conclude([])
     for mine, theirs in zip(before.rows, after.rows, strict=True):
         assert theirs.means_only == ["hospital-b"] and mine.means_only == []

@@ -34,13 +34,15 @@ def demo(
     """
     screen.begin(f"demo with seeds {seeds}: loading PyTorch")
     from medsilo.report.study_page import write_demo
-    from medsilo.study.demo import HARMONISED, run_demo
+    from medsilo.study.demo import HARMONISED, demo_study
 
     with screen.busy("running the demo") as tell_more:
-        folder, failures = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say, tell_more)
+        study = demo_study(out, rounds, seeds.numbers, screen.say)
+        tell_more(study.under_way)
+        failures = study.run()
     screen.doing("writing the page")
-    page = write_demo(folder, HARMONISED)
-    _say_answer(screen, folder, page, "now with your data: medsilo init FOLDER -o study")
+    page = write_demo(study.folder, HARMONISED)
+    _say_answer(screen, study.folder, page, "now with your data: medsilo init FOLDER -o study")
     screen.answer(report=page, failures=failures)
     for failure in failures:
         screen.warn(failure)
@@ -214,18 +216,17 @@ def compare(
 
     from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
-    from medsilo.study.compare import Asked, Study, asked, command_line, most_at_once
+    from medsilo.study.compare import Asked, Study, command_line, most_at_once
 
-    wanted = Asked(task, plan, methods, row, numbers, protocol, changes, out, folds)
-    base, cells = asked(wanted)
+    cells = Asked(task, plan, methods, row, numbers, protocol, changes, out, folds).all_cells()
     about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
-    study = Study(out, about, base, cells, against, primary, partial(write_study, out))
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
+    show, side_by_side = partial(write_study, out), at_once or most_at_once()
+    study = Study(out, about, cells, against, primary, show, engine, settings, side_by_side, screen.say)
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)
-        how = engine, settings, at_once or most_at_once(), screen.say
-        failures = study.run_within(minutes, *how) if minutes else study.run(*how)
+        failures = study.run_within(minutes) if minutes else study.run()
     screen.doing("writing the page")
     page = write_study(out)
     verdict = _say_answer(screen, out, page, f"a decision sheet for each hospital: medsilo report {out} --hospitals")

@@ -9,6 +9,8 @@ By hand for a reason: drawing libraries write neither classes for the page's col
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Self
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -20,7 +22,15 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
 COLOURS = 8  # told apart by a colour-blind reader, and from the two inks of references
 INKS = 2
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")  # five dashes and seven markers: no pair repeats with eight colours
-MARKERS = ("circle", "square", "triangle", "diamond", "wedge", "bar", "cross")
+MARKERS = (
+    "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",  # circle
+    "m-3.2 -3.2h6.4v6.4h-6.4z",  # square
+    "m0 -4.4l4.2 7.4h-8.4z",  # triangle
+    "m0 -4.8l4.2 4.8l-4.2 4.8l-4.2 -4.8z",  # diamond
+    "m0 4.4l4.2 -7.4h-8.4z",  # wedge
+    "m-1.6 -5h3.2v10h-3.2z",  # bar
+    "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",  # cross
+)
 MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a cloud
 
 
@@ -42,6 +52,56 @@ class Series:
         return n if self.places is None else self.places[n]
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """An SVG element, and what is drawn into it."""
+
+    element: ElementTree.Element
+
+    @classmethod
+    def start(cls, width: float, height: float, key: str, title: str, description: str, small: bool = False) -> Self:
+        """A drawing, with a title and a description in words. small: no wider than it was drawn, in smaller letters."""
+        labels = {"role": "img", "aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"}
+        look = {"class": "chart picture", "style": f"max-width:{width:g}px"} if small else {"class": "chart"}
+        svg = cls(ElementTree.Element("svg", look | labels | {"viewBox": f"0 0 {width:g} {height:g}"}))
+        svg.add("title", {"id": f"{key}-title"}, title)
+        svg.add("desc", {"id": f"{key}-description"}, description)
+        return svg
+
+    def add(self, tag: str, attributes: dict[str, str], words: str | None = None) -> Self:
+        """Add an element, and return it to be drawn into."""
+        element = ElementTree.SubElement(self.element, tag, attributes)
+        element.text = words and printable(words)  # which ElementTree escapes
+        return replace(self, element=element)
+
+    def group(self, look: str) -> Self:
+        """A group of one of the page's classes."""
+        return self.add("g", {"class": look})
+
+    def path(self, look: str, path: str, **attributes: str) -> Self:
+        """A path of one of the page's classes."""
+        return self.add("path", {"class": look, **attributes, "d": path})
+
+    def text(self, words: str, x: float, y: float, anchor: str = "", **attributes: str) -> None:
+        """A text, whose start is at this place, or as `anchor` says its middle or its end."""
+        place = {"x": str(x), "y": str(y)} | ({"text-anchor": anchor} if anchor else {})
+        self.add("text", place | attributes, words)
+
+    def title(self, words: str) -> None:
+        """Say what it is to who points at it."""
+        self.add("title", {}, words)
+
+    def markup(self) -> Markup:
+        """The drawing for the page."""
+        return Markup(ElementTree.tostring(self.element, encoding="unicode", short_empty_elements=False))
+
+
+def values_of(series: Sequence[Series]) -> list[float]:
+    """Return all values of these lines, and the edges of their bands."""
+    values = [value for one in series for value in one.values if value is not None]
+    return values + [edge for one in series for edges in one.band if edges for edge in edges]
+
+
 def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float] | None]:
     """Return the lowest and the highest of several curves at each place; nothing where one has no value."""
     columns = zip(*curves, strict=False) if len(curves) > 1 else ()
@@ -52,32 +112,31 @@ def bridged(series: Sequence[Series], skipped: Collection[int]) -> list[Series]:
     """Return lines that go on over these values, where there was nothing to measure."""
     if not skipped:
         return list(series)
-    return [_bridged(one, [n for n in range(len(one.values)) if n not in skipped]) for one in series]
+    lines = []
+    for one in series:
+        kept = [n for n in range(len(one.values)) if n not in skipped]
+        values, places = [one.values[n] for n in kept], [one.place(n) for n in kept]
+        band = [one.band[n] for n in kept if n < len(one.band)]
+        ring = kept.index(one.ring) if one.ring in kept else None
+        lines.append(replace(one, values=values, places=places, ring=ring, band=band))
+    return lines
 
 
 def validation_chart(series: Sequence[Series], metric: str, *, key: str, last_x: float) -> Markup | None:
     """Draw scores by round, over the whole width; rounds in which no site was scored are passed over."""
-    longest = max((len(one.values) for one in series), default=0)
-    skipped = {n for n in range(longest) if all(n >= len(one.values) or one.values[n] is None for one in series)}
-    known = [value for one in series for value in one.values if value is not None]
-    if not known:
+    if not values_of(series):
         return None
+    columns = zip_longest(*(one.values for one in series))
+    skipped = {n for n, column in enumerate(columns) if all(value is None for value in column)}
     return line_chart(
         bridged(series, skipped),
         key=key,
         title=f"Validation {metric} by round",
         x_label="rounds",
         y_label=f"validation {metric}",
-        y_ticks=ticks(min(known), max(known)),
         last_x=last_x,
         width=WIDE,
     )
-
-
-def _bridged(one: Series, kept: Sequence[int]) -> Series:
-    ring = kept.index(one.ring) if one.ring in kept else None
-    band = [one.band[n] for n in kept if n < len(one.band)]
-    return replace(one, values=[one.values[n] for n in kept], places=[one.place(n) for n in kept], ring=ring, band=band)
 
 
 def styles(references: Sequence[bool]) -> list[int]:
@@ -113,28 +172,34 @@ def line_chart(
     title: str,
     x_label: str,
     y_label: str,
-    y_ticks: Sequence[float],
-    last_x: float,
+    y_ticks: Sequence[float] = (),
+    last_x: float | None = None,
     width: int = NARROW,
     unit: str = "rounds",
     words: str = "",
     guide: Sequence[tuple[float, float]] = (),
 ) -> Markup:
-    """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike.
+    """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike, and
+    are by default as far as the lines go.
 
     words: the chart in words, where the ends of its lines don't say it; guide: the corners of a thin line to hold
     the others against.
     """
-    svg = start_svg(width, HEIGHT, key, title, words or describe(series, unit))
+    svg = Drawing.start(width, HEIGHT, key, title, words or describe(series, unit))
+    if not y_ticks:
+        known = values_of(series)
+        y_ticks = ticks(min(known), max(known))
+    if last_x is None:
+        last_x = max(one.place(n) for one in series for n in range(len(one.values)))
     plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1, width)
     _axes(svg, plot, y_ticks, x_label, y_label, whole=unit == "rounds")
     if guide:
         corners = "L".join(f"{plot.x(x)} {plot.y(y)}" for x, y in guide)
-        ElementTree.SubElement(svg, "path", {"class": "line chance", "d": f"M{corners}"})
+        svg.path("line chance", f"M{corners}")
     every = max([1, *(math.ceil(len(one.values) * len(series) / MOST_MARKERS) for one in series)])
     for one in series:
         _series(svg, plot, one, every, unit)
-    return to_markup(svg)
+    return svg.markup()
 
 
 def interval_chart(
@@ -143,32 +208,31 @@ def interval_chart(
     """Draw estimates below each other. rows: name, value, its interval, and both in words; nothing: the word for 0."""
     width, start, end, line = 640, 220, 490, 18
     words = " ".join(f"{name} {told}." for name, _, _, _, told in rows)
-    svg = start_svg(width, line * len(rows) + 40, key, title, words)
+    svg = Drawing.start(width, line * len(rows) + 40, key, title, words)
     low, high = min(0.0, *(row[2] for row in rows)), max(0.0, *(row[3] for row in rows))
 
     def x(value: float) -> float:
         return round(start + (value - low) / (high - low) * (end - start), 1)
 
-    dashed = {"class": "axis", "d": f"M{x(0)} 6V{line * len(rows) + 14}", "stroke-dasharray": "3 3"}
-    ElementTree.SubElement(svg, "path", dashed)
-    draw_text(svg, nothing, x=x(0), y=line * len(rows) + 30, **{"text-anchor": "middle"})
+    svg.path("axis", f"M{x(0)} 6V{line * len(rows) + 14}", **{"stroke-dasharray": "3 3"})
+    svg.text(nothing, x(0), line * len(rows) + 30, "middle")
     for place, (name, value, least, most, told) in enumerate(rows, 1):
-        draw_text(svg, name[:34], x=4, y=line * place + 4)
-        group = ElementTree.SubElement(svg, "g", {"class": "s0"})
-        ElementTree.SubElement(group, "path", {"class": "line", "d": f"M{x(least)} {line * place}H{x(most)}"})
-        ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(1, x(value), line * place)})
-        draw_text(svg, told, x=width - 4, y=line * place + 4, **{"text-anchor": "end"})
-    return to_markup(svg)
+        svg.text(name[:34], 4, line * place + 4)
+        group = svg.group("s0")
+        group.path("line", f"M{x(least)} {line * place}H{x(most)}")
+        group.path("mark", marker(1, x(value), line * place))
+        svg.text(told, width - 4, line * place + 4, "end")
+    return svg.markup()
 
 
 def swatch(style: int, joined: bool = True) -> Markup:
     """A piece of a series' line with its marker, for a legend; the marker alone where no line joins the points."""
-    svg = ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"})
-    group = ElementTree.SubElement(svg, "g", {"class": colour(style)})
+    svg = Drawing(ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"}))
+    group = svg.group(colour(style))
     if joined:
-        ElementTree.SubElement(group, "path", _stroke(style) | {"d": "M1 6H33"})
-    ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(style, 17, 6)})
-    return to_markup(svg)
+        _draw_line(group, style, "M1 6H33")
+    group.path("mark", marker(style, 17, 6))
+    return svg.markup()
 
 
 def describe(series: Sequence[Series], unit: str = "rounds") -> str:
@@ -204,47 +268,44 @@ class _Plot:
         return round(HEIGHT - BOTTOM - (value - self.low) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM), 1)
 
 
-def _axes(
-    svg: ElementTree.Element, plot: _Plot, y_ticks: Sequence[float], x_label: str, y_label: str, whole: bool
-) -> None:
+def _axes(svg: Drawing, plot: _Plot, y_ticks: Sequence[float], x_label: str, y_label: str, whole: bool) -> None:
     decimals = max((len(f"{tick:.10f}".rstrip("0").partition(".")[2]) for tick in y_ticks), default=0)
     for tick in y_ticks:
-        ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{LEFT} {plot.y(tick)}H{plot.right}"})
-        draw_text(svg, f"{tick:.{decimals}f}", x=LEFT - 7, y=plot.y(tick) + 4, **{"text-anchor": "end"})
+        svg.path("gridline", f"M{LEFT} {plot.y(tick)}H{plot.right}")
+        svg.text(f"{tick:.{decimals}f}", LEFT - 7, plot.y(tick) + 4, "end")
     floor = HEIGHT - BOTTOM
-    ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{LEFT} {floor}H{plot.right}"})
+    svg.path("axis", f"M{LEFT} {floor}H{plot.right}")
     for position in ticks(0, plot.last, most=9):
         if position <= plot.last and (position == int(position) or not whole):
-            ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{plot.x(position)} {floor}v4"})
-            draw_text(svg, f"{position:g}", x=plot.x(position), y=floor + 17, **{"text-anchor": "middle"})
+            svg.path("axis", f"M{plot.x(position)} {floor}v4")
+            svg.text(f"{position:g}", plot.x(position), floor + 17, "middle")
     centre = (LEFT + plot.right) / 2
-    draw_text(svg, x_label, x=centre, y=HEIGHT - 6, **{"text-anchor": "middle", "class": "label"})
+    svg.text(x_label, centre, HEIGHT - 6, "middle", **{"class": "label"})
     middle = (TOP + floor) / 2
-    turned = {"text-anchor": "middle", "class": "label", "transform": f"rotate(-90 12 {middle})"}
-    draw_text(svg, y_label, x=12, y=middle, **turned)
+    svg.text(y_label, 12, middle, "middle", **{"class": "label"}, transform=f"rotate(-90 12 {middle})")
 
 
-def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit: str) -> None:
-    group = ElementTree.SubElement(svg, "g", {"class": colour(one.style)})
+def _series(svg: Drawing, plot: _Plot, one: Series, every: int, unit: str) -> None:
+    group = svg.group(colour(one.style))
     if edges := [(plot.x(one.place(n)), *map(plot.y, pair)) for n, pair in enumerate(one.band) if pair]:
         around = [f"{x} {low}" for x, low, _ in edges] + [f"{x} {high}" for x, _, high in reversed(edges)]
-        ElementTree.SubElement(group, "path", {"class": "band", "d": f"M{'L'.join(around)}z"})
+        group.path("band", f"M{'L'.join(around)}z")
     path, drawing = [], False
     for n, value in enumerate(one.values):
         if value is not None:
             path.append(f"{'L' if drawing else 'M'}{plot.x(one.place(n))} {plot.y(value)}")
         drawing = value is not None
     if path and one.joined:
-        ElementTree.SubElement(group, "path", _stroke(one.style) | {"d": "".join(path)})
+        _draw_line(group, one.style, "".join(path))
     for n, value in enumerate(one.values):
         if value is None:
             continue
         x, y = plot.x(one.place(n)), plot.y(value)
         if n == one.ring:
-            ElementTree.SubElement(group, "circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
+            group.add("circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
         if _marked(one, n, every):
-            mark = ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(one.style, x, y)})
-            draw_text(mark, f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}", "title")
+            mark = group.path("mark", marker(one.style, x, y))
+            mark.title(f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}")
 
 
 def _marked(one: Series, x: int, every: int) -> bool:
@@ -256,44 +317,11 @@ def _marked(one: Series, x: int, every: int) -> bool:
     )
 
 
-def _stroke(style: int) -> dict[str, str]:
+def _draw_line(parent: Drawing, style: int, path: str) -> None:
     dash = DASHES[style % len(DASHES)]
-    return {"class": "line"} | ({"stroke-dasharray": dash} if dash else {})
+    parent.path("line", path, **({"stroke-dasharray": dash} if dash else {}))
 
 
 def marker(style: int, x: float, y: float) -> str:
     """The outline of a marker around (x, y); the shapes have about the same area."""
-    shape = MARKERS[style % len(MARKERS)]
-    steps = {
-        "circle": "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",
-        "square": "m-3.2 -3.2h6.4v6.4h-6.4z",
-        "triangle": "m0 -4.4l4.2 7.4h-8.4z",
-        "diamond": "m0 -4.8l4.2 4.8l-4.2 4.8l-4.2 -4.8z",
-        "wedge": "m0 4.4l4.2 -7.4h-8.4z",
-        "bar": "m-1.6 -5h3.2v10h-3.2z",
-        "cross": "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",
-    }
-    return f"M{x} {y}{steps[shape]}"
-
-
-def start_svg(
-    width: float, height: float, key: str, title: str, description: str, small: bool = False
-) -> ElementTree.Element:
-    """A drawing with a title and a description in words. small: no wider than it was drawn, with smaller letters."""
-    labels = {"role": "img", "aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"}
-    look = {"class": "chart picture", "style": f"max-width:{width:g}px"} if small else {"class": "chart"}
-    svg = ElementTree.Element("svg", look | labels | {"viewBox": f"0 0 {width:g} {height:g}"})
-    draw_text(svg, title, "title", id=f"{key}-title")
-    draw_text(svg, description, "desc", id=f"{key}-description")
-    return svg
-
-
-def draw_text(parent: ElementTree.Element, text: str, tag: str = "text", **attributes: str | float) -> None:
-    """A text, or a title; ElementTree escapes it."""
-    element = ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items()})
-    element.text = printable(text)
-
-
-def to_markup(svg: ElementTree.Element) -> Markup:
-    """The drawing for the page."""
-    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
+    return f"M{x} {y}{MARKERS[style % len(MARKERS)]}"

@@ -17,24 +17,46 @@ from medsilo.report.read import RunResult
 from medsilo.runs.schema import Decisions, Place
 
 LOSS = 0.1  # net benefit below which a curve is not drawn
-Line = tuple[str, int, list[Place]]  # its name, its style, and the places of the probability
 Point = tuple[float, float]
 Points = Iterable[Point]
 
 
-def sum_of(places: Sequence[Place]) -> Place:
-    """Return several places together."""
-    cases, own, total = zip(*places, strict=True)
-    return sum(cases), sum(own), float(sum(total))
-
-
 def together(several: Sequence[Sequence[Place]]) -> list[Place]:
-    """Return the places of all classes together, one against the rest."""
-    return [sum_of(places) for places in zip(*several, strict=True)]
+    """Return the places of several classes, each against the rest, or of several sites together."""
+    columns = (zip(*places, strict=True) for places in zip(*several, strict=True))
+    return [(sum(cases), sum(own), float(sum(total))) for cases, own, total in columns]
 
 
-def curves(lines: Sequence[Line], whole: Sequence[Line]) -> dict[str, Any]:
+EVERYONE = "all sites' cases"
+FIGURES = ("sensitivity", "specificity", "calibration_error")
+Row = tuple[Any, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class DecisionRow:
+    """One row of the tables: whose test cases, what they tell, and the figures that follow from it."""
+
+    name: Any
+    told: Decisions
+    figures: Mapping[str, float | None]
+    several: bool = False  # several sites, each with a threshold of its own
+
+    @property
+    def places(self) -> list[Place]:
+        """Those of the probability, of all classes together."""
+        return together(self.told.reliability or ())
+
+    @property
+    def words(self) -> str:
+        return self.name if isinstance(self.name, str) else ", ".join(self.name)
+
+
+Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style and whose it is
+
+
+def curves(lines: Sequence[Drawn], whole: Sequence[Drawn]) -> dict[str, Any]:
     """Return the charts with their captions, and one legend. whole: of each run all sites', for its decision curve."""
+    lines, whole = ([one for one in own if one[2].told.reliability] for own in (lines, whole))
     if not lines:
         return {"charts": [], "legend": []}
     diagonal = ((0.0, 0.0), (1.0, 1.0))
@@ -44,7 +66,7 @@ def curves(lines: Sequence[Line], whole: Sequence[Line]) -> dict[str, Any]:
         ("precision", "Precision by recall", lines, _precision, "recall (sensitivity)", "precision", ()),
     ]
     if whole:
-        everybody = tuple(_benefit_of_all(whole[0][2]))
+        everybody = tuple(_benefit(whole[0][2].places, everybody=True))
         drawn.append(("benefit", "Decision curve", whole, _benefit, "threshold", "net benefit", everybody))
     known = dict.fromkeys((name, style) for name, style, _ in (*lines, *whole))
     return {
@@ -72,8 +94,8 @@ def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[P
     )
 
 
-def _series(lines: Sequence[Line], curve: Callable[[list[Place]], Points]) -> list[Series]:
-    every = [(name, style, list(curve(places))) for name, style, places in lines]
+def _series(lines: Sequence[Drawn], curve: Callable[[list[Place]], Points]) -> list[Series]:
+    every = [(name, style, list(curve(row.places))) for name, style, row in lines]
     return [Series(name, [y for _, y in own], style, places=[x for x, _ in own]) for name, style, own in every]
 
 
@@ -101,39 +123,19 @@ def _precision(places: list[Place]) -> Points:
     return ((own / ill, own / cases) for _, cases, own in _called(places) if ill and cases)
 
 
-def _benefit(places: list[Place]) -> Points:
-    """Return net benefit (Vickers and Elkin 2006): true less false alarms per case, a false one worth t / (1 − t)."""
-    return _net(list(_called(places)))
+def _benefit(places: list[Place], everybody: bool = False) -> Points:
+    """Return net benefit (Vickers and Elkin 2006): true less false alarms per case, a false one worth t / (1 − t).
 
-
-def _benefit_of_all(places: list[Place]) -> Points:
-    """Return the same for who counts everybody as found."""
-    *_, (_, everyone, ill) = _called(places)
-    return _net([(at, everyone, ill) for at, _, _ in _called(places)])
-
-
-def _net(found: Sequence[tuple[float, int, int]]) -> Points:
-    everyone = found[-1][1]
-    every = [(at, (own - (cases - own) * at / (1 - at)) / everyone) for at, cases, own in found if everyone and at < 1]
-    return [(at, value) for at, value in reversed(every) if value > -LOSS]
-
-
-EVERYONE = "all sites' cases"
-FIGURES = ("sensitivity", "specificity", "calibration_error")
-Row = tuple[Any, list[dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class DecisionRow:
-    """One row of the tables: whose test cases, what they tell, and the figures that follow from it."""
-
-    name: Any
-    told: Decisions
-    figures: Mapping[str, float | None]
-    several: bool = False  # several sites, each with a threshold of its own
-
-
-Drawn = tuple[str, int, DecisionRow]  # a line of the chart: its name, its style and whose it is
+    everybody: of who counts everybody as found.
+    """
+    called, net = list(_called(places)), []
+    everyone, ill = called[-1][1:]
+    for at, cases, own in called:
+        if everybody:
+            cases, own = everyone, ill
+        if everyone and at < 1:
+            net.append((at, (own - (cases - own) * at / (1 - at)) / everyone))
+    return [(at, value) for at, value in reversed(net) if value > -LOSS]
 
 
 def of_run(run: RunResult, name: str = "") -> list[DecisionRow]:
@@ -158,10 +160,7 @@ def together_of(several: Sequence[Decisions]) -> Decisions:
     return Decisions(
         confusion=[[sum(column) for column in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)],
         decided=[sum(column) for column in zip(*cuts, strict=True)] or None,
-        reliability=[
-            [sum_of(places) for places in zip(*of_class, strict=True)] for of_class in zip(*curves, strict=True)
-        ]
-        or None,
+        reliability=[together(of_class) for of_class in zip(*curves, strict=True)] or None,
     )
 
 
@@ -176,13 +175,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
     sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
     whole = last if several or len(sites) < 2 else [(EVERYONE, len(sites), row) for _, _, row in last]
-    return decision_section(rows, last if several else sites, whole, runs)
-
-
-def decision_section(
-    rows: Sequence[DecisionRow], drawn: Sequence[Drawn], whole: Sequence[Drawn], runs: Sequence[RunResult]
-) -> dict[str, Any]:
-    """Return tables and charts. whole: of each run, that of all its sites."""
     classes = _classes(runs, len(rows[0].told.confusion))
     return {
         "two": len(classes) == 2,
@@ -193,25 +185,21 @@ def decision_section(
         "confusions": [line for row in rows for line in _confusion(row, classes)],
         "one_against_rest": [line for _, _, row in whole for line in _against_rest(row, classes)],
         "calibration": [(row.name, [cell(row.figures.get("calibration_error"))]) for row in rows],
-        "curves": curves(_drawn(drawn), _drawn(whole) if len(classes) == 2 else []),
+        "curves": curves(last if several else sites, whole if len(classes) == 2 else []),
         "places": [line for row in rows if row.told.reliability for line in _places(row)],
     }
 
 
 def _rule(runs: Sequence[RunResult]) -> str:
     """Return how the thresholds were chosen, in words; nothing where the runs differ."""
-    rules = {_wanted(run) for run in runs}
+    told = [_planned(run, "tracking").get("sensitivity") for run in runs]
+    rules = {float(wanted) if isinstance(wanted, int | float) else None for wanted in told}
     if len(rules) > 1:
         return "as its plan says (tracking.sensitivity)"
     wanted = rules.pop()
     if wanted is None:
         return "the one with the greatest sum of sensitivity and specificity (Youden's)"
     return f"the greatest that reaches a sensitivity of {wanted:g}"
-
-
-def _wanted(run: RunResult) -> float | None:
-    wanted = _planned(run, "tracking").get("sensitivity")
-    return float(wanted) if isinstance(wanted, int | float) else None
 
 
 def _classes(runs: Sequence[RunResult], count: int) -> list[str]:
@@ -246,11 +234,10 @@ def _at_threshold(row: DecisionRow) -> Row:
 
 def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     """Return a line for each class that occurs or was found."""
-    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
     table = row.told.confusion
     return [
         (
-            (name, classes[label]),
+            (row.words, classes[label]),
             [cell(count, str(count), look="own" if label == found else "") for found, count in enumerate(counts)],
         )
         for label, counts in enumerate(table)
@@ -261,33 +248,25 @@ def _confusion(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
 def _against_rest(row: DecisionRow, classes: Sequence[str]) -> list[Row]:
     """Return sensitivity and specificity of each class, where the most probable class is what was found."""
     table = row.told.confusion
-    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
     everyone = sum(map(sum, table))
     rows = []
     for label, counts in enumerate(table):
         own, found = sum(counts), sum(line[label] for line in table)
-        if not own:
-            continue
         others, false = everyone - own, found - counts[label]
-        specificity = (others - false) / others if others else None
-        cells = [
-            cell(counts[label] / own, aside=f"{counts[label]} of {own}"),
-            cell(specificity, aside=f"{others - false} of {others}"),
-        ]
-        rows.append(((name, classes[label]), cells))
+        if own:
+            rows.append(((row.words, classes[label]), [_share(counts[label], own), _share(others - false, others)]))
     return rows
 
 
-def _drawn(several: Sequence[Drawn]) -> list[Line]:
-    return [(name, style, together(row.told.reliability)) for name, style, row in several if row.told.reliability]
+def _share(part: int, whole: int) -> dict[str, Any]:
+    return cell(part / whole if whole else None, aside=f"{part} of {whole}")
 
 
 def _places(row: DecisionRow) -> list[Row]:
-    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
-    found = together(row.told.reliability or ())
+    found = row.places
     return [
         (
-            (name, f"{place / len(found):.1f} to {(place + 1) / len(found):.1f}"),
+            (row.words, f"{place / len(found):.1f} to {(place + 1) / len(found):.1f}"),
             [cell(cases, str(cases)), cell(total / cases, number(total / cases)), cell(own / cases)],
         )
         for place, (cases, own, total) in enumerate(found)

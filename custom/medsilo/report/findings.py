@@ -3,19 +3,20 @@
 Beside the first sentence stands whether models have learned: below guessing, hardly, still rising.
 """
 
-import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from typing import Any, Literal
 
 from medsilo.report.formats import moment_of, number, short, shown
 from medsilo.report.panels import Subject
 from medsilo.report.read import RunResult, same, spans
+from medsilo.runs.schema import Summary
 
 MOST_ABSENCE_NOTICES = 6
+REFERENCES = ("local", "central")  # what no federation makes: federations are held against them
 STANDS_OUT = "Stands out"
 SYNTHETIC = (
     "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
@@ -44,16 +45,6 @@ class Answer:
     remarks: tuple[str, ...] = ()
 
 
-def is_central(run: RunResult) -> bool:
-    """All data lay in one place."""
-    return run.summary.method == "central"
-
-
-def is_reference(run: RunResult) -> bool:
-    """Runs that no federation makes: they are what federations are held against."""
-    return run.summary.method == "local" or is_central(run)
-
-
 def answer(runs: Sequence[RunResult]) -> Answer:
     """Return what a run reaches; several are not ranked, since each is one seed."""
     if len(runs) > 1:
@@ -73,67 +64,70 @@ def answer(runs: Sequence[RunResult]) -> Answer:
 
 def notices(runs: Sequence[RunResult]) -> list[Notice]:
     """All that belongs on the first screen beside the answer, the gravest first."""
-    reasons = [f"{run.label}: {run.summary.reason or 'no reason given'}" for run in runs if run.failed]
-    failed = [Notice("failed", "Failed", reason) for reason in reasons]
+    failed = [(run.label, run.summary.reason or "no reason given") for run in runs if run.failed]
+    found = [Notice("failed", "Failed", f"{label}: {reason}") for label, reason in failed]
     missing = [notice for run in runs for notice in _missing(run)]
     left = len(missing) - MOST_ABSENCE_NOTICES
     if left > 0:
         rest = f"{left} more such {'entry' if left == 1 else 'entries'} under Participation."
         missing = [*missing[:MOST_ABSENCE_NOTICES], Notice("missing", "Missing", rest)]
-    told = [
-        Notice("caution", "Caution", f"{run.label}: {line}") for run in runs for line in run.summary.details.cautions
-    ]
-    told += [
-        Notice("caution", "Sealing", f"{run.label}: {' '.join(sealing.protects)} The keys rest on {sealing.keys}.")
-        for run in runs
-        if (sealing := run.summary.details.sealing)
-    ]
-    told += [
-        Notice("caution", STANDS_OUT, f"{run.label}: {line}")
-        for run in runs
-        for lines in run.summary.stands_out.values()
-        for line in lines
-    ]
-    return failed + missing + told + _cautions(runs) + _synthetic(runs)
-
-
-def limits(runs: Sequence[RunResult]) -> list[str]:
-    """Return what no reader may conclude from this page."""
-    found = []
+    found += missing
+    for word, lines in TOLD.items():
+        found += [Notice("caution", word, f"{run.label}: {line}") for run in runs for line in lines(run.summary)]
+    found += [Notice("caution", "Caution", text) for text in _cautions(runs)]
     if any(run.summary.synthetic for run in runs):
-        found.append(SYNTHETIC)
-    if len(runs) > 1:
-        found.append(
+        text = "No patient's image was used; the scores say nothing about patients."
+        found.append(Notice("synthetic", "Synthetic data", text))
+    return found
+
+
+def _sealing(told: Summary) -> Iterator[str]:
+    if sealing := told.details.sealing:
+        yield f"{' '.join(sealing.protects)} The keys rest on {sealing.keys}."
+
+
+TOLD: dict[str, Callable[[Summary], Iterable[str]]] = {  # by the word that stands before it
+    "Caution": lambda told: told.details.cautions,
+    "Sealing": _sealing,
+    STANDS_OUT: lambda told: chain.from_iterable(told.stands_out.values()),
+}
+
+
+def limits(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what no reader may conclude from this page."""
+    if any(run.summary.synthetic for run in runs):
+        yield SYNTHETIC
+    if len(runs) == 1:
+        yield "This is a single run with a single seed. Another seed changes every score, by an unknown amount."
+    else:
+        yield (
             "Each row is a single run with a single seed. Another seed moves every score, and without repeated runs "
             "nobody can tell a difference between methods from chance."
         )
-    else:
-        found.append("This is a single run with a single seed. Another seed changes every score, by an unknown amount.")
     known = [
         (cases, run.tested_in_words(site), site)
         for run in runs
         for site in run.sites
-        if (cases := run.test_cases(site))
+        if (cases := run.summary.test_cases(site))
     ]
     if known:
         cases, words, site = min(known)
         detail = f"{site} has the smallest test set, {words}"
         if all(run.summary.metric == "accuracy" for run in runs):
             detail += f": one more or less right moves its accuracy by {1 / cases:.3f}"
-        found.append(f"{detail}.")
-    return [*found, CHOSEN, *engines_differ(runs)]
+        yield f"{detail}."
+    yield from limits_of_all(runs)
 
 
-def engines_differ(runs: Sequence[RunResult]) -> list[str]:
-    """Return a line where times of these runs don't compare."""
-    several = len({run.summary.engine for run in runs}) > 1
-    return ["The runs used different engines, so their times do not compare."] if several else []
+def limits_of_all(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Yield what stands last on every page, and where times of these runs don't compare."""
+    yield CHOSEN
+    if len({run.summary.engine for run in runs}) > 1:
+        yield "The runs used different engines, so their times do not compare."
 
 
-def signed(value: float | None) -> str:
+def signed(value: float) -> str:
     """A difference with its sign, three decimals, with a true minus."""
-    if value is None:
-        return number(None)
     return "±0.000" if value == 0 else f"{value:+.3f}".replace("-", "−")
 
 
@@ -149,40 +143,26 @@ def _missing(run: RunResult) -> list[Notice]:
     return found
 
 
-def _cautions(runs: Sequence[RunResult]) -> list[Notice]:
-    found = []
+def _cautions(runs: Sequence[RunResult]) -> Iterator[str]:
     for run in runs:
         planned, done = run.summary.rounds.planned, run.summary.rounds.done
         if not run.failed and done < planned:
-            found.append(f"{run.label} finished with {done} of {planned} planned rounds.")
+            yield f"{run.label} finished with {done} of {planned} planned rounds."
         if len({tuple(sorted(machine.items())) for site in run.sites if (machine := run.site(site).machine)}) > 1:
-            found.append(
-                f"{run.label}: its sites ran different versions or processors, so its last digits are their own."
-            )
+            yield f"{run.label}: its sites ran different versions or processors, so its last digits are their own."
         lacks = {site: tuple(run.site(site).absent) for site in run.sites}
         if len(set(lacks.values())) > 1:
             told = ", ".join(f"{site} not {' and '.join(names)}" for site, names in lacks.items() if names)
-            found.append(
+            yield (
                 f"{run.label}: its sites do not have the same ({told}). Scores of sites that drew different "
                 "structures are of different things: compare a structure. Their mean is one over structures."
             )
-        untested = [site for site in run.sites if run.score(site) is None]
-        if not run.failed and untested:
-            found.append(f"{run.label} has no test score for {_listed(untested)}; its mean leaves them out.")
+        *first, last = [site for site in run.sites if run.score(site) is None] or [""]
+        if not run.failed and last:
+            names = f"{', '.join(first)} and {last}" if first else last
+            yield f"{run.label} has no test score for {names}; its mean leaves them out."
     if len({run.summary.package.hash for run in runs}) > 1:
-        found.append("The runs were made with different versions of the package (see Provenance).")
-    return [Notice("caution", "Caution", text) for text in found]
-
-
-def _synthetic(runs: Sequence[RunResult]) -> list[Notice]:
-    if not any(run.summary.synthetic for run in runs):
-        return []
-    text = "No patient's image was used; the scores say nothing about patients."
-    return [Notice("synthetic", "Synthetic data", text)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        yield "The runs were made with different versions of the package (see Provenance)."
 
 
 def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
@@ -211,18 +191,8 @@ def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
     return {
         "shared": {name: value for name, value in shared.items() if value is not None},
         "differing": differing,
-        "rows": [{"label": run.label, "cells": [facts[name](run) for name in differing]} for run in runs],
-        "plans": [
-            {
-                "label": run.label,
-                "hash": shown(run.summary.plan_hash),
-                "text": run.plan.rstrip(),
-                "record": json.dumps(
-                    run.provenance.model_dump(mode="json", exclude_unset=True), indent=2, ensure_ascii=False
-                ),
-            }
-            for run in runs
-        ],
+        "rows": [(run.label, [facts[name](run) for name in differing]) for run in runs],
+        "runs": runs,
     }
 
 

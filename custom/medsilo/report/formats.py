@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from medsilo.core.text import plain, size_text
-from medsilo.report.read import RunResult, all_sites, spans
+from medsilo.report.read import RunResult, all_sites, same, spans
 
 MISSING, WITHHELD = "–", "withheld"
 
@@ -22,34 +22,25 @@ def score_text(run: RunResult, site: str) -> str:
 
 def text_table(runs: Sequence[RunResult]) -> str:
     """Test scores, method x site, with mean over sites and pooled over cases, and below it whatever went missing."""
-    sites = all_sites(runs)
-    header = [_heading(runs), *map(plain, sites), "mean", "pooled"]
-    first = max(len(name) for name in [header[0], *(plain(run.label) for run in runs)])
+    sites, metric = all_sites(runs), same(runs, lambda run: run.summary.metric)
+    head, titles = f"test {plain(metric or 'score (different metrics)')}", [*map(plain, sites), "mean", "pooled"]
+    first = max(len(name) for name in [head, *(plain(run.label) for run in runs)])
     shortest = len(WITHHELD) if any(run.withholds(site) for run in runs for site in sites) else 5
-    widths = [max(len(title), shortest) for title in header[1:]]
-    lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
-    lines += [_row(run, sites, first, widths) for run in runs]
+    widths = [max(len(title), shortest) for title in titles]
+
+    def line(name: str, cells: Sequence[str]) -> str:
+        numbers = (f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return f"{name:<{first}}{''.join(numbers)}"
+
+    lines = [line(head, titles), "-" * (first + sum(width + 2 for width in widths))]
+    for run in runs:
+        means = map(number, (run.summary.mean_test, run.summary.pooled_test))
+        told = line(plain(run.label), [*(score_text(run, site) for site in sites), *means])
+        failed = f"{plain(run.label):<{first}}  FAILED: {plain(run.summary.reason or 'no reason given')}"
+        lines.append(failed if run.failed else told)
     if shortest > 5:
         lines += ["", f"{WITHHELD}: fewer test cases than a site tells the score of (smallest_metric in medsilo.yaml)"]
     return "\n".join(lines + _absence_lines(runs))
-
-
-def _heading(runs: Sequence[RunResult]) -> str:
-    metrics = {run.summary.metric for run in runs}
-    return f"test {plain(metrics.pop())}" if len(metrics) == 1 else "test score (different metrics)"
-
-
-def _row(run: RunResult, sites: Sequence[str], first: int, widths: Sequence[int]) -> str:
-    label = plain(run.label)
-    if run.failed:
-        return f"{label:<{first}}  FAILED: {plain(run.summary.reason or 'no reason given')}"
-    means = [run.summary.mean_test, run.summary.pooled_test]
-    return _line([label, *(score_text(run, site) for site in sites), *map(number, means)], first, widths)
-
-
-def _line(cells: Sequence[str], first: int, widths: Sequence[int]) -> str:
-    numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells[1:], widths, strict=True))
-    return f"{cells[0]:<{first}}{numbers}"
 
 
 def _absence_lines(runs: Sequence[RunResult]) -> list[str]:
@@ -84,6 +75,11 @@ def shown(value: str | int | None) -> str:
 def short(digest: str | None) -> str:
     """The beginning of a hash."""
     return MISSING if digest is None else digest[:12]
+
+
+def epsilon(value: float | None) -> str:
+    """The price of a study in privacy; None: no bound holds."""
+    return "no bound" if value is None else f"{value:.3f}"
 
 
 def moment_of(text: str | None) -> str:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted, is_safe_name
-from medsilo.report.charts import draw_text, marker, start_svg, ticks, to_markup
+from medsilo.report.charts import Drawing, marker, ticks
 from medsilo.report.findings import CHOSEN, SYNTHETIC, Answer, learned
 from medsilo.report.formats import between, bytes_text, number, seconds_text
 from medsilo.report.panels import Subject
@@ -26,7 +26,7 @@ from medsilo.runs.schema import HospitalGain, Level, PairedDifference, Verdict
 from medsilo.study.words import in_patients, in_points, points, verdict_in_words
 
 LOOKS = {"worth it": 2, "promising": 3, "no gain": 1, "too few patients": 0, "too few seeds": 0}  # the marker
-SURE = {"surely higher": 2, "surely lower": 4, "open": 0}
+LOOKS |= {"surely higher": 2, "surely lower": 4, "open": 0}
 LEAST = 3  # hospitals behind a number of all: of two, each could work out the other's
 WIDTH, ROW, EDGE = 320, 26, 16
 EVERYONE = "All together"
@@ -46,16 +46,12 @@ def first_screen(verdict: Verdict, sites: Sequence[str] | None = None) -> dict[s
     """Return the question, its lines with their pictures on one scale, and what to know of them. sites: only these."""
     if verdict.gains:
         return _of_hospitals(verdict, sites)
-    rows = {
-        row.title: getattr(row.difference, verdict.primary.removesuffix("-site")) for row in verdict.rows if row.against
-    }
-    lines = [
-        GainLine(
-            title, word := ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open", word, one
-        )
-        for title, one in rows.items()
-        if one
-    ]
+    lines = []
+    for row in verdict.rows:
+        one = getattr(row.difference, verdict.primary.removesuffix("-site"))
+        if row.against and one:
+            word = ("surely higher" if one.mean > 0 else "surely lower") if one.sure else "open"
+            lines.append(GainLine(row.title, word, word, one))
     asked = f"Which method is better than {verdict.against}?" if verdict.against else "How do these methods compare?"
     return _drawn(asked, "Method", lines, verdict, "Differences are corrected for all lines (Holm).")
 
@@ -96,36 +92,25 @@ def _place(mark: float, marks: Sequence[float]) -> float:
 
 
 def _whisker(one: GainLine, marks: Sequence[float], key: str) -> Markup:
-    svg = start_svg(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found), small=True)
+    svg = Drawing.start(WIDTH, ROW, key, f"{one.name}: gain in points", in_points(one.found), small=True)
     low, mean, high = (_place(100 * value, marks) for value in (one.found.low, one.found.mean, one.found.high))
     zero, middle = _place(0, marks), ROW / 2
     for mark in marks:
-        ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{_place(mark, marks)} 0V{ROW}"})
-    ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{zero} 0V{ROW}"})
-    ElementTree.SubElement(svg, "path", {"class": "whisker", "d": f"M{low} {middle}H{high}"})
-    shape = marker({**LOOKS, **SURE}.get(one.look, 5), mean, middle)
-    ElementTree.SubElement(svg, "path", {"class": "mark", "d": shape})
-    return to_markup(svg)
+        svg.path("gridline", f"M{_place(mark, marks)} 0V{ROW}")
+    svg.path("axis", f"M{zero} 0V{ROW}")
+    svg.path("whisker", f"M{low} {middle}H{high}")
+    svg.path("mark", marker(LOOKS.get(one.look, 5), mean, middle))
+    return svg.markup()
 
 
 def _axis(marks: Sequence[float]) -> Markup:
     """Return the numbers below the pictures, for the eye alone: each line says its own in words."""
-    svg = ElementTree.Element(
-        "svg",
-        {
-            "class": "chart picture",
-            "viewBox": f"0 0 {WIDTH} 16",
-            "style": f"max-width:{WIDTH}px",
-            "aria-hidden": "true",
-        },
-    )
+    look = {"class": "chart picture", "viewBox": f"0 0 {WIDTH} 16", "style": f"max-width:{WIDTH}px"}
+    svg = Drawing(ElementTree.Element("svg", look | {"aria-hidden": "true"}))
     for mark in marks:
         text = f"{mark:+g}".replace("-", "−") if mark else "0"
-        draw_text(svg, text, x=_place(mark, marks), y=12, **{"text-anchor": "middle"})
-    return to_markup(svg)
-
-
-Facts = Iterator[tuple[str, str]]
+        svg.text(text, _place(mark, marks), 12, "middle")
+    return svg.markup()
 
 
 def write_sheets(folder: Path, leaving: Callable[[Path], Sequence[str]]) -> list[Path]:
@@ -167,7 +152,7 @@ def answer(metric: str, site: str, one: HospitalGain) -> str:
     return f"{told[0].upper()}{told[1:]}: at {site}, {what} with {one.method} than with training alone."
 
 
-def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> Facts:
+def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> Iterator[tuple[str, str]]:
     known = [(row, found) for row in verdict.rows if (found := row.sites.get(site))]
     joined = next(found for row, found in known if row.title == one.method)
     alone = [found for row, found in known if row.method == "local"]
@@ -177,7 +162,15 @@ def _facts(verdict: Verdict, site: str, one: HospitalGain, run: RunResult) -> Fa
     if alone:
         yield f"Test {verdict.metric}, alone", _level(alone[0])
     yield "Tested on", run.tested_in_words(site) + f", {counted(len(verdict.seeds), 'seed')}"
-    yield from _work(run, site)
+    told = run.site(site)
+    rounds = told.contributed or 0
+    yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
+    if rounds:
+        yield "Work each round", seconds_text(None if told.seconds is None else told.seconds / rounds)
+        yield "Sent in all", bytes_text(told.bytes_up)
+        yield "Received in all", bytes_text(told.bytes_down)
+    if spent := run.spent.get(site):
+        yield "Privacy (ε)", "no bound" if spent.study is None else f"{spent.study:.3f} at δ {spent.delta:g}"
 
 
 def _level(found: Level) -> str:
@@ -192,16 +185,3 @@ def _limits(verdict: Verdict, site: str, one: HospitalGain) -> Iterator[str]:
     if one.word in ("promising", "too few patients", "too few seeds"):
         yield "An uncertain gain does not mean that there is none."
     yield CHOSEN
-
-
-def _work(run: RunResult, site: str) -> Facts:
-    """Yield what a run costs a hospital."""
-    told = run.site(site)
-    rounds = told.contributed or 0
-    yield "Rounds", f"{rounds} of {run.summary.rounds.done}"
-    if rounds:
-        yield "Work each round", seconds_text(None if told.seconds is None else told.seconds / rounds)
-        yield "Sent in all", bytes_text(told.bytes_up)
-        yield "Received in all", bytes_text(told.bytes_down)
-    if spent := run.spent.get(site):
-        yield "Privacy (ε)", "no bound" if spent.study is None else f"{spent.study:.3f} at δ {spent.delta:g}"

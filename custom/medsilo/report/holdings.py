@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +17,15 @@ PARTS = ("train", "validation", "test")
 Table = tuple[str, Sequence[str], list[tuple[str, list[dict[str, Any]]]]]  # its title, its heads, its rows
 
 
-@dataclass(frozen=True)
-class Holding:
-    """The cases of one run's sites, by part, and of the training part by class where a site tells them."""
-
-    sites: tuple[str, ...]
-    parts: tuple[tuple[int | None, ...], ...]
-    classes: tuple[tuple[int, ...] | None, ...]
-    unit: str = "cases"
-
-    @classmethod
-    def of(cls, run: RunResult) -> "Holding":
-        told = [run.site(site) for site in run.sites]
-        counts = [(site.classes or {}).get("train") for site in told]
-        return cls(
-            tuple(run.sites),
-            tuple(tuple((site.cases or {}).get(part) for part in PARTS) for site in told),
-            tuple(None if one is None else tuple(one) for one in counts),
-            "slices" if run.summary.sliced else "cases",
-        )
-
-    def tables(self) -> Iterator[Table]:
-        """Yield the cases by part, and by class; the darker a cell, the larger its share of the site's."""
-        yield f"{self.unit.capitalize()} by part", PARTS, _rows(self.sites, self.parts, 0)
-        if widest := max((len(counts) for counts in self.classes if counts), default=0):
-            rows = [counts or (None,) * widest for counts in self.classes]
-            yield (
-                f"Training {self.unit} by class",
-                [str(label) for label in range(widest)],
-                _rows(self.sites, rows, 1),
-            )
+def tables_of(run: RunResult) -> Iterator[Table]:
+    """Yield the cases by part, and those of the training part by class where a site tells them."""
+    told, unit = [run.site(site) for site in run.sites], "slices" if run.summary.sliced else "cases"
+    parts = [[(site.cases or {}).get(part) for part in PARTS] for site in told]
+    yield f"{unit.capitalize()} by part", PARTS, _rows(run.sites, parts, 0)
+    classes = [(site.classes or {}).get("train") for site in told]
+    if widest := max((len(counts) for counts in classes if counts), default=0):
+        rows: list[Sequence[int | None]] = [counts or [None] * widest for counts in classes]
+        yield f"Training {unit} by class", [str(label) for label in range(widest)], _rows(run.sites, rows, 1)
 
 
 def _rows(
@@ -67,13 +45,14 @@ def _rows(
 
 def tables(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """One entry for all runs whose sites have the same: which runs, and its tables."""
-    groups: dict[Holding, list[str]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for run in runs:
-        groups.setdefault(Holding.of(run), []).append(run.label)
+        own = list(tables_of(run))
+        found.setdefault(repr(own), {"tables": own, "labels": []})["labels"].append(run.label)
     return [
-        {"label": ", ".join(labels) if len(groups) > 1 else "", "tables": list(holding.tables())}
-        for holding, labels in groups.items()
-        if any(count for counts in holding.parts for count in counts)
+        {"label": ", ".join(one["labels"]) if len(found) > 1 else "", "tables": one["tables"]}
+        for one in found.values()
+        if any(cell["value"] for _, cells in one["tables"][0][2] for cell in cells)
     ]
 
 

@@ -12,16 +12,14 @@ from medsilo.core.errors import reading
 from medsilo.core.text import counted
 from medsilo.registry import LAYERS
 from medsilo.report import by_case, deciding, findings, holdings, panels
-from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.findings import guessing_at, learned, provenance
-from medsilo.report.formats import WITHHELD, between, cell, number, score_text
-from medsilo.report.panels import MethodScores, Subject
-from medsilo.report.pictures import apart, shares, timeline
-from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
+from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks, values_of
+from medsilo.report.findings import REFERENCES, guessing_at, learned, provenance
+from medsilo.report.formats import WITHHELD, between, cell, score_text
+from medsilo.report.panels import Subject
+from medsilo.report.pictures import Dot, apart, shares, timeline
+from medsilo.report.read import RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.template import fill, save
 from medsilo.runs.schema import SiteResult
-
-HERE = Path(__file__).parent
 
 
 def write(runs: Sequence[Path], destination: Path, title: str, statistics: Path | None = None) -> Path:
@@ -35,7 +33,7 @@ def write(runs: Sequence[Path], destination: Path, title: str, statistics: Path 
 def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.Table] = ()) -> str:
     """The page as text; it depends on nothing but these."""
     subjects = [Subject(run.label, [run]) for run in runs]
-    looks = styles([findings.is_reference(run) for run in runs])
+    looks = styles([run.summary.method in REFERENCES for run in runs])
     chances, answer = guessing_at(all_sites(runs), runs), findings.answer(runs)
     return fill(
         "page.html",
@@ -61,8 +59,8 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
-        spent=panels.spent(subjects),
-        participation=[_participation(run, n) for n, run in enumerate(runs) if not findings.is_central(run)],
+        spent=[(run.label, site, one) for run in runs for site, one in run.spent.items()],
+        participation=[_participation(run, n) for n, run in enumerate(runs) if run.summary.method != "central"],
         agreed=same(runs, _agreed),
         costs=panels.costs(subjects),
         provenance=provenance(runs),
@@ -90,11 +88,11 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
             "label": run.label,
             "failed": run.failed,
             "bad": "failed" if run.failed else "",
-            "reference": findings.is_reference(run) and not run.failed and len(runs) > 1,
+            "reference": run.summary.method in REFERENCES and not run.failed and len(runs) > 1,
             "cells": [
                 cell(run.summary.mean_test, look="total"),
                 cell(run.summary.pooled_test),
-                *(_score(run, site) for site in sites),
+                *(cell(run.score(site), score_text(run, site), between(run.intervals.get(site))) for site in sites),
             ],
         }
         for run in runs
@@ -105,17 +103,13 @@ def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
     return {"metric": metric, "heads": heads, "rows": rows, "intervals": any(run.intervals for run in runs)}
 
 
-def _score(run: RunResult, site: str) -> dict[str, Any]:
-    return cell(run.score(site), score_text(run, site), between(run.intervals.get(site)))
-
-
 def _dots(runs: Sequence[RunResult], looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
     """Every method's score at every site, with its interval where the cases' scores are in the run's folder."""
     sites, metric = all_sites(runs), same(runs, lambda run: run.summary.metric)
     if metric is None:
         return []
     methods = [
-        MethodScores(run.label, style, [run.score(site) for site in sites], [run.intervals.get(site) for site in sites])
+        [Dot(run.label, run.score(site), style, run.intervals.get(site)) for site in sites]
         for style, run in zip(looks, runs, strict=True)
     ]
     return panels.site_scores(metric, sites, methods, chances)
@@ -158,13 +152,12 @@ def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
         lines = bridged(series, run.unscored)
         per_run.append(
             {
-                "label": run.label,
+                "run": run,
                 "chart": _chart(f"curve-{position}", run.label, lines, runs if alike else [run]) if lines else None,
-                "rows": [_numbers_row(run, site) for site in run.sites],
                 "rounds": range(last_round([run]) + 1),
             }
         )
-    drawn = [one for one in means if any(value is not None for value in one.values)]
+    drawn = [one for one in means if values_of([one])]
     together = alike and len(runs) > 1 and bool(drawn)
     return {
         "site_legend": [{"name": site, "swatch": swatch(style)} for style, site in enumerate(sites)],
@@ -189,39 +182,21 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
     )
 
 
-def _numbers_row(run: RunResult, site: str) -> dict[str, Any]:
-    curve = run.site(site).validation
-    padded = [*curve, *[None] * (last_round([run]) + 1 - len(curve))]
-    selected = run.summary.selected.rounds.get(site)
-    return {"site": site, "cells": [number(value) for value in padded], "selected": selected}
-
-
 def _participation(run: RunResult, place: int) -> dict[str, Any]:
     """Each round on the server's clock, and a list of who is missing and why."""
     everyone = bool(run.rounds) and all({*run.sites} <= {*line.answered} for line in run.rounds)
+    rounds: dict[tuple[str, str], list[int]] = {}  # by site and reason: one lost for fifty rounds takes one line
+    for absence in run.absences():
+        rounds.setdefault((absence.site, absence.text), []).append(absence.round)
     return {
-        "label": run.label,
+        "run": run,
         "chart": timeline(run, f"time-{place}") if run.rounds else None,
         "apart": apart(run, f"apart-{place}") if run.rounds else None,
         "shares": shares(run, f"shares-{place}"),
         "everyone": everyone,
-        "planned": run.summary.rounds.planned,
-        "done": run.summary.rounds.done,
-        "absences": _grouped(run.absences()),
+        "absences": [(f"Round{'s' * (len(own) > 1)} {spans(own)}", *whose) for whose, own in rounds.items()],
         "agreed": _agreed(run),
-        "failed": run.failed,
     }
-
-
-def _grouped(absences: Sequence[Absence]) -> list[dict[str, str]]:
-    """One entry per site and reason, so that a site lost for fifty rounds takes one line."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for absence in absences:
-        groups.setdefault((absence.site, absence.text), []).append(absence.round)
-    return [
-        {"site": site, "text": text, "rounds": f"Round{'s' if len(rounds) > 1 else ''} {spans(rounds)}"}
-        for (site, text), rounds in groups.items()
-    ]
 
 
 def _agreed(run: RunResult) -> str:

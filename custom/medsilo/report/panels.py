@@ -12,9 +12,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from medsilo.report.charts import Series, line_chart, swatch, ticks
+from medsilo.report.charts import Series, line_chart, swatch
 from medsilo.report.formats import MISSING, bytes_text, cell, number, seconds_text
-from medsilo.report.pictures import Dot, dot_chart, dot_ticks, matrix_strip
+from medsilo.report.pictures import Dot, dot_chart, dot_ticks, matrix_strip, others
 from medsilo.report.read import OVERLAYS, RunResult, same
 from medsilo.runs.schema import SuperModelFacts
 
@@ -55,27 +55,20 @@ def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     panels = []
     for place, subject in enumerate(having(subjects, lambda run: run.summary.details.similarity)):
         found = [one for run in subject.runs if (one := run.summary.details.similarity)]
-        sites = found[0].sites
-        columns = [list(zip(*rows, strict=True)) for rows in zip(*(one.weights for one in found), strict=True)]
-        means = [[statistics.mean(values) for values in row] for row in columns]
-        most = max((mean for i, row in enumerate(means) for j, mean in enumerate(row) if i != j), default=0) or 1
+        by_site = zip(*(one.weights for one in found), strict=True)
+        rows = [[_over_seeds(values, number) for values in zip(*rows, strict=True)] for rows in by_site]
+        values = [[weight["value"] for weight in row] for row in rows]
+        most = max((value for value, *_ in others(values)), default=0) or 1
+        for i, row in enumerate(rows):
+            for j, weight in enumerate(row):
+                weight |= {"look": "kept"} if i == j else {"look": "heat", "heat": weight["value"] / most}
         panels.append(
             {
                 "subject": subject,
                 "source": same(subject.runs, lambda run: _pretrained(run.summary.details.pretraining)),
                 "by_round": _by_round(subject.runs[0], f"weights-{place}"),
-                "sites": sites,
-                "rows": [
-                    (
-                        site,
-                        [
-                            _over_seeds(values, number)
-                            | ({"look": "kept"} if i == j else {"look": "heat", "heat": means[i][j] / most})
-                            for j, values in enumerate(row)
-                        ],
-                    )
-                    for i, (site, row) in enumerate(zip(sites, columns, strict=True))
-                ],
+                "sites": found[0].sites,
+                "rows": list(zip(found[0].sites, rows, strict=True)),
             }
         )
     return panels
@@ -150,21 +143,12 @@ def _thresholds(subject: Subject, facts: Sequence[SuperModelFacts], key: str) ->
         chosen = _nearest(gammas, one.threshold)
         series.append(Series(line, scores, style, chosen, gammas))
         rows.append((line, [cell(score, aside="chosen" if n == chosen else "") for n, score in enumerate(scores)]))
-    known = [score for one in series for score in one.values if score is not None]
-    if not known:
+    if not any(scores for _, scores in rows):
         return {"chart": None}
-    chart = line_chart(
-        series,
-        key=key,
-        title=f"{subject.label}: pooled validation score by threshold γ",
-        x_label="threshold γ",
-        y_label=f"validation {subject.runs[0].summary.metric}",
-        y_ticks=ticks(min(known), max(known)),
-        last_x=1.0,
-        unit="γ",
-    )
+    title, label = f"{subject.label}: pooled validation score by threshold γ", "threshold γ"
+    metric = f"validation {subject.runs[0].summary.metric}"
     return {
-        "chart": chart,
+        "chart": line_chart(series, key=key, title=title, x_label=label, y_label=metric, last_x=1.0, unit="γ"),
         "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in series] if subject.several else [],
         "gammas": [f"{gamma:g}" for gamma in series[0].places or ()],
         "scores": rows,
@@ -225,8 +209,7 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
     rows = []
     for subject in told:
         scores = [[run.summary.score(site) for run in subject.runs if site in run.summary.unseen] for site in sites]
-        known = [[score for score in own if score is not None] for own in scores]
-        rows.append((subject.label, [_over_seeds(own, number) for own in known]))
+        rows.append((subject.label, [_over_seeds([one for one in own if one is not None], number) for own in scores]))
     return {"sites": sites, "rows": rows, "several": any(subject.several for subject in told)}
 
 
@@ -271,62 +254,21 @@ def _most_memory(run: RunResult) -> int | None:
     return max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None)
 
 
-@dataclass(frozen=True)
-class MethodScores:
-    """A method's score at every site, with its interval where there is one."""
-
-    label: str
-    style: int
-    scores: Sequence[float | None]
-    intervals: Sequence[tuple[float, float] | None]
-
-
 def site_scores(
-    metric: str, sites: Sequence[str], methods: Sequence[MethodScores], chances: Sequence[float | None]
+    metric: str, sites: Sequence[str], methods: Sequence[Sequence[Dot]], chances: Sequence[float | None]
 ) -> list[dict[str, Any]]:
-    """Return a chart for each site with a row per method; of one method alone one chart with a row per site."""
-    if not any(value is not None for one in methods for value in one.scores):
+    """Return a chart for each site with a row per method; of one method alone one chart with a row per site.
+
+    methods: the scores of each at all sites; chances: what guessing reaches there.
+    """
+    if not any(dot.value is not None for dots in methods for dot in dots):
         return []
+    titles, charts = [*sites], [*zip(*methods, strict=True)]
     if len(methods) == 1:
-        (one,) = methods
-        dots = [Dot(site, one.scores[n], one.style, one.intervals[n]) for n, site in enumerate(sites)]
-        chance = chances[0] if len(set(chances)) == 1 else None
-        title = f"Test {metric} at every site"
-        return [
-            {
-                "title": "",
-                "chart": dot_chart(dots, dot_ticks([dots], [chance]), key="dots-0", title=title, chance=chance),
-            }
-        ]
-    charts = [
-        [Dot(one.label, one.scores[n], one.style, one.intervals[n]) for one in methods] for n in range(len(sites))
-    ]
-    marks = dot_ticks(charts, chances)
-    return [
-        {
-            "title": site,
-            "chart": dot_chart(charts[n], marks, key=f"dots-{n}", title=f"Test {metric} at {site}", chance=chances[n]),
-        }
-        for n, site in enumerate(sites)
-    ]
-
-
-def spent(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Return what each study cost each hospital's patients, where the hospital's own folder is here."""
-    return [
-        {
-            "label": run.label,
-            "site": site,
-            "study": _epsilon(one.study),
-            "all": _epsilon(one.all_studies),
-            "allowed": "" if one.allowed is None else f"{one.allowed:g}",
-            "delta": f"{one.delta:g}",
-        }
-        for subject in subjects
-        for run in subject.runs
-        for site, one in run.spent.items()
-    ]
-
-
-def _epsilon(value: float | None) -> str:
-    return "no bound" if value is None else f"{value:.3f}"
+        titles, charts = [""], [tuple(replace(dot, name=site) for dot, site in zip(methods[0], sites, strict=True))]
+        chances = [chances[0] if len(set(chances)) == 1 else None]
+    marks, drawn = dot_ticks(charts, chances), []
+    for n, (site, dots, chance) in enumerate(zip(titles, charts, chances, strict=True)):
+        title = f"Test {metric} at {site or 'every site'}"
+        drawn.append({"title": site, "chart": dot_chart(dots, marks, key=f"dots-{n}", title=title, chance=chance)})
+    return drawn

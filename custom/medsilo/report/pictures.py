@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
-from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from medsilo.report.charts import Series, colour, draw_text, line_chart, marker, start_svg, swatch, ticks, to_markup
+from medsilo.report.charts import Drawing, Series, colour, line_chart, marker, swatch, ticks, values_of
 from medsilo.report.formats import bytes_text, seconds_text
 from medsilo.report.read import RunResult, spans
 from medsilo.runs.schema import SiteRound
@@ -49,60 +48,58 @@ def dot_chart(
     words = [f"{dot.words}." for dot in dots]
     if chance is not None:
         words.append(f"Guessing reaches {chance:.3f}.")
-    svg = start_svg(DOTS_WIDTH, height, key, title, " ".join(words), small=True)
+    svg = Drawing.start(DOTS_WIDTH, height, key, title, " ".join(words), small=True)
     scale = (DOTS_WIDTH - DOT_NAMES - DOTS_RIGHT) / (marks[-1] - marks[0])
 
     def place(value: float) -> float:
         return round(DOT_NAMES + (value - marks[0]) * scale, 1)
 
     for mark in marks:
-        ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{place(mark)} 0V{height - FOOT}"})
-        draw_text(svg, f"{mark:g}", x=place(mark), y=height - FOOT + 16, **{"text-anchor": "middle"})
+        svg.path("gridline", f"M{place(mark)} 0V{height - FOOT}")
+        svg.text(f"{mark:g}", place(mark), height - FOOT + 16, "middle")
     if chance is not None:
-        ElementTree.SubElement(svg, "path", {"class": "chance", "d": f"M{place(chance)} 0V{height - FOOT}"})
+        svg.path("chance", f"M{place(chance)} 0V{height - FOOT}")
     for row, dot in enumerate(dots):
         middle = HEAD + ROW * row + ROW / 2
-        draw_text(svg, shortened(dot.name, most=22), x=DOT_NAMES - 8, y=middle + 4, **{"text-anchor": "end"})
+        svg.text(shortened(dot.name, most=22), DOT_NAMES - 8, middle + 4, "end")
         if dot.value is None:
             continue
-        group = ElementTree.SubElement(svg, "g", {"class": colour(dot.style)})
-        draw_text(group, dot.words, "title")
+        group = svg.group(colour(dot.style))
+        group.title(dot.words)
         if dot.interval:
             low, high = map(place, dot.interval)
-            ElementTree.SubElement(group, "path", {"class": "whisker", "d": f"M{low} {middle}H{high}"})
-        ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(dot.style, place(dot.value), middle)})
-    return to_markup(svg)
+            group.path("whisker", f"M{low} {middle}H{high}")
+        group.path("mark", marker(dot.style, place(dot.value), middle))
+    return svg.markup()
 
 
 def matrix_strip(told: Sequence[tuple[str, Sequence[Sequence[float]]]], sites: Sequence[str], key: str) -> Markup:
     """Draw matrices beside each other: the darker a cell, the larger its number. What a site keeps is only framed."""
     size = max(4, min(14, 112 // len(sites)))
-    wide, most = size * len(sites), max((row[j] for _, rows in told for row, j in _others(rows)), default=0) or 1
+    wide, most = size * len(sites), max((value for _, rows in told for value, *_ in others(rows)), default=0) or 1
     words = " ".join(f"{caption}: {_strongest(rows, sites)}" for caption, rows in told)
-    svg = start_svg(len(told) * (wide + 24), wide + 22, key, "Who learned from whom, by round", words, small=True)
+    svg = Drawing.start(len(told) * (wide + 24), wide + 22, key, "Who learned from whom, by round", words, small=True)
     for place, (caption, rows) in enumerate(told):
         left = place * (wide + 24) + 12
-        draw_text(svg, caption, x=left + wide / 2, y=12, **{"text-anchor": "middle"})
+        svg.text(caption, left + wide / 2, 12, "middle")
         for i, row in enumerate(rows):
             for j, value in enumerate(row):
-                shade = (
-                    {"class": "gridline", "fill": "none"}
-                    if i == j
-                    else {"class": "worked", "fill-opacity": f"{value / most:.2f}"}
+                look, shade = (
+                    ("gridline", {"fill": "none"}) if i == j else ("worked", {"fill-opacity": f"{value / most:.2f}"})
                 )
                 area = f"M{left + j * size} {20 + i * size}h{size - 1}v{size - 1}h{1 - size}z"
-                cell = ElementTree.SubElement(svg, "path", shade | {"d": area})
-                draw_text(cell, f"{caption}: {sites[i]} takes {value:.2f} of {sites[j]}", "title")
-    return to_markup(svg)
+                cell = svg.path(look, area, **shade)
+                cell.title(f"{caption}: {sites[i]} takes {value:.2f} of {sites[j]}")
+    return svg.markup()
 
 
-def _others(rows: Sequence[Sequence[float]]) -> Iterator[tuple[Sequence[float], int]]:
-    """Yield each row with the place of each other site."""
-    return ((row, j) for i, row in enumerate(rows) for j in range(len(row)) if i != j)
+def others(rows: Sequence[Sequence[float]]) -> Iterator[tuple[float, int, int]]:
+    """Yield what each site takes from each other one, with the places of both."""
+    return ((value, i, j) for i, row in enumerate(rows) for j, value in enumerate(row) if i != j)
 
 
 def _strongest(rows: Sequence[Sequence[float]], sites: Sequence[str]) -> str:
-    value, i, j = max((value, i, j) for i, row in enumerate(rows) for j, value in enumerate(row) if i != j)
+    value, i, j = max(others(rows))
     return f"most, {value:.2f}, goes from {sites[j]} to {sites[i]}."
 
 
@@ -129,29 +126,29 @@ def timeline(run: RunResult, key: str) -> Markup:
     scale = WIDTH / (starts[-1] or 1)
     absent = {(one.site, one.round): one for one in run.absences()}
     words, height = [], len(run.sites) * LANE + CLOCK
-    svg = start_svg(
+    svg = Drawing.start(
         LEFT + WIDTH + RIGHT, height, key, f"{run.label}: who worked, waited and was missing", "", small=True
     )
     for place, site in enumerate(run.sites):
         top, worked, waited = place * LANE + 3, [], []
-        draw_text(svg, shortened(site), x=LEFT - 6, y=top + 11, **{"text-anchor": "end"})
-        row = ElementTree.SubElement(svg, "g")
+        svg.text(shortened(site), LEFT - 6, top + 11, "end")
+        row = svg.group("row")
         for number, line in enumerate(run.rounds):
             start, end = LEFT + starts[number] * scale, LEFT + starts[number + 1] * scale
             if one := absent.get((site, line.round)):
-                mark = ElementTree.SubElement(row, "g", {"class": one.kind})
-                draw_text(mark, f"{site}, round {line.round}: {one.text}", "title")
-                draw_text(mark, MARKS[one.kind], x=round((start + end) / 2, 1), y=top + 11, **{"text-anchor": "middle"})
+                mark = row.group(one.kind)
+                mark.title(f"{site}, round {line.round}: {one.text}")
+                mark.text(MARKS[one.kind], round((start + end) / 2, 1), top + 11, "middle")
             elif site in line.answered:
                 told = line.sites.get(site)
                 share = min((told.seconds if told else 0) / lengths[number], 1) if timed else 1
                 middle = start + share * (end - start)
                 worked.append(f"M{start:.1f} {top}H{middle:.1f}v14H{start:.1f}z")
                 waited.append(f"M{middle:.1f} {top}H{end:.1f}v14H{middle:.1f}z")
-        ElementTree.SubElement(row, "path", {"class": "waited", "d": "".join(waited)})
-        ElementTree.SubElement(row, "path", {"class": "worked", "d": "".join(worked)})
+        row.path("waited", "".join(waited))
+        row.path("worked", "".join(worked))
         own = run.site(site)
-        draw_text(svg, f"{bytes_text(own.bytes_up)} sent", x=LEFT + WIDTH + 6, y=top + 11)
+        svg.text(f"{bytes_text(own.bytes_up)} sent", LEFT + WIDTH + 6, top + 11)
         missing = spans(number for of, number in absent if of == site)
         words.append(
             f"{site} worked {seconds_text(own.seconds)} and sent {bytes_text(own.bytes_up)}"
@@ -159,10 +156,10 @@ def timeline(run: RunResult, key: str) -> Markup:
         )
     for second in ticks(0, starts[-1], most=9):
         if second <= starts[-1]:
-            draw_text(svg, f"{second:g}", x=round(LEFT + second * scale, 1), y=height - 6, **{"text-anchor": "middle"})
-    draw_text(svg, "seconds" if timed else "rounds", x=LEFT + WIDTH + 6, y=height - 6)
-    svg[1].text = " ".join(words)
-    return to_markup(svg)
+            svg.text(f"{second:g}", round(LEFT + second * scale, 1), height - 6, "middle")
+    svg.text("seconds" if timed else "rounds", LEFT + WIDTH + 6, height - 6)
+    svg.element[1].text = " ".join(words)
+    return svg.markup()
 
 
 def apart(run: RunResult, key: str) -> dict[str, Any] | None:
@@ -193,16 +190,7 @@ def _by_round(
         Series(site, [fact(line.sites[site]) if site in line.sites else None for line in run.rounds], n, places=places)
         for n, site in enumerate(run.sites)
     ]
-    known = [value for one in series for value in one.values if value is not None]
-    if not known:
+    if not values_of(series):
         return None
-    chart = line_chart(
-        series,
-        key=key,
-        title=f"{run.label}: {title}",
-        x_label="rounds",
-        y_label=label,
-        y_ticks=ticks(min(known), max(known)),
-        last_x=run.rounds[-1].round,
-    )
+    chart = line_chart(series, key=key, title=f"{run.label}: {title}", x_label="rounds", y_label=label)
     return {"chart": chart, "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in series]}

@@ -1,11 +1,12 @@
 """Run folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
 
 import base64
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,20 +15,14 @@ from PIL import Image
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.text import counted
 from medsilo.runs import paths
-from medsilo.runs.reading import (
-    read_files_found,
-    read_provenance,
-    read_rounds,
-    read_spent,
-    read_summary,
-    read_text,
-)
+from medsilo.runs.reading import read_of_sites, read_provenance, read_rounds, read_summary, read_text
 from medsilo.runs.schema import FilesFound, Provenance, Round, SiteResult, Spent, Summary
 
 LARGEST_PICTURE = 2_000_000  # bytes
 Interval = tuple[float, float]
 DRAWN = ("concordance", "dice")  # metrics of which single cases are drawn
 OVERLAYS = ("best", "median", "worst")
+Kind = Literal["refused", "lost", "missed"]
 
 
 @dataclass(frozen=True)
@@ -36,11 +31,11 @@ class Absence:
 
     site: str
     round: int
-    kind: Literal["refused", "lost", "missed"]
+    kind: Kind
     reason: str
 
     @classmethod
-    def said(cls, site: str, number: int, kind: Literal["refused", "lost", "missed"], reason: str) -> "Absence":
+    def said(cls, site: str, number: int, kind: Kind, reason: str) -> "Absence":
         """The reason may repeat the kind ("lost: no answer") or be the only one to know it."""
         for word in ("refused", "lost"):
             if reason.startswith(f"{word}: "):
@@ -82,6 +77,11 @@ class RunResult:
     files: dict[str, FilesFound] = field(default_factory=dict)  # likewise
 
     @property
+    def record(self) -> str:
+        """The file that tells where the numbers come from, as people read it."""
+        return json.dumps(self.provenance.as_read(), indent=2, ensure_ascii=False)
+
+    @property
     def failed(self) -> bool:
         return self.summary.status == "failed"
 
@@ -102,29 +102,28 @@ class RunResult:
         """Return whether the site does not tell the score: it has too few test cases."""
         return self.summary.metric in self.site(site).withheld
 
-    def test_cases(self, site: str) -> int | None:
-        return self.summary.test_cases(site)
-
     def tested_in_words(self, site: str) -> str:
         """Return how many test cases a site has, of how many patients; nothing where neither is known."""
-        cases, patients = self.test_cases(site), self.patients.get(site)
+        cases, patients = self.summary.test_cases(site), self.patients.get(site)
         if cases is None:
             return ""
         of = f" of {counted(patients, 'patient')}" if patients else ""
         return counted(cases, "slice" if self.summary.sliced else "case") + of
 
     @property
+    def validated(self) -> list[tuple[float | None, ...]]:
+        """The validation scores of all sites after 0, 1, 2, … rounds."""
+        return list(zip_longest(*(self.site(site).validation for site in self.sites)))
+
+    @property
     def mean_curve(self) -> list[float | None]:
         """Validation, mean over sites; no value where a site has none: over fewer sites it would jump for no reason."""
-        curves = [self.site(site).validation for site in self.sites]
-        columns = [[curve[n] if n < len(curve) else None for curve in curves] for n in range(last_round([self]) + 1)]
-        return [None if None in column or not column else sum(filter(None, column)) / len(column) for column in columns]
+        return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in self.validated]
 
     @property
     def unscored(self) -> set[int]:
         """The numbers of rounds after which no site has a value: those that the plan does not validate."""
-        curves = [self.site(site).validation for site in self.sites]
-        return {n for n in range(last_round([self]) + 1) if not any(n < len(c) and c[n] is not None for c in curves)}
+        return {n for n, scores in enumerate(self.validated) if all(score is None for score in scores)}
 
     @property
     def traffic(self) -> list[float]:
@@ -134,48 +133,41 @@ class RunResult:
 
     def absences(self) -> list[Absence]:
         """Every site and round without a part in the result, from both files, in order of the rounds."""
-        found: list[Absence] = []
-        for line in self.rounds:
-            found += [Absence.said(site, line.round, "refused", why) for site, why in line.refused.items()]
-            found += [Absence.said(site, line.round, "lost", why) for site, why in line.lost.items()]
-            for site in set(line.asked) - set(line.answered) - set(line.refused) - set(line.lost):
-                why = self.site(site).missed.get(line.round, "no answer is recorded")
-                found.append(Absence.said(site, line.round, "missed", why))
-        known = {(absence.site, absence.round) for absence in found}
+        found: dict[tuple[int, str], tuple[Kind, str]] = {}
         for site in self.sites:
-            for number, why in self.site(site).missed.items():
-                if (site, number) not in known:
-                    found.append(Absence.said(site, number, "missed", why))
-        return sorted(found, key=lambda absence: (absence.round, absence.site))
+            found |= {(number, site): ("missed", why) for number, why in self.site(site).missed.items()}
+        for line in self.rounds:
+            for site in set(line.asked) - set(line.answered):
+                found.setdefault((line.round, site), ("missed", "no answer is recorded"))
+            found |= {(line.round, site): ("lost", why) for site, why in line.lost.items()}
+            found |= {(line.round, site): ("refused", why) for site, why in line.refused.items()}
+        return [Absence.said(site, number, *told) for (number, site), told in sorted(found.items())]
 
 
 def read(folder: Path) -> RunResult:
     """Read one run folder, or raise a MedsiloError that names the file and what to do."""
-    name = Path(folder).resolve().name
-    with reading(f"run '{name}'"):
-        return _read(folder, name)
-
-
-def _read(folder: Path, name: str) -> RunResult:
-    if not Path(folder).is_dir():
+    name = folder.resolve().name
+    if not folder.is_dir():
         raise MedsiloError(f"There is no run folder '{name}': give the folder that holds {paths.SUMMARY}", str(folder))
-    folder = Path(folder)
-    summary, provenance = read_summary(folder), read_provenance(folder)
-    plan, rounds = read_text(folder, paths.PLAN), _rounds(folder, summary)
-    amplitude = picture_of(folder / paths.FIGURES / paths.AMPLITUDE)
-    (intervals, patients, ranks, means), cases = _cases(folder, summary), _drawn_cases(folder, summary)
-    overlays = _overlays(folder, ranks)
-    run = RunResult(name, summary.title, summary, rounds, plan, provenance, _pictures(folder), amplitude)
-    return replace(
-        run,
-        intervals=intervals,
-        patients=patients,
-        means=means,
-        overlays=overlays,
-        cases=cases,
-        spent=read_spent(folder),
-        files=read_files_found(folder),
-    )
+    with reading(f"run '{name}'"):
+        summary, provenance = read_summary(folder), read_provenance(folder)
+        plan = read_text(folder, paths.PLAN)
+        # A run that failed before its first round ended has nothing to write there.
+        needed = summary.finished or summary.rounds.done > 0 or (folder / paths.ROUNDS).exists()
+        rounds = tuple(read_rounds(folder)) if needed else ()
+        return RunResult(
+            name,
+            summary.title,
+            summary,
+            rounds,
+            plan,
+            provenance,
+            pictures=_pictures(folder),
+            amplitude=picture_of(folder / paths.FIGURES / paths.AMPLITUDE),
+            spent=read_of_sites(Spent, folder, paths.SPENT),
+            files=read_of_sites(FilesFound, folder, paths.DATA),
+            **_of_cases(folder, summary),
+        )
 
 
 def runs_within(folder: Path) -> list[Path]:
@@ -189,7 +181,7 @@ def read_all(folders: Sequence[Path]) -> list[RunResult]:
     """Read several run folders. Runs with the same title are told apart by their seed, else by their folder."""
     if not folders:
         raise MedsiloError("There is no run to report on: give at least one run folder")
-    runs = [read(Path(folder)) for folder in folders]
+    runs = [read(folder) for folder in folders]
     for distinction in (lambda run: f"seed {run.summary.seed}", lambda run: run.folder):
         count = Counter(run.label for run in runs)
         runs = [replace(run, label=f"{run.label}, {distinction(run)}") if count[run.label] > 1 else run for run in runs]
@@ -214,50 +206,28 @@ def last_round(runs: Iterable[RunResult]) -> int:
 
 def spans(numbers: Iterable[int]) -> str:
     """Numbers as people write them: 1, 2, 3, 5 becomes '1–3, 5'."""
-    groups: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if groups and number == groups[-1][-1] + 1:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
+    steps = groupby(
+        enumerate(sorted(set(numbers))), lambda one: one[1] - one[0]
+    )  # alike of those that follow each other
+    groups = [[number for _, number in own] for _, own in steps]
     return ", ".join(f"{group[0]}–{group[-1]}" if len(group) > 2 else ", ".join(map(str, group)) for group in groups)
 
 
-def _rounds(folder: Path, summary: Summary) -> tuple[Round, ...]:
-    # A run that failed before its first round ended has nothing to write there.
-    if not summary.finished and summary.rounds.done == 0 and not (folder / paths.ROUNDS).exists():
-        return ()
-    return tuple(read_rounds(folder))
+def _of_cases(folder: Path, summary: Summary) -> dict[str, Any]:
+    """Return what is known of a run by its test cases' scores, by each site that leaves them here."""
+    kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")} & summary.told().keys()
+    if not kept:
+        return {"overlays": _overlays(folder, {})}
+    from medsilo.study.scores import SiteTest
 
-
-def _cases(
-    folder: Path, summary: Summary
-) -> tuple[dict[str, Interval], dict[str, int], dict[str, dict[str, float]], dict[str, float]]:
-    """By site, from its test cases' scores where they are here: the interval, the patients, the best, median and worst
-    score, and that of guessing the mean."""
-    kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")}
-    known = {site: told for site, told in summary.told().items() if site in kept}
-    if not known:
-        return {}, {}, {}, {}
-    from medsilo.study.scores import interval_in, mean_in, ranks, scores_in
-
-    scores = scores_in(folder, summary.metric, known)
-    found = {site: interval_in(folder, site, summary.metric, own) for site, own in scores.items()}
-    return (
-        {site: interval for site, interval in found.items() if interval},
-        {site: int(own.patients.max()) + 1 for site, own in scores.items()},
-        {site: ranks(own) for site, own in scores.items()},
-        {site: mean for site in scores if (mean := mean_in(folder, site, summary.metric)) is not None},
-    )
-
-
-def _drawn_cases(folder: Path, summary: Summary) -> dict[str, list[dict[str, float]]]:
-    if summary.metric not in DRAWN:
-        return {}
-    from medsilo.study.scores import cases_in
-
-    kept = sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}"))
-    return {site: cases_in(folder, site) for site in kept if site in summary.told()}
+    tests = {site: SiteTest.read(folder, site, summary.metric) for site in sorted(kept)}
+    return {
+        "intervals": {site: interval for site, own in tests.items() if (interval := own.interval)},
+        "patients": {site: own.scores.people for site, own in tests.items()},
+        "means": {site: mean for site, own in tests.items() if (mean := own.mean) is not None},
+        "cases": {site: own.cases for site, own in tests.items()} if summary.metric in DRAWN else {},
+        "overlays": _overlays(folder, {site: own.ranks for site, own in tests.items()}),
+    }
 
 
 def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, list[Overlay]]:

@@ -79,7 +79,7 @@ def _scores(run: RunResult) -> dict[str, object]:
         (
             site,
             [
-                cell(run.test_cases(site), shown(run.test_cases(site))),
+                cell(run.summary.test_cases(site), shown(run.summary.test_cases(site))),
                 cell(run.patients.get(site), shown(run.patients.get(site))),
                 cell(run.score(site)),
                 cell(None, between(run.intervals.get(site)) or "too few patients"),

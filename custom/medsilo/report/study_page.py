@@ -1,7 +1,7 @@
 """The page about a whole study: methods and seeds, with what may be concluded and what may not."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,11 +9,12 @@ from typing import Any
 
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
-from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks
-from medsilo.report.findings import STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
+from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks, values_of
+from medsilo.report.findings import REFERENCES, STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
-from medsilo.report.panels import MethodScores, Subject
+from medsilo.report.panels import Subject
+from medsilo.report.pictures import Dot
 from medsilo.report.read import RunResult, last_round, read
 from medsilo.report.template import fill, save
 from medsilo.runs import paths
@@ -55,7 +56,7 @@ def render(
     """The page as text; it depends on nothing but these."""
     runs = [run for own in found.values() for run in own]
     about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
-    looks = styles([_is_reference(row) for row in rows])
+    looks = styles([row.method in REFERENCES for row in rows])
     chances = guessing_at(verdict.sites, runs)
     subjects = [Subject(title, own, seeds) for title, own in found.items()]
     return fill(
@@ -71,7 +72,7 @@ def render(
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=_heads(verdict),
         tested=[_differences(row, verdict) for row in _tested(verdict)],
-        joining=[_joining(row, verdict.sites) for row in _gaining(verdict)],
+        joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
         holdings=holdings.tables(runs),
@@ -111,17 +112,17 @@ def _context(verdict: Verdict) -> str:
 
 def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     """Return the notices of the first screen: failed runs, missing sites, cautions, synthetic data."""
-    runs = [run for own in found.values() for run in own]
+    of_runs = findings.notices([run for own in found.values() for run in own])
     notices = [Notice("failed", "Failed", failure) for failure in verdict.about.failures]
-    notices += [notice for notice in findings.notices(runs) if notice.kind == "missing"]
+    notices += [notice for notice in of_runs if notice.kind == "missing"]
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
-    notices += [notice for notice in findings.notices(runs) if notice.word == STANDS_OUT]
+    notices += [notice for notice in of_runs if notice.word == STANDS_OUT]
     kept = sorted({site for row in verdict.rows for site in row.means_only})
     if kept:
         text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
         notices.append(Notice("caution", "Only means", text))
-    return notices + [notice for notice in findings.notices(runs) if notice.kind == "synthetic"]
+    return notices + [notice for notice in of_runs if notice.kind == "synthetic"]
 
 
 def _score(found: Level | None, look: str = "") -> dict[str, Any]:
@@ -131,18 +132,13 @@ def _score(found: Level | None, look: str = "") -> dict[str, Any]:
     return cell(found.mean, number(found.mean) + spread, between((found.low, found.high)), look)
 
 
-def _is_reference(row: VerdictRow) -> bool:
-    """Return whether federations are held against it."""
-    return row.method in ("local", "central")
-
-
 def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
     missing = len(verdict.seeds) - len(row.seeds)
     return {
         "label": row.title,
         "failed": False,
         "bad": f"{missing} seed{'s' if missing > 1 else ''} missing" if missing else "",
-        "reference": _is_reference(row),
+        "reference": row.method in REFERENCES,
         "cells": [_score(row.score, "total"), *(_score(found) for found in (row.pooled, *row.sites.values()))],
     }
 
@@ -159,7 +155,9 @@ def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], li
     found = row.difference
     by_name = {"mean": found.mean, "pooled": found.pooled, "worst-site": found.worst}
     primary = by_name.pop(verdict.primary)
-    p = cell(primary.adjusted, _p(primary.adjusted)) if primary else cell(None)
+    p = cell(None)
+    if primary:
+        p = cell(primary.adjusted, "< 0.001" if primary.adjusted < 0.001 else None)
     rest = (_difference(one) for one in (*by_name.values(), *(found.sites[site] for site in verdict.sites)))
     against = "" if row.against == verdict.against else f"against {row.against}"
     return (row.title, against), [_difference(primary), p, *rest]
@@ -184,10 +182,6 @@ def _tested(verdict: Verdict) -> list[VerdictRow]:
     return [] if verdict.first and all(row.method == "local" for row in rows) else rows
 
 
-def _joining(row: VerdictRow, sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
-    return row.title, [_shaded(row.joining[site]) for site in sites]
-
-
 def _shaded(found: PairedDifference | None) -> dict[str, Any]:
     """A cell that is the darker, the larger the gain or the loss."""
     if found is None:
@@ -197,17 +191,15 @@ def _shaded(found: PairedDifference | None) -> dict[str, Any]:
     return told | {"heat": min(abs(found.mean) / DARKEST, 1)}
 
 
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
 def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
     """Every row's score at every site, with its interval."""
-    methods = []
-    for style, row in zip(looks, verdict.rows, strict=True):
-        scores = [row.sites[site] for site in verdict.sites]
-        intervals = [(own.low, own.high) if own else None for own in scores]
-        methods.append(MethodScores(row.title, style, [own.mean if own else None for own in scores], intervals))
+    methods = [
+        [
+            Dot(row.title, own.mean, style, (own.low, own.high)) if (own := row.sites[site]) else Dot(row.title, None)
+            for site in verdict.sites
+        ]
+        for style, row in zip(looks, verdict.rows, strict=True)
+    ]
     return panels.site_scores(verdict.metric, verdict.sites, methods, chances)
 
 
@@ -216,28 +208,23 @@ def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
     by_round, by_bytes = [], []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]
-        values, band = [_mean(column) for column in zip(*curves, strict=False)], band_of(curves)
-        skipped = set.intersection(*(run.unscored for run in runs)) if runs else set()
-        sent = [run.traffic for run in runs]
-        if not any(value is not None for value in values):
+        line = Series(title, [_mean(column) for column in zip(*curves, strict=False)], style, band=band_of(curves))
+        if not values_of([line]):
             continue
-        by_round += bridged([Series(title, values, style, band=band)], skipped)
-        places = [statistics.mean(column) / MEGABYTE for column in zip(*sent, strict=False)]
-        by_bytes += bridged(
-            [Series(title, values[: len(places)], style, places=places, band=band[: len(places)])], skipped
-        )
+        skipped = set.intersection(*(run.unscored for run in runs))
+        places = [statistics.mean(column) / MEGABYTE for column in zip(*(run.traffic for run in runs), strict=False)]
+        end = len(places)
+        sent = replace(line, values=line.values[:end], band=line.band[:end], places=places)
+        by_round += bridged([line], skipped)
+        by_bytes += bridged([sent], skipped)
     if not by_round:
         return []
-    known = [value for one in by_round for value in one.values if value is not None]
-    known += [edge for one in by_round for edges in one.band if edges for edge in edges]
-    marks = ticks(min(known), max(known))
-    draw = partial(line_chart, y_label=f"validation {metric}", y_ticks=marks, width=WIDE)
+    known = values_of(by_round)
+    draw = partial(line_chart, y_label=f"validation {metric}", y_ticks=ticks(min(known), max(known)), width=WIDE)
     title, runs = f"Validation {metric} by", [run for runs in found.values() for run in runs]
     rounds = draw(by_round, key="curve-rounds", title=f"{title} round", x_label="rounds", last_x=last_round(runs))
-    end = max(one.places[-1] for one in by_bytes if one.places)
     label = "megabytes that all sites sent and got"
-    traffic = draw(by_bytes, key="curve-bytes", title=f"{title} bytes", x_label=label, last_x=end, unit="MB")
-    return [rounds, traffic]
+    return [rounds, draw(by_bytes, key="curve-bytes", title=f"{title} bytes", x_label=label, unit="MB")]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -249,34 +236,32 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _figures(found: Rows) -> dict[str, Any]:
     """Return the measures over all sites' cases together, as means over seeds."""
     names = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled))
-    rows = []
-    for title, runs in found.items():
-        values = [[run.summary.pooled.get(name) for run in runs] for name in names]
-        means = [_mean(own) for own in values]
-        rows.append((title, [cell(mean) for mean in means]))
+    rows = [
+        (title, [cell(_mean([run.summary.pooled.get(name) for run in runs])) for name in names])
+        for title, runs in found.items()
+    ]
     return {"heads": [name.replace("_", " ") for name in names], "rows": rows}
 
 
-def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
+def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> Iterator[str]:
     seeds = len(verdict.seeds)
-    found = []
     if verdict.synthetic:
-        found.append(findings.SYNTHETIC)
-    if seeds > 1:
-        found.append(
+        yield findings.SYNTHETIC
+    if seeds < 2:
+        yield "There is one seed: intervals are for other patients only, and nothing is said to be sure."
+    else:
+        yield (
             f"Intervals are for {verdict.holds_for}. There are {seeds} seeds; few seeds make intervals wide where they "
             "differ. Intervals are not for other hospitals."
         )
-        if verdict.folds:
-            found.append(
-                f"Patients took turns in the test part, in {verdict.folds} folds of every seed. Each counts once per "
-                "seed; the folds of a seed are not taken for independent studies."
-            )
-    else:
-        found.append("There is one seed: intervals are for other patients only, and nothing is said to be sure.")
-    found.append(
+    if seeds > 1 and verdict.folds:
+        yield (
+            f"Patients took turns in the test part, in {verdict.folds} folds of every seed. Each counts once per "
+            "seed; the folds of a seed are not taken for independent studies."
+        )
+    yield (
         "An interval that includes zero does not mean that two methods are equal; it means that these runs cannot tell "
         "them apart. Hyper-parameters were the same for all rows unless a row says otherwise, which may suit one "
         "method better than another."
     )
-    return [*found, findings.CHOSEN, *findings.engines_differ(runs)]
+    yield from findings.limits_of_all(runs)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from medsilo import __version__
 from medsilo.core.files import write_text
-from medsilo.report.formats import number
+from medsilo.report.formats import epsilon, number
 
 HERE = Path(__file__).parent
 Name = str | tuple[str, ...]  # of a row or column: words, or words and what qualifies them
@@ -35,7 +35,7 @@ def templates_in(*folders: Path) -> Environment:
 def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
     """A page as text; it depends on nothing but its content. folder: where a plug-in's own template lies."""
     environment = templates_in(folder, HERE)
-    environment.filters |= {"score": number, "headings": headings, "csv": csv_link, "zip": zip}
+    environment.filters |= {"score": number, "epsilon": epsilon, "headings": headings, "csv": csv_link, "zip": zip}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
         title=title,
@@ -56,17 +56,15 @@ def csv_link(name: str, head: Name, heads: Sequence[Name], rows: Iterable[tuple[
     """Return a link that holds a table's values as a CSV file; what is beside a value has a column of its own."""
     rows = list(rows)
     beside = [any(cells[n]["aside"] for _, cells in rows) for n in range(len(heads))]
-    titles = [
-        title
-        for each, more in zip(heads, beside, strict=True)
-        for title in ([_words(each), ""] if more else [_words(each)])
-    ]
+
+    def line(name: Name, pairs: Iterable[tuple[object, str]]) -> list[object]:
+        told = zip(pairs, beside, strict=True)
+        return [_words(name), *(part for pair, more in told for part in pair[: 1 + more])]
+
     text = StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow([_words(head), *titles])
-    for each, cells in rows:
-        told = zip(cells, beside, strict=True)
-        writer.writerow([_words(each), *(part for cell, more in told for part in _parts(cell)[: 1 + more])])
+    writer.writerow(line(head, ((_words(each), "") for each in heads)))
+    writer.writerows(line(name, map(_parts, cells)) for name, cells in rows)
     content = base64.b64encode(text.getvalue().encode(errors="replace")).decode()
     file = re.sub(r"\W+", "-", name.lower()).strip("-")
     link = '<p class="data screen"><a download="{}.csv" href="data:text/csv;charset=utf-8;base64,{}">{} (CSV)</a></p>'

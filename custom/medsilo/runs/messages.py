@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import not_
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -22,9 +22,8 @@ MOST_CASES = 10_000_000  # of one site
 MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal[
-    "join", "agree", "offer", "deal", "defend", "round", "confirm", "unmask", "compare", "deliver", "try", "test"
-]
+Letter = Literal["agree", "offer", "deal", "defend", "confirm", "unmask", "compare"]  # of a sealed study
+Task = Literal[Letter, "join", "round", "deliver", "try", "test"]
 End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -230,7 +229,7 @@ class Joined(SiteAnswer):
 class Lettered(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
-    task: Literal["agree", "offer", "deal", "defend", "confirm", "unmask", "compare"]
+    task: Letter
     sealing: dict[str, Any]
 
 
@@ -293,7 +292,7 @@ class Tested(SiteAnswer):
         return self
 
 
-LETTERED = ("agree", "offer", "deal", "defend", "confirm", "unmask", "compare")
+LETTERED = get_args(Letter)
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,

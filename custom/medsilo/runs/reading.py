@@ -13,15 +13,11 @@ from medsilo.runs import paths
 from medsilo.runs.schema import (
     SCHEMA,
     DiaryLine,
-    Doing,
-    FilesFound,
     Progress,
     Provenance,
     RecordPart,
     Round,
-    Spent,
     Summary,
-    Turns,
     Verdict,
 )
 
@@ -38,10 +34,7 @@ def read_summary(folder: Path) -> Summary:
 def read_provenance(folder: Path) -> Provenance:
     """Read provenance.json."""
     where = _where(folder, paths.PROVENANCE)
-    content = _parsed(read_text(folder, paths.PROVENANCE), where)
-    if not isinstance(content, dict):
-        raise MedsiloError(f"{where} holds no object: {BROKEN}")
-    return _checked(Provenance, content, where)
+    return _checked(Provenance, _parsed(read_text(folder, paths.PROVENANCE), where), where)
 
 
 def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
@@ -64,39 +57,19 @@ def read_verdict(folder: Path) -> Verdict:
     return _versioned(Verdict, folder, paths.VERDICT, "comparison")
 
 
-def read_spent(run: Path) -> dict[str, Spent]:
-    """Read what a run cost each hospital whose own folder is here."""
-    return _of_sites(Spent, run, paths.SPENT)
+def read_of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
+    """Read a file that each hospital whose own folder is here may have in it."""
+    found = {}
+    for folder in (path.parent for path in sorted((run / paths.SITES).glob(f"*/{name}"))):
+        content = _parsed(read_text(folder, name, "site"), _where(folder, name))
+        found[folder.name] = _checked(model, content, name)
+    return found
 
 
-def read_files_found(run: Path) -> dict[str, FilesFound]:
-    """Read what lies in the files of each hospital whose own folder is here."""
-    return _of_sites(FilesFound, run, paths.DATA)
-
-
-def _of_sites(model: type[AnyPart], run: Path, name: str) -> dict[str, AnyPart]:
-    found = sorted((run / paths.SITES).glob(f"*/{name}"))
-    return {
-        path.parent.name: _checked(
-            model, _parsed(read_text(path.parent, name, "site"), _where(path.parent, name)), name
-        )
-        for path in found
-    }
-
-
-def read_now(folder: Path) -> Turns | None:
-    """Read who is being asked in a run that goes on; None where nothing can be said."""
-    return _passing(Turns, folder / paths.NOW)
-
-
-def read_doing(site: Path) -> Doing | None:
-    """Read what a site whose folder is here does at the moment; None where nothing can be said."""
-    return _passing(Doing, site / paths.NOW)
-
-
-def _passing(model: type[AnyPart], path: Path) -> AnyPart | None:
+def read_now(model: type[AnyPart], folder: Path) -> AnyPart | None:
+    """Read what goes on in a run (Turns), or at a site whose folder is here (Doing); None where it can't be said."""
     try:
-        return model.model_validate_json(path.read_text(encoding="utf-8"))
+        return model.model_validate_json((folder / paths.NOW).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # it comes and goes
         return None
 
@@ -124,7 +97,7 @@ def read_progress(content: Any) -> Progress:
 
 def read_text(folder: Path, file: str, kind: str = "run") -> str:
     """Read one of the folder's text files."""
-    name = _name(folder)
+    name = folder.resolve().name
     try:
         return (folder / file).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -153,12 +126,8 @@ def _versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> AnyP
     return _checked(model, content, where)
 
 
-def _name(folder: Path) -> str:
-    return folder.resolve().name
-
-
 def _where(folder: Path, file: str, kind: str = "run") -> str:
-    return f"{file} of {kind} '{_name(folder)}'"
+    return f"{file} of {kind} '{folder.resolve().name}'"
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -179,6 +148,8 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(model: type[AnyPart], content: Any, where: str) -> AnyPart:
+    if not isinstance(content, dict):
+        raise MedsiloError(f"{where} holds no object: {BROKEN}")
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -53,6 +53,20 @@ def new_study(plan: Plan) -> str:
     return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
 
 
+@contextmanager
+def alone(path: Path, told: str, wait: float = 0.0) -> Iterator[None]:
+    """Hold a lock as long as this process lives and is inside; raise this where another process has it for so long."""
+    make_folder(path.parent)
+    try:
+        held: AbstractContextManager = FileLock(path).acquire(timeout=wait)
+    except Timeout as error:
+        raise MedsiloError(told, str(path)) from error
+    except OSError:  # a file system without locks
+        held = nullcontext()
+    with held:
+        yield
+
+
 class Best(BaseModel):
     """The best round so far in a checkpoint's facts."""
 
@@ -114,15 +128,8 @@ class Record:
     @contextmanager
     def led_by(self, job: str) -> Iterator[None]:
         """While one job leads a study no other may; the system lets go of a dead process's hold."""
-        make_folder(self.folder)
-        held: AbstractContextManager
-        try:
-            held = FileLock(self.folder / paths.LOCK).acquire(timeout=LET_GO, poll_interval=0.5)
-        except Timeout as error:
-            raise MedsiloError(f"another job leads {self.folder.name} now; 'medsilo status' lists jobs") from error
-        except OSError:  # a file system without locks
-            held = nullcontext()
-        with held:
+        told = f"another job leads {self.folder.name} now; 'medsilo status' lists jobs"
+        with alone(self.folder / paths.LOCK, told, LET_GO):
             with (self.folder / paths.JOBS).open("a") as file:
                 file.write(job + "\n")
             yield

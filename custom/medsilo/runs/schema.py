@@ -18,6 +18,7 @@ Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(v
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # every JSON reader keeps such a number exactly
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Amount = Annotated[float, Field(strict=True, ge=0, le=LARGEST)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Figure = Annotated[int | float, PlainValidator(lambda value: _figure(value))]  # a number of either kind, kept as it is
 Score = Annotated[float, Field(strict=True, ge=-SLACK, le=1 + SLACK)]
@@ -53,10 +54,10 @@ class RecordPart(BaseModel):
 class Spent(RecordPart):
     """The privacy that a study cost a hospital's patients, in the hospital's own folder."""
 
-    study: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None  # ε by itself; None: no bound holds
-    all_studies: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None
+    study: Amount | None  # ε by itself; None: no bound holds
+    all_studies: Amount | None
     delta: Share
-    allowed: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None  # for all studies
+    allowed: Amount | None  # for all studies
     entries: Count  # of the ledger that name the study
 
 
@@ -80,9 +81,7 @@ Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 class SentUpdate(RecordPart):
     """Figures about one group of tensors that a site sent, without looking into it."""
 
-    norm: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] = Field(
-        description="how far the trained weights are from what the site was given"
-    )
+    norm: Amount = Field(description="how far the trained weights are from what the site was given")
     cosine: Cosine | None = Field(
         None,
         description="of the way there and the mean way of the other sites, each of which counts as if it were of "

@@ -11,7 +11,7 @@ from statistics import median
 
 from medsilo.core.text import is_safe_name
 from medsilo.runs import paths
-from medsilo.runs.reading import read_diary, read_doing, read_spent
+from medsilo.runs.reading import read_diary, read_now, read_of_sites
 from medsilo.runs.schema import DiaryLine, Doing, Spent
 
 Row = dict[str, str]  # a line of metrics.csv
@@ -35,8 +35,8 @@ class StudyMoment:
         folder = paths.site_folder(output / name, site)
         if not folder.is_dir():
             return None
-        diary, spent = tuple(read_diary(folder)), read_spent(output / name).get(site)
-        return cls(name, diary, tuple(_rows(folder)), read_doing(folder), spent)
+        diary, spent = tuple(read_diary(folder)), read_of_sites(Spent, output / name, paths.SPENT).get(site)
+        return cls(name, diary, tuple(_rows(folder)), read_now(Doing, folder), spent)
 
     @cached_property
     def began(self) -> DiaryLine | None:

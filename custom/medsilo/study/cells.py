@@ -2,20 +2,16 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.core.files import make_folder
 from medsilo.core.lifeline import end_family, end_with
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
@@ -24,13 +20,14 @@ from medsilo.plan import Plan, load_plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_provenance
-from medsilo.runs.record import Record
+from medsilo.runs.record import Record, alone
 from medsilo.runs.schema import STOPPED, Summary
 from medsilo.site.settings import SiteSettings
 
 Engine = Literal["simulator", "inprocess"]
 ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
 LET_GO = 30.0  # seconds in which processes of a comparison that was killed have ended
+ANOTHER = "another comparison runs it now; wait for its end, or give another --out"
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,11 @@ class Row:
         named = [change for change in self.changes if change.startswith("algorithm.name=")]
         name = named[-1].removeprefix("algorithm.name=") if named else None
         return METHODS.spelled(name) or name
+
+    @property
+    def federated(self) -> bool:
+        """Return whether it is none of those that federations are held against."""
+        return self.method not in (ALONE, POOLED)
 
     @classmethod
     def parse(cls, text: str) -> "Row":
@@ -76,10 +78,8 @@ def with_local_pairs(rows: Sequence[Row], plans: Mapping[Row, Plan]) -> list[Row
     found = list(rows)
     kinds = {row: kind_of(plan) for row, plan in plans.items()}
     for row in rows:
-        if row.method in (ALONE, POOLED):
-            continue
         own = [other for other in found if other.method == ALONE]
-        if not own or any(kinds[other] == kinds[row] for other in own):
+        if not row.federated or not own or any(kinds[other] == kinds[row] for other in own):
             continue
         network, norm = kinds[row]
         more = () if network == kinds[own[0]][0] else (f"network.name={network}",)
@@ -119,9 +119,9 @@ class Cell:
 
     def summary(self) -> Summary | None:
         """Return the finished run's summary, if it is one of this very plan and tells a score."""
-        summary = Record(self.folder).summary()
-        whole = summary is not None and summary.finished and summary.plan_hash == self.plan.hash
-        return summary if summary and whole and summary.mean_test is not None else None
+        summary = Record(self.folder).finished()
+        fits = summary and summary.plan_hash == self.plan.hash and summary.mean_test is not None
+        return summary if fits else None
 
 
 def cells_of(
@@ -158,17 +158,16 @@ def fill(
     cells: Sequence[Cell], engine: Engine, settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]
 ) -> None:
     """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
-    for cell in cells:
-        if not cell.summary():
-            for site in cell.plan.participation.everyone:
-                cell.plan.task.check_source(settings.of(site).data)
+    left = [cell for cell in cells if not cell.summary()]
+    for cell in left:
+        for site in cell.plan.participation.everyone:
+            cell.plan.task.check_source(settings.of(site).data)
     if at_once == 1:  # here: a script needs no `if __name__ == "__main__"` then
-        for cell in cells:
-            if not cell.summary():
-                done(cell, run_cell(cell, engine, settings))
+        for cell in left:
+            done(cell, run_cell(cell, engine, settings))
         return
     with ProcessPoolExecutor(at_once, get_context("spawn"), end_with, (os.getpid(),)) as pool:
-        waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in cells if not cell.summary()}
+        waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in left}
         try:
             for future in as_completed(waiting):
                 done(waiting[future], future.result())
@@ -192,7 +191,7 @@ def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
     """
     simulated = engine == "simulator" and not cell.plan.algorithm.pooled
     try:
-        with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, cell.name, LET_GO):
+        with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):
             _run(cell, simulated, settings)
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
@@ -235,22 +234,6 @@ def _was_stopped(cell: Cell, simulated: bool) -> bool:
         return False
     stopped = summary is None or summary.reason == STOPPED
     return stopped and same and provenance.package.hash == package_facts()["hash"]
-
-
-@contextmanager
-def alone(path: Path, what: str, wait: float = 0.0) -> Iterator[None]:
-    """Hold a lock as long as this process lives and is inside; raise where another process has it for so long."""
-    make_folder(path.parent)
-    try:
-        held: AbstractContextManager = FileLock(path).acquire(timeout=wait)
-    except Timeout as error:
-        raise MedsiloError(
-            f"{what}: another comparison runs it now; wait for its end, or give another --out", str(path)
-        ) from error
-    except OSError:  # a file system without locks
-        held = nullcontext()
-    with held:
-        yield
 
 
 def _folder_name(title: str) -> str:

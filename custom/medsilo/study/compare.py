@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,15 +21,15 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
-from medsilo.runs.record import Record
+from medsilo.runs.record import Record, alone
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.study.boundaries import LEAST, seeds_within
 from medsilo.study.cells import (
+    ANOTHER,
     Cell,
     Engine,
     Row,
-    alone,
     base_plan,
     cells_of,
     fill,
@@ -60,22 +60,23 @@ class Study:
 
     folder: Path
     about: About
-    plan: Plan  # that the rows change
     cells: Sequence[Cell]
     against: str | None = None  # the row that all are held against; by default FedAvg's
     primary: Endpoint = "mean"  # the question that was declared before
     show: Callable[[], object] = lambda: None  # writes the page, after each run
+    engine: Engine = "inprocess"
+    settings: SiteSettings = field(default_factory=SiteSettings)
+    at_once: int = 1  # cells side by side
+    say: Callable[[str], object] = lambda line: None
     planned: int | None = None  # the seeds at most, where the comparison ends with its answer
 
-    def run(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
+    def run(self) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
         chosen_baseline([cell.row for cell in self.cells], self.against)
-        with alone(self.folder / paths.LOCKS / "comparison", self.folder.name):
-            return self._fill(engine, settings, at_once, say)
+        with alone(self.folder / paths.LOCKS / "comparison", f"{self.folder.name}: {ANOTHER}"):
+            return self._fill()
 
-    def run_within(
-        self, minutes: float, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]
-    ) -> list[str]:
+    def run_within(self, minutes: float) -> list[str]:
         """Fill one seed's cells, plan by their time how many seeds have room, and go on until the first question is
         answered or all of them are there; returns what failed. A comparison that was stopped keeps its plan."""
         every, started = list(self.cells), time.monotonic()
@@ -83,15 +84,15 @@ class Study:
         if (self.folder / paths.VERDICT).exists():
             self.planned = read_verdict(self.folder).planned
         elif not any(cell.summary() for cell in every):
-            self._foretell(minutes, engine, settings, at_once, say)
+            self._foretell(minutes)
         failures: list[str] = []
         number = 1
         while True:
             self.cells = [cell for cell in every if cell.seed in seeds[:number]]
-            failures += self.run(engine, settings, at_once, say)
-            took = sum(done.seconds or 0.0 for cell in self.cells if (done := cell.summary())) / at_once / number
+            failures += self.run()
+            took = sum(done.seconds or 0.0 for cell in self.cells if (done := cell.summary())) / self.at_once / number
             if self.planned is None:
-                self.planned = self._plan(minutes, took, time.monotonic() - started - took, say)
+                self.planned = self._plan(minutes, took, time.monotonic() - started - took)
             step = math.ceil(self.planned / LOOKS)
             late = number >= LEAST and time.monotonic() - started + step * took > 60 * minutes
             self.planned = min(self.planned, number) if late else self.planned
@@ -102,9 +103,7 @@ class Study:
         self.show()
         return failures
 
-    def _foretell(
-        self, minutes: float, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]
-    ) -> None:
+    def _foretell(self, minutes: float) -> None:
         """Run two rounds of the first row, and say what they let expect; an error where too few fit in by far.
 
         Only the second is a round like those to come: in the first, processes start.
@@ -115,35 +114,35 @@ class Study:
         with TemporaryDirectory(dir=self.folder) as place:
             trial = replace(first, plan=short, folder=Path(place) / "trial")
             started = time.monotonic()
-            if run_cell(trial, engine, settings):
+            if run_cell(trial, self.engine, self.settings):
                 return  # what failed is told of the whole run
             took, lines = time.monotonic() - started, Record(trial.folder).rounds()
         a_round = lines[-1].seconds or 0.0
-        all_seeds = LEAST * runs * (took + (first.plan.rounds - short.rounds) * a_round) / at_once
+        all_seeds = LEAST * runs * (took + (first.plan.rounds - short.rounds) * a_round) / self.at_once
         known = f"by a trial of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {_time(all_seeds)}"
         if all_seeds > FAR * 60 * minutes:
             raise MedsiloError(f"{known}; give --minutes {math.ceil(all_seeds / 60)} or more, or fewer rounds")
-        say(known)
+        self.say(known)
 
-    def _plan(self, minutes: float, took: float, start: float, say: Callable[[str], None]) -> int:
+    def _plan(self, minutes: float, took: float, start: float) -> int:
         """Return how many seeds have room after the start, and say it; an error if they are too few to answer."""
         start = max(0.0, start)  # below 0 where some runs were done before
         planned, rounds = seeds_within(minutes - start / 60, took), sum(cell.plan.rounds for cell in self.cells)
         if planned < LEAST:
             least = math.ceil((start + LEAST * took) / 60)
             raise MedsiloError(f"{LEAST} seeds take about {least} minutes; give --minutes {least} or more")
-        say(
+        self.say(
             f"one seed took {_time(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
             f"{minutes:g} minutes, about {_time(planned * took)} in all, and less if the answer comes before"
         )
         return planned
 
-    def _fill(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
+    def _fill(self) -> list[str]:
         failures: list[str] = []
         started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
         rounds = sum(cell.plan.rounds for cell in self.cells if not cell.summary())
-        say(
-            f"{counted(len(self.cells), 'run')}, {before} of them finished before, {at_once} at a time, {rounds} "
+        self.say(
+            f"{counted(len(self.cells), 'run')}, {before} of them finished before, {self.at_once} at a time, {rounds} "
             f"rounds in all, in {self.folder}"
         )
         finished, due = before, 0.0
@@ -157,13 +156,13 @@ class Study:
             result = f"{summary.metric} {summary.mean_test:.4f}" if summary else f"FAILED: {failure}"
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
-            say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
+            self.say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
             if (now := time.monotonic()) >= due:
                 self.conclude(failures)
                 self.show()
                 due = time.monotonic() + SELDOM * (time.monotonic() - now)
 
-        fill(self.cells, engine, settings, at_once, done)
+        fill(self.cells, self.engine, self.settings, self.at_once, done)
         self.conclude(failures)
         return failures
 
@@ -235,25 +234,24 @@ class Asked:
     out: Path
     folds: int | None = None
 
-
-def asked(options: Asked) -> tuple[Plan, list[Cell]]:
-    """Return the plan that the rows change, and the cells; a wrong one is an error before anything starts."""
-    if (options.out / paths.PLAN).exists():
-        raise MedsiloError("--out is the folder of a run; give another", str(options.out))
-    task = [f"task.name={options.task}"] if options.task else []
-    if options.plan:
-        path = find_job(options.plan) / PLAN if options.plan.is_dir() else options.plan
-        plan = load_plan(path, task)
-    else:
-        plan = parse_plan(base_plan(), task)
-    rows = [Row.parse(text) for text in [*",".join(options.methods).split(","), *options.row] if text]
-    if options.protocol:
-        rows = [_under(row, options.protocol, plan) for row in rows]
-    if not rows:
-        raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
-    rows = [_suited(row, plan, options.changes) for row in rows]
-    rows = with_local_pairs(rows, {row: plan_of(plan, row, options.changes) for row in rows})
-    return plan, cells_of(plan, rows, options.seeds, options.changes, options.out, options.folds)
+    def all_cells(self) -> list[Cell]:
+        """Return the cells; a wrong plan is an error before anything starts."""
+        if (self.out / paths.PLAN).exists():
+            raise MedsiloError("--out is the folder of a run; give another", str(self.out))
+        task = [f"task.name={self.task}"] if self.task else []
+        if self.plan:
+            path = find_job(self.plan) / PLAN if self.plan.is_dir() else self.plan
+            plan = load_plan(path, task)
+        else:
+            plan = parse_plan(base_plan(), task)
+        rows = [Row.parse(text) for text in [*",".join(self.methods).split(","), *self.row] if text]
+        if self.protocol:
+            rows = [_under(row, self.protocol, plan) for row in rows]
+        if not rows:
+            raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
+        rows = [_suited(row, plan, self.changes) for row in rows]
+        rows = with_local_pairs(rows, {row: plan_of(plan, row, self.changes) for row in rows})
+        return cells_of(plan, rows, self.seeds, self.changes, self.out, self.folds)
 
 
 def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:

@@ -40,24 +40,14 @@ def demo_plan(rounds: int) -> Plan:
     return parse_plan(base_plan(), [*SMALL, f"training.rounds={rounds}"])
 
 
-def run_demo(
-    output: Path,
-    rounds: int,
-    seeds: Sequence[int],
-    command: str,
-    say: Callable[[str], None],
-    tell_more: Callable[[Callable[[], str]], None] = lambda tell: None,
-) -> tuple[Path, list[str]]:
-    """Run all rows with all seeds; one that fails stops no other. Returns the comparison's folder, and what failed.
-
-    tell_more: is given what tells which runs go on.
-    """
-    plan = demo_plan(rounds)
+def demo_study(output: Path, rounds: int, seeds: Sequence[int], say: Callable[[str], None]) -> Study:
+    """Return the comparison of all rows with all seeds, which is yet to be run."""
     folder = output / f"demo-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
     if folder.exists():
         raise MedsiloError(f"run folder {folder} exists; wait a second and try again")
-    cells = cells_of(plan, [Row.parse(text) for text in ROWS], seeds, [], folder)
-    about = About(title="Demo: three synthetic hospitals", command=command, machine=f"{os.cpu_count()} CPU cores")
-    study = Study(folder, about, plan, cells, TOGETHER)
-    tell_more(study.under_way)
-    return folder, study.run("inprocess", SiteSettings(device="cpu", studies=None), AT_ONCE, say)
+    cells = cells_of(demo_plan(rounds), [Row.parse(text) for text in ROWS], seeds, [], folder)
+    about = About(
+        title="Demo: three synthetic hospitals", command="medsilo demo", machine=f"{os.cpu_count()} CPU cores"
+    )
+    settings = SiteSettings(device="cpu", studies=None)
+    return Study(folder, about, cells, TOGETHER, settings=settings, at_once=AT_ONCE, say=say)

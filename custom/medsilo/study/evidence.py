@@ -5,6 +5,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,6 +45,11 @@ class Scores:
     @property
     def cases(self) -> int:
         return len(self.values) if self.summed_up is None else self.summed_up
+
+    @property
+    def people(self) -> int:
+        """The number of patients."""
+        return int(self.patients.max()) + 1
 
     def as_mean(self) -> "Scores":
         """All that is known of a site that keeps its cases' scores: their mean."""
@@ -94,7 +100,7 @@ def joined(folds: Sequence[Scores]) -> Scores:
         cases = [own.cases for own in folds]
         mean = np.average([own.values.mean() for own in folds], weights=cases)
         return Scores(np.array([mean]), np.zeros(1, dtype=int), sum(cases))
-    starts = np.cumsum([0, *(int(own.patients.max()) + 1 for own in folds)])
+    starts = np.cumsum([0, *(own.people for own in folds)])
     patients = [own.patients + start for own, start in zip(folds, starts, strict=False)]
     return Scores(np.concatenate([own.values for own in folds]), np.concatenate(patients))
 
@@ -344,23 +350,10 @@ def _paired(mine: Scores, theirs: Scores) -> tuple[Scores, Scores]:
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     """Holm's correction for asking many questions at once."""
-    adjusted: dict[Key, float] = {}
-    highest = 0.0
-    for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[name]))
-        adjusted[name] = highest
+    names = sorted(p_values, key=lambda name: p_values[name])
+    each = (min(1.0, (len(names) - place) * p_values[name]) for place, name in enumerate(names))
+    adjusted = dict(zip(names, accumulate(each, max), strict=True))
     return {name: adjusted[name] for name in p_values}
-
-
-def better(differences: Mapping[str, Difference]) -> list[str]:
-    """The methods that are surely better than what all are held against, the best first."""
-    adjusted = holm({name: difference.p for name, difference in differences.items()})
-    sure = [
-        name
-        for name, difference in differences.items()
-        if difference.decides and difference.mean > 0 and adjusted[name] < 1 - LEVEL
-    ]
-    return sorted(sure, key=lambda name: -differences[name].mean)
 
 
 # ---------------------------------------------------------------------------------------------------- luck
@@ -375,17 +368,11 @@ def pooled_luck(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     it was seen.
     """
     rows, seeds = scores.shape[-2:]
-    whole = np.ones(scores.shape[:-1], dtype=bool)
-    if rows < 3 or seeds < 2:
-        squares, degrees = _residual(scores, whole)
-        return 2 * squares / np.maximum(degrees, 1), degrees, whole
-    steady = whole.copy()
-    for row in range(rows):
-        others = whole.copy()
-        others[..., row] = False
-        squares, degrees = _residual(scores, others)
-        rest = np.delete(scores, row, axis=-2).mean(-2)
-        own = (scores[..., row, :] - rest).var(-1, ddof=1) * (rows - 1) / rows
+    steady = np.ones(scores.shape[:-1], dtype=bool)
+    for row in range(rows) if rows > 2 and seeds > 1 else ():
+        others = np.delete(scores, row, axis=-2)
+        squares, degrees = _residual(others, np.ones(others.shape[:-1], dtype=bool))
+        own = (scores[..., row, :] - others.mean(-2)).var(-1, ddof=1) * (rows - 1) / rows
         ratio = own * degrees / np.maximum(squares, np.finfo(float).tiny)
         steady[..., row] = scipy.stats.f.sf(ratio, seeds - 1, degrees) >= UNSTEADY
     squares, degrees = _residual(scores, steady)

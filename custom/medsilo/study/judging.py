@@ -31,8 +31,8 @@ def finished_run(run_folder: Path) -> Summary:
     name = run_folder.resolve().name
     if not (run_folder / paths.PLAN).is_file():
         raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
-    summary = Record(run_folder).summary()
-    if summary is None or not summary.finished:
+    summary = Record(run_folder).finished()
+    if not summary:
         raise MedsiloError(
             f"run {name} has not finished, and its models are not ready to compare; run 'medsilo resume' on it first"
         )

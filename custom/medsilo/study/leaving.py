@@ -7,7 +7,7 @@ the same in both are plan and seeds, so the models are those, bit for bit, of a 
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_bytes
@@ -53,9 +53,8 @@ class Departure:
         if not others:
             raise MedsiloError(f"{hospital} is the only hospital of this study; remove its models instead")
         least = before.participation.minimum
-        fewer = [f"participation.minimum={min(least, len(others))}"] if least else []
-        if fewer and least and before.participation.when_missing == "continue" and least >= len(others):
-            fewer = [f"participation.minimum={max(1, len(others) - 1)}"]
+        most = len(others) - (before.participation.when_missing == "continue")  # where all need not be there
+        fewer = [f"participation.minimum={max(1, min(least, most))}"] if least else []
         changes = [f"participation.sites=[{','.join(others)}]", *fewer]
         plan = before if patients else before.with_changes(changes)
         return cls(study, hospital, patients, before, plan, rounds, first)
@@ -143,16 +142,15 @@ class Departure:
 
     def _lines(self) -> list[Round]:
         """Return the rounds before the hospital came, as a study that goes on from there has them."""
-        return [self._without(line) for line in self.rounds[: self.first - 1]]
-
-    def _without(self, line: Round) -> Round:
         gone = self.hospital if not self.patients else ""
-        fewer: dict[str, Any] = {
-            "asked": [site for site in line.asked if site != gone],
-            "refused": {site: why for site, why in line.refused.items() if site != gone},
-            "lost": {site: why for site, why in line.lost.items() if site != gone},
-        }
-        return line.model_copy(update=fewer)
+        before = []
+        for line in self.rounds[: self.first - 1]:
+            others = [site for site in line.asked if site != gone]
+            refused, lost = (
+                {site: why for site, why in one.items() if site != gone} for one in (line.refused, line.lost)
+            )
+            before.append(line.model_copy(update={"asked": others, "refused": refused, "lost": lost}))
+        return before
 
 
 def _round_of(state: Path) -> int:

@@ -37,12 +37,13 @@ class Moment:
     def of_run(cls, folder: Path) -> "Moment":
         """Read the moment of a run on this machine."""
         from medsilo.runs import paths
-        from medsilo.runs.reading import read_doing, read_now
+        from medsilo.runs.reading import read_now
+        from medsilo.runs.schema import Doing, Turns
 
-        turns = read_now(folder)
+        turns = read_now(Turns, folder)
         if turns is None:
             return cls()
-        told = {site: read_doing(paths.site_folder(folder, site)) for site in turns.sites}
+        told = {site: read_now(Doing, paths.site_folder(folder, site)) for site in turns.sites}
         doing = {site: one for site, one in told.items() if one and (one.task, one.round) == (turns.task, turns.round)}
         return cls(turns, doing, max(0.0, time.time() - turns.at))
 

@@ -1,7 +1,9 @@
 """The scores of a finished run's test cases, as they lie in its folder."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -15,27 +17,64 @@ CONCORDANCE = "concordance"  # a mean over pairs, not over cases
 CLOSENESS = "closeness"  # of a number to the right one
 
 
-def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) -> dict[str, Scores]:
-    """By site: every test case's score, or only their mean, as told, where the site keeps them."""
-    found = {}
-    for site, (score, cases) in tests.items():
-        folder = site_folder(run, site)
-        if not (folder / CASES).exists():
-            found[site] = Scores(np.array([score]), np.zeros(1, dtype=int), cases)
-            continue
+@dataclass(frozen=True)
+class SiteTest:
+    """A site's test cases, whose scores lie in a run's folder."""
+
+    metric: str
+    scores: Scores
+    measures: Measures  # all that was measured of each case
+    numbers: list[int]  # of each case's patient
+
+    @classmethod
+    def read(cls, run: Path, site: str, metric: str) -> Self:
+        """Read them from the site's part of the folder."""
         try:
-            measures, patients = read_measures(folder)
-            found[site] = Scores(measures[metric].numpy(), np.unique(patients, return_inverse=True)[1])
+            measures, numbers = read_measures(site_folder(run, site))
+            scores = Scores(measures[metric].numpy(), np.unique(numbers, return_inverse=True)[1])
+            return cls(metric, scores, measures, numbers)
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise MedsiloError(
                 f"{CASES} of {site} in run '{run.resolve().name}' is damaged: repeat the run", str(error)
             ) from error
+
+    @property
+    def interval(self) -> Interval | None:
+        """The interval of the score for other patients; None where too few patients allow one."""
+        return interval_over(self.metric, self.scores, lambda: self.measures)
+
+    @property
+    def cases(self) -> list[dict[str, float]]:
+        """The test cases with the number of their patient and all that was measured of them."""
+        rows = zip(self.numbers, *(values.tolist() for values in self.measures.values()), strict=True)
+        return [dict(zip(("patient", *self.measures), row, strict=True)) for row in rows]
+
+    @property
+    def mean(self) -> float | None:
+        """The score of the test cases' mean, where a number is learned: closeness is 1 less a share of the error."""
+        if self.metric != CLOSENESS:
+            return None
+        values, error = self.measures["value"], float(self.measures["mae"].mean())
+        scale = float(1 - self.measures[self.metric].mean()) / error if error else 0.0
+        return 1 - scale * float((values - values.mean()).abs().mean())
+
+    @property
+    def ranks(self) -> dict[str, float]:
+        """The scores of the worst, the median and the best case."""
+        ordered = np.sort(self.scores.values)
+        places = {"worst": 0, "median": len(ordered) // 2, "best": len(ordered) - 1}
+        return {which: float(ordered[place]) for which, place in places.items()}
+
+
+def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) -> dict[str, Scores]:
+    """By site: every test case's score, or only their mean, as told, where the site keeps them."""
+    found = {}
+    for site, (score, cases) in tests.items():
+        if (site_folder(run, site) / CASES).exists():
+            found[site] = SiteTest.read(run, site, metric).scores
+        else:
+            found[site] = Scores(np.array([score]), np.zeros(1, dtype=int), cases)
     return found
-
-
-def interval_in(run: Path, site: str, metric: str, scores: Scores) -> Interval | None:
-    """The interval of a site's score for other patients; None where too few patients allow one."""
-    return interval_over(metric, scores, lambda: read_measures(site_folder(run, site))[0])
 
 
 def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures]) -> Interval | None:
@@ -43,27 +82,3 @@ def interval_over(metric: str, scores: Scores, measures: Callable[[], Measures])
     if metric != CONCORDANCE:
         return interval(scores)
     return interval_of_concordance(*(measures()[name].numpy() for name in ("time", "event", "risk")))
-
-
-def cases_in(run: Path, site: str) -> list[dict[str, float]]:
-    """The test cases with the number of their patient and all that was measured of them."""
-    measures, patients = read_measures(site_folder(run, site))
-    rows = zip(patients, *(values.tolist() for values in measures.values()), strict=True)
-    return [dict(zip(("patient", *measures), row, strict=True)) for row in rows]
-
-
-def mean_in(run: Path, site: str, metric: str) -> float | None:
-    """The score of the test cases' mean, where a number is learned: closeness is 1 less a share of the error."""
-    if metric != CLOSENESS:
-        return None
-    measures = read_measures(site_folder(run, site))[0]
-    values, error = measures["value"], float(measures["mae"].mean())
-    scale = float(1 - measures[metric].mean()) / error if error else 0.0
-    return 1 - scale * float((values - values.mean()).abs().mean())
-
-
-def ranks(scores: Scores) -> dict[str, float]:
-    """The scores of the worst, the median and the best case."""
-    ordered = np.sort(scores.values)
-    places = {"worst": 0, "median": len(ordered) // 2, "best": len(ordered) - 1}
-    return {which: float(ordered[place]) for which, place in places.items()}

@@ -21,7 +21,7 @@ from medsilo.runs.schema import (
     VerdictRow,
 )
 from medsilo.study.boundaries import error_at
-from medsilo.study.cells import ALONE, POOLED, Cell, Row, unlike
+from medsilo.study.cells import ALONE, Cell, Row, unlike
 from medsilo.study.evidence import (
     LEVEL,
     Difference,
@@ -29,7 +29,6 @@ from medsilo.study.evidence import (
     Key,
     Scores,
     Variance,
-    better,
     compare,
     holm,
     joined,
@@ -72,6 +71,8 @@ class Statistics:
         """planned: the seeds that there will be at most, where the answer may come before."""
         self.primary: Endpoint = primary
         self.planned = planned
+        self.plan = cells[0].plan
+        self.where = ENDPOINTS[primary].format(metric=self.plan.task.goal.metric)
         self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
         self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
@@ -80,20 +81,20 @@ class Statistics:
                 self.found[row][seed] = scores
         self.against = chosen_baseline(self.rows, against)
         self.base = {row: self._kin(row, lambda other: other.title == self.against) for row in self.rows}
-        alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows}
-        self.alone = {row: own if own and not self._unlike(row, own) else None for row, own in alone.items()}
+        alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows if row.federated}
+        self.alone = {row: own for row, own in alone.items() if own and not self._unlike(row, own)}
 
     def verdict(self, about: About, runs: Sequence[RunOfRow]) -> Verdict:
         """Return all of it, as verdict.json has it."""
+        plan = self.plan
         sites = sorted({site for seeds in self.found.values() for scores in seeds.values() for site in scores})
-        plan = next(iter(self.cells.values())).plan
-        found = {endpoint: self._against(endpoint=endpoint) for endpoint in ENDPOINTS}
-        differences = {endpoint: self._tested(own) for endpoint, own in found.items()}
-        at_site = {site: self._tested(self._against([site])) for site in sites}
-        found_at = {site: self._joining([site]) for site in sites}
+        found = {endpoint: self._differences(self.base, endpoint=endpoint) for endpoint in ENDPOINTS}
+        differences = {endpoint: _tested(own, self._error) for endpoint, own in found.items()}
+        at_site = {site: _tested(self._differences(self.base, [site]), self._error) for site in sites}
+        found_at = {site: self._differences(self.alone, [site]) for site in sites}
         first, joining = self._first(), self._joined(found_at)
         between = self.sentence(differences[self.primary])
-        seen = sensitivity([one for row, one in found[self.primary].items() if row.method not in (ALONE, POOLED)])
+        seen = sensitivity([one for row, one in found[self.primary].items() if row.federated])
         rows = []
         for row in self.rows:
             means_only = {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
@@ -146,8 +147,8 @@ class Statistics:
     @cached_property
     def _error(self) -> float:
         """The p-value below which a difference is sure, with as many seeds as all rows that are asked about have."""
-        asked = [row for row in (self._declared, self.alone.get(self._declared) if self._declared else None) if row]
-        return error_at(min((len(self.found[row]) for row in asked or self.rows), default=0), self.planned)
+        asked = [self._declared, self.alone[self._declared]] if self._declared else self.rows
+        return error_at(min(len(self.found[row]) for row in asked), self.planned)
 
     def _is_one_patient(self, site: str) -> bool:
         known = [scores[site] for seeds in self.found.values() for scores in seeds.values() if site in scores]
@@ -226,33 +227,24 @@ class Statistics:
         spread = statistics.stdev(each) if len(each) > 1 else None
         return Level(mean=found.mean, sd=spread, low=max(found.low, 0.0), high=min(found.high, 1.0), by_seed=each)
 
-    def _against(self, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> dict[Row, Difference]:
-        return self._differences({row: base for row, base in self.base.items() if base}, sites, endpoint)
-
-    def _joining(self, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> dict[Row, Difference]:
-        """Every federation against what sites reach alone."""
-        pairs = {row: own for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)}
-        return self._differences(pairs, sites, endpoint)
-
     @cached_property
     def _declared(self) -> Row | None:
         """The federation of which it is asked first, before anything is known, whether joining pays: the row that all
         are held against, or the only one."""
-        federated = [row for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)]
-        named = [row for row in federated if row.title == self.against]
-        return named[0] if named else federated[0] if len(federated) == 1 else None
+        named = [row for row in self.alone if row.title == self.against or len(self.alone) == 1]
+        return named[0] if named else None
 
     def _first(self) -> PairedDifference | None:
         """Return the answer to the first question, over all sites: one test, so nothing is to be corrected."""
-        found = self._joining(endpoint=self.primary).get(self._declared) if self._declared else None
-        return self._tested({"first": found})["first"] if found else None
+        found = self._differences(self.alone, endpoint=self.primary).get(self._declared) if self._declared else None
+        return _tested({"first": found}, self._error)["first"] if found else None
 
     def _joined(self, found_at: Mapping[str, Mapping[Row, Difference]]) -> dict[str, dict[Row, PairedDifference]]:
         """By site: what joining brings. The declared federation is tested at each site, corrected for the sites alone;
         all others are corrected for each other."""
         found = {(site, row): one for site, own in found_at.items() for row, one in own.items()}
-        first = self._tested({key: one for key, one in found.items() if key[1] == self._declared})
-        tested = first | self._tested({key: one for key, one in found.items() if key not in first})
+        first = _tested({key: one for key, one in found.items() if key[1] == self._declared}, self._error)
+        tested = first | _tested({key: one for key, one in found.items() if key not in first}, self._error)
         return {site: {row: tested[at, row] for at, row in found if at == site} for site in found_at}
 
     def _gain(
@@ -265,7 +257,7 @@ class Statistics:
         row = min(asked, key=lambda each: (asked[each].adjusted, -asked[each].mean))
         gain, found = asked[row], found_at[site][row]
         own = next(scores[site] for scores in self.found[row].values())
-        patients = None if own.summed_up is not None else int(own.patients.max()) + 1
+        patients = None if own.summed_up is not None else own.people
         what, number = needed(found, patients or 0, max(gain.mean, LITTLE), self._error / len(found_at))
         word: Word = "too few seeds" if what == "seeds" else "too few patients"
         if gain.sure and gain.mean > 0:
@@ -278,21 +270,16 @@ class Statistics:
             word = "promising"
         return HospitalGain(word=word, method=row.title, gain=gain, patients=patients, needed=number)
 
-    def _tested(self, found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
-        return _tested(found, self._error)
-
     # ------------------------------------------------------------------ in words
     def _whether_joining_pays(self, first: PairedDifference | None) -> str:
         if first is None or self._declared is None:
             return ""
-        metric = next(iter(self.cells.values())).plan.task.goal.metric
-        where = ENDPOINTS[self.primary].format(metric=metric).removeprefix("in ")
-        gain = f"with {self._declared.title}, {where} is {points(abs(first.mean))[1:]} points "
+        gain = f"with {self._declared.title}, {self.where.removeprefix('in ')} is {points(abs(first.mean))[1:]} points "
         gain += f"{'higher' if first.mean > 0 else 'lower'} than with training alone"
         after = f", after {first.seeds} of at most {self.planned} seeds" if self.planned else ""
         interval = f"95 % interval {points(first.low)} to {points(first.high)}{after}"
         if first.sure:
-            of = in_patients(metric, first.mean)
+            of = in_patients(self.plan.task.goal.metric, first.mean)
             answer = "Yes, joining pays" if first.mean > 0 else "No, joining costs"
             return f"{answer}: {gain} ({interval}){f': {of}' if of else ''}."
         why = "These runs cannot tell such a difference from chance"
@@ -302,8 +289,7 @@ class Statistics:
 
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> str:
         """Return which methods are surely better than the row that all are held against."""
-        where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.goal.metric)
-        held = {row: found for row, found in differences.items() if row.method not in (ALONE, POOLED)}
+        held = {row: found for row, found in differences.items() if row.federated}
         if self.against is None:
             return "No row is named to hold the others against, so nothing is tested; see --against."
         if not held:
@@ -316,14 +302,14 @@ class Statistics:
         rest = self._also(differences, ahead) + self._other_norms(held)
         if not ahead:
             return (
-                f"No federated method is surely better than {self.against} {where}: no interval stays "
+                f"No federated method is surely better than {self.against} {self.where}: no interval stays "
                 f"above zero after correction for {len(differences)} comparisons.{rest}"
             )
         listed = "; ".join(f"{row.title} by {with_interval(held[row])}" for row in ahead)
-        text = f"Better than {self.against} {where}: {listed}.{rest}"
+        text = f"Better than {self.against} {self.where}: {listed}.{rest}"
         rivals = {row: self._difference(ahead[0], row, endpoint=self.primary) for row in held if row != ahead[0]}
-        known = {row.title: difference for row, difference in rivals.items() if difference}
-        if len(better(known)) < len(rivals):
+        tested = _tested({row: difference for row, difference in rivals.items() if difference})
+        if sum(one.sure and one.mean > 0 for one in tested.values()) < len(rivals):
             return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best."
         return text
 
