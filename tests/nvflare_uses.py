@@ -141,6 +141,10 @@ class Uses(ast.NodeVisitor):
         for name in sorted(methods):  # what NVFlare calls
             self.found |= {f"{base}.{name}" for base in self.bases if name != "__init__" and has(base, name)}
         self.known = dict(self.known)
+        for part in node.body:  # fields
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                self.own.add(part.target.id)
+                self.learn(ast.Attribute(ast.Name("self"), part.target.id), self.chain(part.annotation))
         # what is set in one method is used in others, which may stand before it
         for part in ast.walk(node):
             if isinstance(part, ast.FunctionDef):

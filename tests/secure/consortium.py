@@ -15,7 +15,7 @@ import yaml
 from nvflare.fuel.flare_api.flare_api import Session
 
 from medsilo import cli
-from medsilo.consortium.lead import open_session
+from medsilo.flare.patches import connect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
 SERVER = "localhost"  # and so it listens on the loopback address only
@@ -175,7 +175,7 @@ class Consortium:
         deadline = time.monotonic() + 120
         while True:
             try:
-                return open_session(LEAD, self.kit(LEAD), 5.0)
+                return connect(LEAD, self.kit(LEAD), 5.0)
             except Exception:
                 if time.monotonic() > deadline:
                     raise

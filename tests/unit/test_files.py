@@ -16,9 +16,10 @@ import safetensors.torch
 import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors, newest, save_tensors, sweep, write_json, write_text
+from medsilo.core.files import load_tensors, save_tensors, sweep, write_json, write_text
 from medsilo.core.spill import TYPES, stored
 from medsilo.core.text import is_safe_name
+from medsilo.runs.record import Record
 
 TENSORS = {
     "weight": torch.tensor([[1.5, -2.0], [float("nan"), 4.0]]),
@@ -242,15 +243,15 @@ def test_what_is_no_json_leaves_the_former_file(tmp_path: Path, bad: object) -> 
     assert listed(tmp_path) == ["s.json"]
 
 
-def test_newest(tmp_path: Path) -> None:
-    def number(path: Path) -> int:
-        return int(path.stem.removeprefix("r-"))
-
-    assert newest(tmp_path, "r-*.t", number) is None
-    assert newest(tmp_path / "absent", "r-*.t", number) is None
-    for name in ("r-2.t", "r-10.t", "r-9.t", "other", ".r-11.t.77.part"):
-        (tmp_path / name).touch()
-    assert newest(tmp_path, "r-*.t", number) == tmp_path / "r-10.t"
+def test_a_study_goes_on_from_the_greatest_round(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    with pytest.raises(MedsiloError, match="has no checkpoint"):
+        record.load_checkpoint()
+    facts = {"plan": "", "sites": [], "best": None, "settled": {}, "details": {}, "mixers": {}}
+    for number in (2, 10, 9):
+        save_tensors(record.checkpoints / f"round-{number}.safetensors", {}, {**facts, "round": number})
+    (record.checkpoints / ".round-11.safetensors.77.part").touch()
+    assert record.load_checkpoint()[1]["round"] == 10
 
 
 # ---------------------------------------------------------------------------------------------------- full disks

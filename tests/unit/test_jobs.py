@@ -1,6 +1,7 @@
 """Jobs: one canonical form, packing with and without code."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from jobs.source import write as source
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
-from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, canonical_job, check_components, find_job, pack, plan_of
+from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, canonical_job, check_components, find_job, plan_of, write_job
 from medsilo.plan import load_plan
 from medsilo.registry import METHODS
 from tests.conftest import over_all
@@ -94,6 +95,12 @@ def test_jobs_differ_in_their_method_only(method: str) -> None:
 @over_all("path", sorted(JOBS.glob("*/plans/*.yaml")))
 def test_a_job_s_further_plans_load_and_are_of_its_method(path: Path) -> None:
     assert load_plan(path).algorithm.name == path.parents[1].name
+
+
+def pack(job: Path, destination: Path, changes: Sequence[str] = ()) -> Path:
+    """The job as it is submitted."""
+    write_job(destination, plan_of(job, changes), job)
+    return destination
 
 
 def test_packing_resolves_the_plan_and_its_minimum(tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ from zipfile import ZipFile
 import pytest
 
 from medsilo.cli import main
-from medsilo.core.errors import Died, Refused
+from medsilo.core.errors import Refused
 from medsilo.federation.site_state import COLUMNS, NowFile
-from medsilo.flare.executor import Diary
+from medsilo.flare.executor import note
 from medsilo.runs import paths
-from medsilo.runs.messages import Parcel
 from medsilo.site_page import page_server
 from medsilo.site_page.page_server import COOKIE, MOST_BODY, PageServer
 from medsilo.site_page.pages import SitePages
@@ -87,10 +86,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A hospital with a plan that asked, and a study in its second round."""
     home = Home(tmp_path_factory.mktemp("page") / "kit")
     home.permission()._keep()
-    diary = Diary(home.place)
-    diary.began(home.plan, "lead@clinic.example")
-    diary.answered({"task": "join", "round": 0}, Parcel())
-    diary.answered({"task": "round", "round": 1}, Parcel(facts={"seconds": 2.0, "memory": 5e8}))
+    plan = home.plan
+    told = {"plan": plan.hash, "method": plan.algorithm.title, "rounds": plan.rounds}
+    note(home.place, kind="began", **told, lead="lead@clinic.example")
+    note(home.place, {"task": "join", "round": 0}, kind="answered", bytes=0)
+    note(home.place, {"task": "round", "round": 1}, kind="answered", bytes=0, seconds=2.0, memory=5e8)
     write_rows(home, [1])
     return home
 
@@ -288,7 +288,7 @@ def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
         assert "Training 0% for round 2; answers to 1 of 4 rounds have left." in shown
         assert "<dd>cpu</dd>" in shown and 'class="chart"' in shown
     reason = "the training process died (SIGKILL): memory ran out"
-    Diary(home.place).failed({"task": "round", "round": 2}, Died(reason), reason)
+    note(home.place, {"task": "round", "round": 2}, kind="died", reason=reason)
     assert f"The training process died: {reason}" in visitor.page("/study/study")
     assert f"The training process died: {reason}" in visitor.page("/")
     write_rows(home, range(1, 401))

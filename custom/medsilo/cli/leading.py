@@ -79,7 +79,8 @@ def submit(
         submitted: str | Path = lead.submit(found, kit, screen.warn, changes, plan)
     else:
         assert out
-        submitted = jobs.pack(found, out, changes, plan)
+        jobs.write_job(out, jobs.plan_of(found, changes, plan), found)
+        submitted = out
     screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
     return 0

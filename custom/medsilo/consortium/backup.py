@@ -20,7 +20,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import make_folder, write_json
+from medsilo.core.files import make_folder, replacing, write_json
 from medsilo.runs import paths
 from medsilo.runs.clean import Old, find_old, is_finished, is_left
 from medsilo.site.settings import FILE_NAME, read_settings
@@ -140,23 +140,13 @@ def back_up(kit: Path, file: Path) -> Backup:
         expelled=_expelled(kit / EXPELLED),
         files=0,
     )
-    make_folder(file.absolute().parent)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "wb") as target:
-            with zipfile.ZipFile(target, "w") as archive:
-                for part, folder in kept.places(kit).items():
-                    for path, name in _files(part, folder, archive):
-                        with suppress(FileNotFoundError):  # it was replaced: by what the next look finds
-                            archive.write(path, name)
-                kept = kept.model_copy(update={"files": len(archive.namelist())})
-                archive.writestr(FACTS, kept.model_dump_json())
-            os.fsync(target.fileno())
-        temporary.replace(file)
-    except OSError as error:
-        raise MedsiloError(f"{file.name} could not be written; is the disk full?", str(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(file) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for part, folder in kept.places(kit).items():
+            for path, name in _files(part, folder, archive):
+                with suppress(FileNotFoundError):  # it was replaced: by what the next look finds
+                    archive.write(path, name)
+        kept = kept.model_copy(update={"files": len(archive.namelist())})
+        archive.writestr(FACTS, kept.model_dump_json())
     return kept
 
 

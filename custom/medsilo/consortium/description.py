@@ -1,7 +1,7 @@
 """The consortium's one file: who takes part, checked before a single key is made."""
 
 import re
-from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -129,9 +129,11 @@ class Consortium(Section):
                         f"{name} is behind relay {above[name]} and again behind {relay.name}; name it once"
                     )
                 above[name] = relay.name
-        for relay in self.relays:
-            if relay.name in _way(above, relay.name):
-                raise ValueError(f"relay {relay.name} is behind itself; one of its relays must connect to the server")
+        try:
+            TopologicalSorter({name: [relay] for name, relay in above.items()}).prepare()
+        except CycleError as error:
+            first = next(relay.name for relay in self.relays if relay.name in error.args[1])
+            raise ValueError(f"relay {first} is behind itself; one of its relays must connect to the server") from error
         return self
 
     def participants(self) -> list[dict[str, Any]]:
@@ -179,18 +181,6 @@ class Consortium(Section):
             {"path": f"{room}.signature.SignatureBuilder"},
         ]
         return {"api_version": 3, "name": self.name, "participants": self.participants(), "builders": builders}
-
-
-def _way(above: Mapping[str, str], name: str) -> Iterator[str]:
-    """Yield the relays between a party and the server; it ends where they form a circle, too.
-
-    above: the relay that each party is behind.
-    """
-    for _ in above:
-        if name not in above:
-            return
-        name = above[name]
-        yield name
 
 
 def read_consortium(path: Path) -> Consortium:

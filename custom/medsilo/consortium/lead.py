@@ -7,8 +7,8 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from medsilo.core.text import is_safe_name, plain
 from medsilo.flare.patches import connect
 from medsilo.runs import paths
 from medsilo.runs.reading import AFTER, PROGRESS, read_progress, read_rounds, read_summary
-from medsilo.runs.schema import Progress, Round, Summary
+from medsilo.runs.schema import Progress, Round
 
 COMPLETED, ABORTED = "FINISHED:COMPLETED", "FINISHED:ABORTED"
 MEANT = {  # by states of a job that ended without a word of its own
@@ -63,7 +63,7 @@ def connected(kit: Path) -> Iterator[Session]:
     user, address = admin["username"], f"{admin['host']}:{admin['port']}"
     try:
         with redirect_stdout(io.StringIO()):  # it says that it connects
-            session = open_session(user, kit, CONNECT)
+            session = connect(user, kit, CONNECT)
         try:
             yield session
         finally:
@@ -74,47 +74,31 @@ def connected(kit: Path) -> Iterator[Session]:
         raise Unreachable(f"the server at {address} does not answer; is it started, and the way to it open?") from error
     except api_spec.AuthorizationError as error:
         right = re.search(r"is not authorized for '(\w+)'", str(error))
-        why = f"not authorized for {right[1]}" if right else _line(error)
+        why = f"not authorized for {right[1]}" if right else error
         raise MedsiloError(
             f"{user} may not do this: {why}; leads submit, and end and fetch what they submitted"
         ) from error
     except api_spec.AuthenticationError as error:
-        raise MedsiloError(f"the server at {address} does not accept {user}: {_line(error)}") from error
+        raise MedsiloError(f"the server at {address} does not accept {user}: {error}") from error
     except api_spec.JobNotFound as error:
-        raise MedsiloError(f"{_line(error)}; 'medsilo status --kit {kit}' lists jobs") from error
+        raise MedsiloError(f"{error}; 'medsilo status --kit {kit}' lists jobs") from error
     except Exception as error:
-        raise MedsiloError(f"NVFlare: {_line(error) or type(error).__name__}") from error
+        raise MedsiloError(f"NVFlare: {str(error).strip() or type(error).__name__}") from error
 
 
-def open_session(user: str, kit: Path, timeout: float) -> Session:
-    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds."""
-    session = Session(username=user, startup_path=str(kit))
-    connect(session, timeout)
-    return session
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def submit(
-    job: Path,
-    kit: Path,
-    say: Say,
-    changes: Iterable[str] = (),
-    other_plan: Path | None = None,
-) -> str:
+def submit(job: Path, kit: Path, say: Say, changes: Iterable[str] = (), other_plan: Path | None = None) -> str:
     """Check a job against its plan and against who is there, submit it, and return NVFlare's id for it.
 
     It has started then; when hospitals can't take part as agreed, it ends with the reason before anything is trained.
     """
-    from medsilo.flare.jobs import check_components, pack, plan_of  # what is heavy is imported where it is needed
+    from medsilo.flare.jobs import check_components, plan_of, write_job  # what is heavy is imported where it is needed
 
     plan = plan_of(job, changes, other_plan)
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
     with tempfile.TemporaryDirectory() as folder:
-        packed = pack(job, Path(folder) / plan.algorithm.name, changes, other_plan)
+        packed = Path(folder) / plan.algorithm.name
+        write_job(packed, plan, job)
         check_components(packed)
         with connected(kit) as session:
             here = {client.name for client in session.get_system_info().client_info}
@@ -127,43 +111,32 @@ def submit(
                 )
             job_id = session.submit_job(str(packed))
         say(f"submitted as {job_id}; waits until the hospitals have joined")
-        _await_start(kit, job_id, say, packed, sorted(asked & here))
+        _await_start(kit, job_id, say, sorted(asked & here))
     return job_id
 
 
-def _await_start(kit: Path, job_id: str, say: Say, packed: Path | None = None, sites: Collection[str] = ()) -> None:
+def _await_start(kit: Path, job_id: str, say: Say, sites: Collection[str] = ()) -> None:
     """Wait until the hospitals have joined; an error with the reason when the job ended before they had.
 
-    packed, sites: a new job, and who is to take part; without them the job goes on with a study.
+    sites: who is to take part in a new job; nobody is named where it goes on with a study.
     """
     try:
         with connected(kit) as session:
-            _watch_start(session, job_id, say, packed, sites)
+            _watch_start(session, job_id, say, sites)
     except Unreachable as error:
         say(f"{job_id} is submitted, whether it started is not known: {error}")
 
 
-def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, sites: Collection[str]) -> None:
+def _watch_start(session: Session, job_id: str, say: Say, sites: Collection[str]) -> None:
     deadline = time.monotonic() + STARTING
     while True:
         job = session.get_job_meta(job_id)
+        if job["status"] == COMPLETED:
+            return
         if _is_over(job["status"]):
-            if job["status"] == COMPLETED:
-                return
-            left = _left(session, job_id)
-            why = [job["status"], *(left.reasons or _obstacles(job))]
-            by_nvflare = job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1])
-            if by_nvflare and (left.rounds or packed is None):
-                why.append(MEANT.get(job["status"], NO_REASON))
-            elif by_nvflare and packed:
-                why.append(
-                    f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the "
-                    "policies forbid it; 'medsilo check --kit' at each says which"
-                )
-            began = left.rounds or not packed
-            raise MedsiloError(f"{f'job {job_id} has ended' if began else 'not started'}: {'; '.join(why)}")
+            raise MedsiloError(_why_over(job, _left(session, job_id), sites))
         lacking = [said for said in _obstacles(job) if job["status"] == "SUBMITTED" and LACKING in said]
-        if lacking and packed:
+        if lacking and sites:
             session.abort_job(job_id)
             raise MedsiloError(f"not started: {lacking[0]}")
         told = _so_far(session, job_id) if job["status"] == "RUNNING" else None
@@ -176,6 +149,20 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
             say(f"{job['status']}: {waits}; 'medsilo status {job_id} --watch' goes on looking")
             return
         time.sleep(POLL)
+
+
+def _why_over(job: dict[str, Any], left: Progress | None, sites: Collection[str]) -> str:
+    """Return why a job ended before it was seen to run. left: how its study ended, if it had one."""
+    why = [job["status"], *([left.reason] if left and left.reason else _obstacles(job))]
+    began = not sites or bool(left and left.rounds)
+    if job["status"] != ABORTED and (len(why) == 1 or "was aborted" in why[1]):  # only NVFlare knows why
+        unable = (
+            f"one of {', '.join(sites)} can't run medsilo {__version__}: it is not installed there, or the policies "
+            "forbid it; 'medsilo check --kit' at each says which"
+        )
+        why.append(MEANT.get(job["status"], NO_REASON) if began else unable)
+    head = f"job {job['job_id']} has ended" if began else "not started"
+    return f"{head}: {'; '.join(why)}"
 
 
 def abort(job_id: str, kit: Path) -> str:
@@ -395,7 +382,9 @@ class _Watching:
             return None
         # The last rounds were too quick to be told, or there are none, or it failed after them
         if self.last != self.planned or status != COMPLETED:
-            study = _ended(session, self.job_id)
+            study = None
+            with suppress(api_spec.AuthorizationError):  # of those who may look on but not download
+                study = _left(session, self.job_id)
             self._tell(study)
             if status != COMPLETED:
                 self.say((study and study.reason) or MEANT.get(status, NO_REASON))
@@ -435,44 +424,21 @@ def _so_far(session: Session, job_id: str, after: int = 0) -> Progress | None:
     return read_progress(found) if found else None
 
 
-def _ended(session: Session, job_id: str) -> Progress | None:
-    """The same from what a job left; nothing for those who may look on but not download."""
-    try:
-        left = _left(session, job_id)
-    except api_spec.AuthorizationError:
-        return None
-    if left.summary is None:
-        return Progress(planned=0, metric="", reason=left.refusal) if left.refusal else None
-    planned, metric = left.summary.rounds.planned, left.summary.metric
-    return Progress(
-        study=left.summary.study, planned=planned, metric=metric, rounds=left.rounds, reason=left.summary.reason
-    )
-
-
-@dataclass(frozen=True)
-class _JobResults:
-    """The results that a job left when it was over, as far as there are any."""
-
-    summary: Summary | None
-    rounds: Sequence[Round]
-    refusal: str | None  # why it failed, also when it led no study
-
-    @property
-    def reasons(self) -> list[str]:
-        """Return why it failed, if it says so."""
-        if self.refusal or self.summary is None:
-            return [self.refusal] if self.refusal else []
-        return [self.summary.reason or "it failed"]
-
-
-def _left(session: Session, job_id: str) -> _JobResults:
+def _left(session: Session, job_id: str) -> Progress | None:
+    """Return the same from what a job left when it was over; nothing where it left nothing."""
     with tempfile.TemporaryDirectory() as folder:
         workspace = _download(session, job_id, Path(folder))
-        run, refusal = _run_in(workspace), workspace / paths.REFUSED
-        why = plain(refusal.read_text("utf-8", "replace")) if refusal.is_file() else None
-        if not run:
-            return _JobResults(None, [], why)
-        return _JobResults(read_summary(run) if (run / paths.SUMMARY).exists() else None, read_rounds(run, True), why)
+        run, refusal = _run_in(workspace), _refusal_in(workspace)
+        if run is None or not (run / paths.SUMMARY).exists():
+            return Progress(planned=0, metric="", reason=refusal) if refusal else None
+        ended = read_summary(run)
+        return Progress(
+            study=ended.study,
+            planned=ended.rounds.planned,
+            metric=ended.metric,
+            rounds=read_rounds(run, True),
+            reason=ended.reason,
+        )
 
 
 def _download(session: Session, job_id: str, folder: Path) -> Path:
@@ -484,6 +450,12 @@ def _run_in(workspace: Path) -> Path | None:
     """Return the run's folder among what a job left, if there is one."""
     runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
     return runs[0] if len(runs) == 1 else None
+
+
+def _refusal_in(workspace: Path) -> str | None:
+    """Return why a job failed, as its controller left it, also when it led no study."""
+    path = workspace / paths.REFUSED
+    return plain(path.read_text("utf-8", "replace")) if path.is_file() else None
 
 
 def inquire(name: str, question: str, kit: Path, out: Path, say: Say) -> list[Path]:
@@ -503,8 +475,8 @@ def inquire(name: str, question: str, kit: Path, out: Path, say: Say) -> list[Pa
         ended = watch(job_id, kit, lambda line, study: None, say)
         with connected(kit) as session:
             workspace = _download(session, job_id, Path(folder))
-            if (refusal := workspace / paths.REFUSED).is_file():
-                raise MedsiloError(plain(refusal.read_text("utf-8", "replace")))
+            if (refusal := _refusal_in(workspace)) is not None:
+                raise MedsiloError(refusal)
             if ended != COMPLETED:
                 raise MedsiloError(
                     f"job {job_id} is {ended}; does each hospital have medsilo, and allow {executor_of(name)} "

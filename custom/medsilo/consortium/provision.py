@@ -20,7 +20,7 @@ from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.consortium.description import PRIVATE, Consortium
 from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.files import load_yaml, write_json, write_text
+from medsilo.core.files import load_yaml, make_folder, write_json, write_text
 from medsilo.site.policy import CONTROLLERS
 from medsilo.site.settings import read_settings
 
@@ -41,8 +41,7 @@ def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collect
     `policies` is the folder that the hospitals' policies are relative to. A kit that is there is left as it is.
     """
     root = kits / PRIVATE
-    for folder in (kits, root):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(root)
     project = consortium.project()
     names = [participant["name"] for participant in project["participants"]]
     if unknown := sorted(set(renew) - set(names)):
@@ -102,19 +101,20 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
         return
     try:
         old = load_yaml(path.read_text(encoding="utf-8"))
-        was, now_is = ((kept["name"], kept["builders"], _lasting(kept["participants"][0])) for kept in (old, project))
-        names, new_names = (kept["participants"][0].get("host_names") for kept in (old, project))
+        server, new_server = (kept["participants"][0] for kept in (old, project))
+        was = old["name"], old["builders"], server | {"host_names": None}
+        names = server.get("host_names")
         known = {before["name"]: before for before in old["participants"]}
     except (OSError, UnicodeDecodeError, YamlError, LookupError, TypeError) as error:
         message = f"{path.name} of the kits that are there is damaged; put it back from a copy"
         raise MedsiloError(message, private=str(path)) from error
-    if was != now_is:
+    if was != (project["name"], project["builders"], new_server | {"host_names": None}):
         raise MedsiloError(
             "the consortium's name, root_valid_days or server differ from those of the kits that are there; put them "
             "back, or make new kits for everybody in another folder"
         )
-    if names != new_names and (server := now_is[2]["name"]) not in renew:
-        raise MedsiloError(f"the server's certificate has other names; give --renew {server}, and replace its startup/")
+    if names != new_server.get("host_names") and (name := new_server["name"]) not in renew:
+        raise MedsiloError(f"the server's certificate has other names; give --renew {name}, and replace its startup/")
     now = {participant["name"]: participant for participant in project["participants"]}
     for name, before in known.items():
         after = now.get(name, before)
@@ -129,10 +129,6 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
                 f"the kit of {name} that is out connects in another way; give --renew {name}, and its owner replaces "
                 f"startup/, and {' and '.join(CONNECTIONS)} in local/"
             )
-
-
-def _lasting(server: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in server.items() if key != "host_names"}
 
 
 def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:

@@ -4,20 +4,19 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from medsilo.core.errors import MedsiloError, YamlError
 
 if TYPE_CHECKING:  # many commands write and read texts only, and torch takes a second and a half to import
     from torch import Tensor
-from dataclasses import dataclass
-
-from filelock import FileLock, Timeout
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk is
 FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
@@ -33,7 +32,7 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -77,13 +76,13 @@ def why_unread(error: OSError | UnicodeDecodeError, wanted: str) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Write a file atomically."""
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
@@ -122,7 +121,7 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str
         header[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with _replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             file.write(bytes_of(tensors[name].detach().cpu().contiguous()))
@@ -161,11 +160,6 @@ def read_bounded(path: Path, largest: int) -> bytes:
     if len(content) > largest:
         raise ValueError("it is too large")
     return content
-
-
-def newest(folder: Path, pattern: str, key: Callable[[Path], int]) -> Path | None:
-    """The file of a folder whose key is the greatest."""
-    return max(folder.glob(pattern), key=key, default=None)
 
 
 # YAML 1.2's numbers, which PyYAML, of YAML 1.1, reads as text: 1e-4 has no point.

@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Average, Group, Phase, Ranges, ServerSide, Workbench
+from medsilo.course.phase import Average, Group, Phase, Ranges, Workbench
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
-from medsilo.mixing.mixers import Mixer, UniformMean
+from medsilo.mixing.mixers import UniformMean
 from medsilo.tasks.task import Task
 
 INPUT = "amplitude"  # the name of the input layer among a site's networks
@@ -62,8 +62,40 @@ class Amplitude(Section):
         return AmplitudeNorm(shape, self.decay, self.band, self.start)
 
     def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
-        """Return these phases with the amplitude's own groups in them."""
-        return measured_before(phases, self) if self.released_alone else harmonised(phases, self)
+        """Return a method's phases behind the input layer.
+
+        In phase "harmonise" a site's own amplitude leaves it: in a round before all others, or in the first in which
+        the method trains, where every site normalises with its own (lines 4 to 7). The sites' mean comes down once and
+        is fixed from then on.
+        """
+        own, shared = self._groups()
+        if self.released_alone:
+            place, after = 0, phases
+            first = Phase(HARMONISE, 1, (own,), self.measure, trains=False, releases=1)
+        else:
+            place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
+            begun = phases[place]
+            first = replace(begun, name=HARMONISE, rounds=1, groups=(*begun.groups, own))
+            after = [replace(begun, rounds=begun.rounds - 1, before=None), *phases[place + 1 :]]
+        return [*phases[:place], first, *(replace(phase, groups=(*phase.groups, shared)) for phase in after)]
+
+    def _groups(self) -> tuple[Group, Group]:
+        """Return a site's own amplitude, which leaves it, and the shared one, which it is given once."""
+        own = Group(
+            AMPLITUDE,
+            used,
+            lambda server: UniformMean(),  # line 17: A ← 1/N Σ A_i
+            "up",
+            average=Average(
+                "one average amplitude spectrum per channel over the whole training set of a site: no phase and no "
+                "single image's spectrum. Late batches count for more in it",
+                self.covers,
+            ),
+            wide=True,
+            title="amplitude (in one round only)",
+            ranges=amplitude_range,
+        )
+        return own, Group(AMPLITUDE, used, own.mix, "down", arrived=fix)
 
     def measure(self, bench: Workbench) -> float:
         """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
@@ -82,51 +114,6 @@ class Amplitude(Section):
         return images_averaged(images, training.batch_size, training.local_epochs, self.decay, self.start)
 
 
-def _groups(amplitude: Amplitude) -> tuple[Group, Group]:
-    """Return a site's own amplitude, which leaves it, and the shared one, which it is given once."""
-    own = Group(
-        AMPLITUDE,
-        used,
-        sites_count_alike,
-        "up",
-        average=Average(
-            "one average amplitude spectrum per channel over the whole training set of a site: no phase and no single "
-            "image's spectrum. Late batches count for more in it",
-            amplitude.covers,
-        ),
-        wide=True,
-        title="amplitude (in one round only)",
-        ranges=amplitude_range,
-    )
-    return own, Group(AMPLITUDE, used, sites_count_alike, "down", arrived=fix)
-
-
-def measured_before(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
-    """Return a method's phases behind the input layer, whose amplitude leaves in a round before all of them."""
-    own, shared = _groups(amplitude)
-    first = Phase(HARMONISE, 1, (own,), amplitude.measure, trains=False, releases=1)
-    return [first, *(replace(phase, groups=(*phase.groups, shared)) for phase in phases)]
-
-
-def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
-    """Return a method's phases behind the input layer.
-
-    Phase "harmonise" is the first round in which the method trains: every site normalises with its own amplitude,
-    which then leaves it (lines 4 to 7). Their mean (line 17) comes down once and is fixed from then on.
-    """
-    own, shared = _groups(amplitude)
-    place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
-    first, *after = phases[place:]
-    return [
-        *phases[:place],
-        replace(first, name=HARMONISE, rounds=1, groups=(*first.groups, own)),
-        *(
-            replace(phase, groups=(*phase.groups, shared))
-            for phase in (replace(first, rounds=first.rounds - 1, before=None), *after)
-        ),
-    ]
-
-
 def used(modules: Modules) -> Tensors:
     """Return the part of the amplitude that is used, so that nothing else leaves a site."""
     return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
@@ -136,11 +123,6 @@ def amplitude_range(modules: Modules, task: Task) -> Ranges:
     """Return what the amplitude of the task's images can be: at no frequency more than the sum of all pixels."""
     norm = cast(AmplitudeNorm, modules[INPUT])
     return {AMPLITUDE: (0.0, BRIGHTER * task.largest_input * math.prod(norm.size))}
-
-
-def sites_count_alike(server: ServerSide) -> Mixer:
-    """Return line 17: A ← 1/N Σ A_i."""
-    return UniformMean()
 
 
 def fix(modules: Modules, came: bool) -> None:

@@ -1,12 +1,10 @@
 """The declarations that a method makes about its training under a plan with privacy, and the plan's offer."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from medsilo.core.section import Feature, Section
 from medsilo.core.tensors import Modules
@@ -86,11 +84,7 @@ class PrivacyOffer(Feature, Promise):
     @model_validator(mode="after")
     def _leaves_some_for_tensors(self) -> Self:
         if self.besides >= self.epsilon:
-            raise PydanticCustomError(
-                "value_error",
-                "{error}",
-                {"error": f"what is told beside cost ε = {self.besides:g} of {self.epsilon:g}; give it less"},
-            )
+            raise ValueError(f"what is told beside cost ε = {self.besides:g} of {self.epsilon:g}; give it less")
         return self
 
     def conflicts(self, plan: Any, networks: Modules) -> Iterable[str]:
@@ -141,12 +135,3 @@ class PrivacyOffer(Feature, Promise):
             )
         if self.counts:
             yield "numbers of cases have noise for privacy (privacy.counts), so weighted means have it, too"
-
-    def noise(self, effective: float, gradients: int) -> float:
-        """Return the noise on each gradient, over the bound, where so many of each batch must cost together as one with
-        the noise `effective` would."""
-        return effective * math.sqrt(gradients)
-
-    def effective(self, noise: float, gradients: int) -> float:
-        """Return the noise that one gradient of each batch would have, if it cost what all of them cost together."""
-        return noise / math.sqrt(gradients)

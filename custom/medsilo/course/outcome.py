@@ -1,6 +1,5 @@
 """The end of a study. The engine knows this interface only; a method says which outcome is its own."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +52,7 @@ class Conclusion:
     told: Facts
 
 
-class Outcome(ABC):
+class Outcome:
     """The end of a study: what is delivered, which model is scored, and what the server concludes.
 
     `personal`: sites end with models of their own, and each chooses its best by itself. `common`: the network that all
@@ -110,9 +109,9 @@ class Outcome(ABC):
         """Take over what was delivered; returns what the server is told of it."""
         return None
 
-    @abstractmethod
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
-        """Return the model that is tested; `model` is the one that was selected in the rounds."""
+        """Return the model that is tested; by default `model`, the one that was selected in the rounds."""
+        return model
 
     def after_test(self, end: SiteEnd, model: nn.Module) -> Facts | None:
         """Return what the server is told of the test beside scores."""
@@ -131,9 +130,6 @@ class OneModel(Outcome):
     personal: bool = False
     for_others: bool = True
 
-    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
-        return model
-
 
 @dataclass(frozen=True)
 class OwnModels(Outcome):
@@ -146,6 +142,3 @@ class OwnModels(Outcome):
     common: str | None = None
     personal: bool = True
     for_others: bool = False
-
-    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
-        return model

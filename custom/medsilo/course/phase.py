@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
@@ -18,13 +18,6 @@ from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import Task
-
-
-class StepRule(Protocol):
-    """The step of a network, where the plan asks for another one than the plain step."""
-
-    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
-        """Return the step of this network."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Workbench:
     samples: int  # training cases
     steps: int  # mini-batches in an epoch
     random: Generator  # for what a method draws at this site in this round
-    rule: StepRule | None  # the plan's, where steps are not plain
+    rule: Callable[[nn.Module, Optimizer], Step] | None  # the plan's for a network's step, where it is not plain
     private: PrivateSteps | None = None  # how networks learn, where the plan promises privacy
     labels: Callable[[], Sequence[int]] = tuple  # how often each label occurs among all training cases
     # Numbers that a method sends beside tensors, as the hospital lets them leave; None where it does not.
@@ -71,7 +64,7 @@ class Workbench:
         """Return how one network learns from a batch; by default the task, by the plan's step."""
         model, optimizer = self.modules[name], self.optimizers[name]
         if step is None:
-            step = self.rule.step(model, optimizer) if self.rule else plain_step
+            step = self.rule(model, optimizer) if self.rule else plain_step
         objective = objective or OutputLoss(self.loss)
         if self.private is None:
             return lesson(model, objective, optimizer, self.compute, step)

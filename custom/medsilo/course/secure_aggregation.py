@@ -3,7 +3,7 @@
 How the groups of a phase are sealed, their mixers declare.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -35,20 +35,6 @@ OPEN = (
     "Sealed or not, the server knows the numbers of cases, scores and losses, who answered when, and whole numbers "
     "among the tensors such as batch norm's counters of batches."
 )
-ALL_SEALED = "No group of tensors that can be sealed leaves in clear."
-
-
-def promises(sealing: Sealing, clear: Sequence[str]) -> list[str]:
-    """Return what is said of a study, the same wherever it is said.
-
-    clear: the groups that leave in clear, as the plan says.
-    """
-    if sealing == "none":
-        return [SEALING[sealing]]
-    rest = f"In clear, as the plan says (transport.sealing_clear): {', '.join(clear)}." if clear else ALL_SEALED
-    return [SEALING[sealing], OPEN, rest]
-
-
 MEASURED_LINE = 4000  # kbit/s: the value that stands for "as measured"
 
 
@@ -109,8 +95,13 @@ class TransportSettings(Feature):
 
     @property
     def promises(self) -> list[str]:
-        """Return what sealing protects against, and against whom it does not."""
-        return promises(self.sealing, self.sealing_clear)
+        """Return what sealing protects against, and against whom it does not: the same wherever it is said."""
+        if not self.sealed:
+            return [SEALING[self.sealing]]
+        rest = "No group of tensors that can be sealed leaves in clear."
+        if self.sealing_clear:
+            rest = f"In clear, as the plan says (transport.sealing_clear): {', '.join(self.sealing_clear)}."
+        return [SEALING[self.sealing], OPEN, rest]
 
     @property
     def bound(self) -> float:

@@ -6,6 +6,7 @@ the mean of a score.
 """
 
 import json
+import math
 import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -294,8 +295,7 @@ class PrivateSite:
     @cached_property
     def noise(self) -> float:
         """Return the noise on each gradient over its bound: all gradients of a batch keep the promise together."""
-        assert self.plan.privacy
-        noise = self.plan.privacy.noise(self.effective, self.plan.gradients)
+        noise = self.effective * math.sqrt(self.plan.gradients)
         if noise > MOST_NOISE:
             raise Refused(
                 f"no noise up to {MOST_NOISE:g} keeps ε = {self.promise.epsilon:g} here; ask for fewer rounds"
@@ -307,8 +307,7 @@ class PrivateSite:
         released = self._releases(phase.releases)
         if not phase.trains:
             return released
-        assert self.plan.privacy
-        noise = self.plan.privacy.effective(self.noise, self.plan.gradients)
+        noise = self.noise / math.sqrt(self.plan.gradients)  # of a single gradient that costs what all cost together
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
         names = ", ".join(self.plan.private.networks)
         return [*released, Charge(what=f"training of {names} in round {number}", of=of)]

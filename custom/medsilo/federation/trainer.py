@@ -149,7 +149,7 @@ class Trainer:
             self.private.size if self.private else len(self.data.train),  # type: ignore[arg-type]
             steps,
             generator_for(self.drawn_from, site, "method", number),
-            plan.algorithm.perturbation,
+            plan.algorithm.perturbation.step if plan.algorithm.perturbation else None,
             private,
             self._labels,
             lambda model: self.tells[0](model, stop),

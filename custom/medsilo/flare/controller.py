@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,23 +17,15 @@ from medsilo.core.lifeline import end_with, reuse_blocks
 from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
+from medsilo.flare import workspace
+from medsilo.flare.forks import died
 from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import LONGEST, Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.presence import Presence
-from medsilo.flare.transport import Away, FlareTransport, Longest, dead
+from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import let_tensors_travel
-from medsilo.flare.workspace import (
-    cloned_from,
-    kit_of,
-    output_folder,
-    plan_of_job,
-    publish,
-    publish_refusal,
-    settings_of_site,
-    submitter_of,
-)
 from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
@@ -45,12 +36,9 @@ TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites
 class MedsiloController(Controller):
     """Runs the plan that lies in the job."""
 
-    def __init__(
-        self,
-        study: str = "",
-        resume: bool = False,
-        engine: str = "nvflare",
-    ) -> None:
+    gate: Gate  # from the start on
+
+    def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare") -> None:
         """`study` names the run's folder (by default method, task and time); `resume` goes on from its checkpoint.
 
         A clone of a job whose study did not end goes on with that study by itself: so `medsilo resume` works.
@@ -59,7 +47,6 @@ class MedsiloController(Controller):
         self.study, self.resume, self.engine = study, resume, engine
         self.running: Coordinator | None = None
         self.transport: FlareTransport | None = None
-        self.gate: Gate | None = None
         self.presence: Presence | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -73,22 +60,19 @@ class MedsiloController(Controller):
 
     def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Return the rounds after the one that is asked from; NVFlare lets the job's submitter and admins ask."""
-        after = asked.get(AFTER) if isinstance(asked, dict) else None
-        if self.running is None:
+        running, after = self.running, asked.get(AFTER) if isinstance(asked, dict) else None
+        if running is None:
             return {}
-        return self._progress(self.running, new_rounds(self.running.rounds, after or 0, TOLD)).as_json()
-
-    def _progress(self, running: Coordinator, rounds: list[Round]) -> Progress:
-        plan = running.plan
-        return Progress(
+        told = Progress(
             study=running.study,
-            planned=plan.rounds,
-            metric=plan.task.goal.metric,
+            planned=running.plan.rounds,
+            metric=running.plan.task.goal.metric,
             absent=running.absent,
             away=self.presence.told() if self.presence else {},
-            rounds=rounds,
+            rounds=new_rounds(running.rounds, after or 0, TOLD),
             turns=running.asker.turns.now(),
         )
+        return told.as_json()
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
@@ -98,12 +82,12 @@ class MedsiloController(Controller):
         except MedsiloError as error:
             self.log_error(fl_ctx, plain(f"{error} {error.private}"))
             if self.engine == "nvflare":
-                publish_refusal(str(error), fl_ctx)
+                workspace.publish_refusal(str(error), fl_ctx)
             self.system_panic(str(error), fl_ctx)
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str | None:
         """Lead a study to its end; returns its name."""
-        plan = plan_of_job(fl_ctx)
+        plan = workspace.plan_of_job(fl_ctx)
         if plan.algorithm.pooled:
             raise MedsiloError(
                 f"{plan.algorithm.name} pools all data and never runs on NVFlare; give --engine inprocess"
@@ -111,28 +95,28 @@ class MedsiloController(Controller):
         study = self.study or new_study(plan)
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")
-        settings, resume = settings_of_site(fl_ctx), self.resume
+        settings, resume = workspace.settings_of_site(fl_ctx), self.resume
         shelf.look_in(*settings.models)
-        output = output_folder(fl_ctx, settings)
+        output = workspace.output_folder(fl_ctx, settings)
         record = Record(output / study)
-        original = cloned_from(fl_ctx)
+        original = workspace.cloned_from(fl_ctx)
         earlier = Record.of_job(output, original) if original else None
         if earlier and (ended := earlier.finished()):
-            earlier.check_owner(submitter_of(fl_ctx))
+            earlier.check_owner(workspace.submitter_of(fl_ctx))
             self.log_info(fl_ctx, f"{ended.study} was finished when its job ended; this job hands out its results")
-            publish(earlier.folder, fl_ctx)
+            workspace.publish(earlier.folder, fl_ctx)
             return ended.study
         if earlier and earlier.can_go_on():
             record, resume = earlier, True
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
         elif earlier:
             self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: starts again as {record.folder.name}")
-        record.claim(submitter_of(fl_ctx), resume)
+        record.claim(workspace.submitter_of(fl_ctx), resume)
         before = record.summary()
         sites = [client.name for client in fl_ctx.get_engine().get_clients()]
-        away: Away = dead
+        away: Away = died
         longest: Longest = float
-        if self.gate and self.engine == "nvflare":
+        if self.engine == "nvflare":
             sync = fl_ctx.get_engine().sync_clients_from_main_process
             silence, measured = Patience.of(plan).silence, plan.participation.limit is None
             patience = silence if measured else math.inf
@@ -145,30 +129,22 @@ class MedsiloController(Controller):
             if measured:  # and the server's own process tells who is there
                 longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away, longest)
-        if self.gate:
-            self.gate.allow(answer_bounds(plan))
-            PatientRequests(self.gate.cell, Patience.of(plan))
+        self.gate.allow(answer_bounds(plan))
+        PatientRequests(self.gate.cell, Patience.of(plan))
         try:
             with record.led_by(fl_ctx.get_job_id()):
-                tell = self._tell(fl_ctx)
-                kit = kit_of(fl_ctx, "server")
+                tell, kit = partial(self._tell, fl_ctx), workspace.kit_of(fl_ctx, "server")
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, kit)
                 LEFTOVERS.begin()
                 return self.running.run(resume).study
         finally:
             # What lies in the folder is another job's until this one has written its summary.
             if self.engine == "nvflare" and record.summary() != before:
-                publish(record.folder, fl_ctx)
+                workspace.publish(record.folder, fl_ctx)
 
-    def _tell(self, fl_ctx: FLContext) -> Callable[[Round], None]:
-        def on_round(line: Round) -> None:
-            missing = plain({**line.refused, **line.lost} or "none")
-            self.log_info(
-                fl_ctx,
-                f"round {line.round}: {len(line.answered)} sites answered, missing: {missing}",
-            )
-
-        return on_round
+    def _tell(self, fl_ctx: FLContext, line: Round) -> None:
+        missing = plain({**line.refused, **line.lost} or "none")
+        self.log_info(fl_ctx, f"round {line.round}: {len(line.answered)} sites answered, missing: {missing}")
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """End what looks for hospitals; all that the coordinator keeps is on disk after every round."""

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
@@ -41,46 +41,24 @@ from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
-from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
-from medsilo.runs.paths import DIARY
 from medsilo.runs.schema import DiaryLine
 from medsilo.site.approvals import MOST_ROUNDS
 
 
-class Diary:
-    """The diary's file. A line that can't be written is no reason to end a study."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def began(self, plan: Plan, lead: str) -> None:
-        """Note that a process begins to work for a study."""
-        self._add(kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
-
-    def answered(self, asked: dict[str, Any], reply: Parcel) -> None:
-        """Note an answer that is about to leave."""
-        told = {key: reply.facts.get(key, 0.0) for key in ("seconds", "memory")}
-        self._add(kind="answered", bytes=reply.size(), **_where(asked), **told)
-
-    def failed(self, asked: dict[str, Any], error: Exception, reason: str) -> None:
-        """Note that there is no answer, and why."""
-        self._add(kind="died" if isinstance(error, Died) else "refused", reason=reason, **_where(asked))
-
-    def _add(self, **told: Any) -> None:
-        line = DiaryLine(at=time.time(), **told).model_dump(mode="json", exclude_defaults=True)
-        with suppress(OSError):
-            make_folder(self._folder)
-            descriptor = os.open(self._folder / DIARY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE)
-            with os.fdopen(descriptor, "ab") as file:
-                file.write(json.dumps(line).encode() + b"\n")
-
-
-def _where(asked: dict[str, Any]) -> dict[str, Any]:
-    number = asked.get("round")
-    known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
-    return {"task": plain(asked.get("task", ""), 40), "round": number if known else 0}
+def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
+    """Add a line to a site's diary. One that can't be written is no reason to end a study."""
+    if asked is not None:
+        number = asked.get("round")
+        known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS
+        told |= {"task": plain(asked.get("task", ""), 40), "round": number if known else 0}
+    line = DiaryLine(at=time.time(), **told).model_dump(mode="json", exclude_defaults=True)
+    with suppress(OSError):
+        make_folder(folder)
+        descriptor = os.open(folder / paths.DIARY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
 
 
 STOOD_STILL = 600.0  # seconds without work after which a site gives up an answer, where the plan sets no limit
@@ -96,9 +74,8 @@ class MedsiloExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.site: Site | None = None
+        self.working: tuple[Site, Clock] | None = None  # this site in the study, and how long it works for that
         self.folder: Path | None = None  # of this site in the study
-        self.clock: Clock | None = None  # how long it works for that
         self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
         self.measured = False  # the plan sets no limit for an answer
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
@@ -139,14 +116,15 @@ class MedsiloExecutor(Executor):
                 raise Refused("took longer than participation.timeout: nobody waits for this answer any more")
 
         def work() -> Shareable:
-            site, clock = self._site(parcel, fl_ctx, stop)
+            site, clock = self.working = self.working or self._begin(parcel, fl_ctx, stop)
             with clock.running():
                 checks.extend([clock.check, Busy().check] if self.measured else [clock.check])
                 reply = site.answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
             if self.folder:
-                Diary(self.folder).answered(parcel.facts, reply)
+                measured = {key: reply.facts.get(key, 0.0) for key in ("seconds", "memory")}
+                note(self.folder, parcel.facts, kind="answered", bytes=reply.size(), **measured)
             return to_shareable(reply)
 
         try:
@@ -160,31 +138,29 @@ class MedsiloExecutor(Executor):
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
             if self.folder:
-                Diary(self.folder).failed(parcel.facts, error, reason)
+                kind = "died" if isinstance(error, Died) else "refused"
+                note(self.folder, parcel.facts, kind=kind, reason=reason)
             return refusal(reason, isinstance(error, Died), isinstance(error, Lacks))
 
-    def _site(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
-        """This site in the parcel's study, and its clock; made once per process."""
-        if self.site is None or self.clock is None:
-            check_package(package_facts(), parcel.facts.get("package"))
-            study, site = parcel.facts["study"], fl_ctx.get_identity_name()
-            plan, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
-            check_packages(plan.code, parcel.facts["package"])
-            if not is_safe_name(study):
-                raise Refused("the study's name has odd characters")
-            self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
-            if plan.hash != parcel.facts["plan"]:
-                raise Refused("the job's plan at this site differs from the server's; submit the job again")
-            sites, kind, lead = parcel.facts["sites"], self.participant_class, submitter_of(fl_ctx) or ""
-            place = Place(plan, site, sites, settings, self.folder, lead, kit_of(fl_ctx))
-            permission = Permission(place)
-            permission.wait(stop)
-            self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
-            self.clock = Clock(self.folder, settings.limits)
-            Diary(self.folder).began(plan, lead)
-
-            self.site = answering(place, permission, kind)
-        return self.site, self.clock
+    def _begin(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
+        """Return this site in the parcel's study, and its clock; asked once per process, unless it is refused."""
+        check_package(package_facts(), parcel.facts.get("package"))
+        study, site = parcel.facts["study"], fl_ctx.get_identity_name()
+        plan, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
+        check_packages(plan.code, parcel.facts["package"])
+        if not is_safe_name(study):
+            raise Refused("the study's name has odd characters")
+        self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
+        if plan.hash != parcel.facts["plan"]:
+            raise Refused("the job's plan at this site differs from the server's; submit the job again")
+        lead = submitter_of(fl_ctx) or ""
+        place = Place(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit_of(fl_ctx))
+        permission = Permission(place)
+        permission.wait(stop)
+        self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
+        clock = Clock(self.folder, settings.limits)
+        note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
+        return answering(place, permission, self.participant_class), clock
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""

@@ -82,9 +82,9 @@ def site(name: str) -> ForkedSite:
     return _sites[name]
 
 
-def died() -> set[str]:
-    """Return the simulated sites whose process has died; in a federation of machines NVFlare tells."""
-    return {name for name, own in _sites.items() if own.has_died}
+def died() -> dict[str, str]:
+    """Return the simulated sites whose process has died, and that it did; in a federation of machines NVFlare tells."""
+    return {name: "its process died" for name, own in _sites.items() if own.has_died}
 
 
 def has_started() -> None:

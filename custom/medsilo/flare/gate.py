@@ -34,16 +34,7 @@ from nvflare.fuel.utils.fobs import dots, lobs
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
 from medsilo.federation.bounds import Bounds
-from medsilo.flare.patches import (
-    AnswerReader,
-    Replies,
-    Streams,
-    end_stream,
-    hold_less,
-    is_piece,
-    limit_blobs,
-    look_at_messages,
-)
+from medsilo.flare import patches
 from medsilo.flare.pieces import site_of
 from medsilo.flare.wire import REFUSAL, TASK, refusal
 
@@ -164,8 +155,8 @@ class Gate:
     def __init__(self, cell: Cell) -> None:
         """Until the plan is known, a message may have what one without tensors has."""
         self.cell, self.most = cell, Bounds()
-        self.replies, self.streams = Replies(cell), Streams(cell)
-        self.answers: AnswerReader | None = None  # at the server
+        self.replies, self.streams = patches.Replies(cell), patches.Streams(cell)
+        self.answers: patches.AnswerReader | None = None  # at the server
         self.readers = ThreadPoolExecutor(READERS, "answers")
         self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
         self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
@@ -173,13 +164,13 @@ class Gate:
         self.reading: set[str] = set()  # whose answers are being read
         self.heard: dict[str, float] = {}  # by sender: when it was heard last; of those that somebody asks for
         self.lock = threading.Lock()
-        hold_less(cell)
+        patches.hold_less(cell)
 
     def allow(self, most: Bounds) -> None:
         """Bound every message from now on."""
         self.most = most
         readers = [self.answers.handler] if self.answers else []
-        limit_blobs(self.cell, most.size, self.replies.handler, *readers)
+        patches.limit_blobs(self.cell, most.size, self.replies.handler, *readers)
 
     # ------------------------------------------------------------------ at both
     def watch_fetching(self) -> None:
@@ -228,12 +219,12 @@ class Gate:
     def guard_site(self) -> None:
         """Bound what the server sends."""
         self.replies.announced(f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}", self._task_comes)
-        look_at_messages(self.cell, self._stream_comes)
+        patches.look_at_messages(self.cell, self._stream_comes)
         self.watch_fetching()
 
     def _stream_comes(self, message: Message) -> Message | None:
         """Look at a message before it is decoded; what is returned is sent back in its place."""
-        return self._streamed(message, "") if is_piece(message) else None
+        return self._streamed(message, "") if patches.is_piece(message) else None
 
     def _task_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
         with self.lock:
@@ -243,8 +234,8 @@ class Gate:
     # ------------------------------------------------------------------ at the server
     def guard_server(self) -> None:
         """Bound what sites send, and read their answers before NVFlare does."""
-        self.answers = AnswerReader(self.cell, self._answered)
-        look_at_messages(self.cell, self._inspect)
+        self.answers = patches.AnswerReader(self.cell, self._answered)
+        patches.look_at_messages(self.cell, self._inspect)
         self.watch_fetching()
 
     def _inspect(self, message: Message) -> Message | None:
@@ -262,7 +253,7 @@ class Gate:
         if channel == STREAM_CHANNEL:
             if message.get_header(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
                 message.set_header(StreamHeaderKey.ERROR_TYPE, StreamError.__name__)
-            if not is_piece(message):
+            if not patches.is_piece(message):
                 return None
             channel = message.get_header(StreamHeaderKey.CHANNEL)
             if channel != CellChannel.SERVER_COMMAND or message.get_header(StreamHeaderKey.TOPIC) in FROM_SITES:
@@ -287,7 +278,7 @@ class Gate:
         if taken:
             self.readers.submit(self._pass_on, origin, future, stream)
         else:
-            end_stream(stream, f"{MOST_OPEN} answers of this site are open already")
+            patches.end_stream(stream, f"{MOST_OPEN} answers of this site are open already")
 
     def _pass_on(self, origin: str, future: StreamFuture, stream: Stream) -> None:
         """Read an answer, and pass it on to NVFlare."""
@@ -301,7 +292,7 @@ class Gate:
         except Exception as error:  # of a broken connection, say: then its sender hears of it, and sends it again
             LOG.warning("an answer of %s was not taken", plain(origin), exc_info=True)
             if not future.error:
-                end_stream(stream, plain(error))
+                patches.end_stream(stream, plain(error))
         finally:
             with self.lock:
                 self.open -= Counter([origin])

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -19,7 +20,7 @@ from medsilo.flare.controller import MedsiloController
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.jobs import CONFIG, job_files
 from medsilo.flare.patience import Patience
-from medsilo.flare.simulator import end_process, last_error, prepare_workspace, start_process
+from medsilo.flare.simulator import last_error, prepare_workspace, simulated
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.workspace import (
     file_of_job,
@@ -38,18 +39,20 @@ from medsilo.site.settings import EachSites, SiteSettings
 NAME, QUESTION = "inquiry.txt", "question.yaml"
 PATIENCE = Patience(silence=600.0)
 LONGEST = 200  # characters of a name
+TIMEOUT = 86_400.0  # seconds that hospitals have to answer
 RUN, POLL = "server/simulate_job", 0.1  # the server's folder of a job in the simulator; seconds between two looks
 _, CONTROLLER, SEALED_CONTROLLER = CONTROLLERS
 _, EXECUTOR, SEALED_EXECUTOR = EXECUTORS
 
 
-def _asked(fl_ctx: FLContext, sealed: bool) -> tuple[str, Inquiry]:
-    """Return the name of a job's inquiry, and the inquiry."""
+def _asked(fl_ctx: FLContext, sealed: bool) -> tuple[str, Inquiry, Any]:
+    """Return the name of a job's inquiry, the inquiry, and its question."""
     try:
         name = file_of_job(fl_ctx, NAME).read_text("utf-8")[:LONGEST].strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"the job's {NAME} can't be read; submit the job again", private=str(error)) from error
-    return name, inquiry_of(name, sealed, settings_of_site(fl_ctx).packages)
+    inquiry = inquiry_of(name, sealed, settings_of_site(fl_ctx).packages)
+    return name, inquiry, inquiry.read(file_of_job(fl_ctx, QUESTION))
 
 
 class InquiryController(MedsiloController):
@@ -57,20 +60,13 @@ class InquiryController(MedsiloController):
 
     sealed = False
 
-    def __init__(self, timeout: float = 86_400.0) -> None:
-        """`timeout`: seconds that hospitals have to answer."""
-        super().__init__()
-        self.timeout = timeout
-
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
-        name, inquiry = _asked(fl_ctx, self.sealed)
-        question = inquiry.read(file_of_job(fl_ctx, QUESTION))
+        name, inquiry, question = _asked(fl_ctx, self.sealed)
         sites = sorted(client.name for client in fl_ctx.get_engine().get_clients())
         self.transport = FlareTransport(self, fl_ctx, abort_signal)
-        if self.gate:
-            self.gate.allow(inquiry.bounds(question))
+        self.gate.allow(inquiry.bounds(question))
         folder = results_of_job(fl_ctx) / name
-        for file, own in inquiry.collect(question, self.transport, sites, self.timeout).items():
+        for file, own in inquiry.collect(question, self.transport, sites, TIMEOUT).items():
             write_json(folder / file, own.model_dump(mode="json"))
         return name
 
@@ -86,20 +82,13 @@ class InquiryExecutor(MedsiloExecutor):
 
     sealed = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: tuple[Site, Clock] | None = None
-
-    def _site(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
-        if self.asked is None:
-            name, inquiry = _asked(fl_ctx, self.sealed)
-            question = inquiry.read(file_of_job(fl_ctx, QUESTION))
-            settings, site = settings_of_site(fl_ctx), fl_ctx.get_identity_name()
-            folder = paths.site_folder(output_folder(fl_ctx, settings) / f"{name}-{fl_ctx.get_job_id()}", site)
-            kit, lead = kit_of(fl_ctx), submitter_of(fl_ctx) or ""
-            own = SiteOfInquiry(site, settings, folder, lambda: signer_of(kit), lead, kit)
-            self.asked = inquiry.site(question, own), Clock(folder, settings.limits)
-        return self.asked
+    def _begin(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
+        name, inquiry, question = _asked(fl_ctx, self.sealed)
+        settings, site = settings_of_site(fl_ctx), fl_ctx.get_identity_name()
+        folder = paths.site_folder(output_folder(fl_ctx, settings) / f"{name}-{fl_ctx.get_job_id()}", site)
+        kit, lead = kit_of(fl_ctx), submitter_of(fl_ctx) or ""
+        own = SiteOfInquiry(site, settings, folder, lambda: signer_of(kit), lead, kit)
+        return inquiry.site(question, own), Clock(folder, settings.limits)
 
 
 class SealedInquiryExecutor(InquiryExecutor):
@@ -142,16 +131,14 @@ def ask_in_simulator(name: str, question: str, sites: Mapping[str, SiteSettings]
         shutil.rmtree(left, ignore_errors=True)
     write_inquiry_job(job, name, question, len(sites))
     prepare_workspace(workspace, EachSites(sites=dict(sites)), folder.resolve(), sorted(sites))
-    process, run = start_process(job, workspace, sorted(sites), len(sites), log), workspace / RUN
-    try:
-        running = True
-        while running and not (run / paths.REFUSED).is_file():
+    run, running = workspace / RUN, True
+    refusal = run / paths.REFUSED
+    with simulated(job, workspace, sorted(sites), len(sites), log) as process:
+        while running and not refusal.is_file():
             running = process.poll() is None
             with suppress(MedsiloError):
                 return read_answers(run, name, folder)
             time.sleep(POLL)
-    finally:
-        end_process(process)
-    if (run / paths.REFUSED).is_file():
-        raise MedsiloError((run / paths.REFUSED).read_text("utf-8"))
+    if refusal.is_file():
+        raise MedsiloError(refusal.read_text("utf-8"))
     raise MedsiloError(f"NVFlare ended without an answer: {last_error(log)} (all of it: {log})")

@@ -10,17 +10,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from medsilo.flare.patches import (
-    Streams,
-    ask_quietly,
-    bound_audit,
-    close_lost_connections,
-    end_forgotten_jobs,
-    hold_less,
-    is_piece,
-    limit_blobs,
-    look_at_messages,
-)
+from medsilo.flare import patches
 
 MOST = 8 << 20  # bytes of a message to the server's own process; a job's files come as a stream that it writes to disk
 WAITING = 8 * MOST  # bytes of one sender that may wait to be read
@@ -31,9 +21,9 @@ class ForgottenJobs(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
-            end_forgotten_jobs(fl_ctx)
-            bound_audit()
-            ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND)
+            patches.end_forgotten_jobs(fl_ctx)
+            patches.bound_audit()
+            patches.ask_quietly(fl_ctx.get_engine().get_cell(), ServerCommandNames.APP_COMMAND)
 
 
 class BoundedStreams(FLComponent):
@@ -48,18 +38,18 @@ class BoundedStreams(FLComponent):
 
     def bound(self, cell: Cell) -> None:
         """Bound what comes in through a cell from now on."""
-        hold_less(cell)
-        self.cell, self.streams = cell, Streams(cell)
-        look_at_messages(cell, self._comes)
+        patches.hold_less(cell)
+        self.cell, self.streams = cell, patches.Streams(cell)
+        patches.look_at_messages(cell, self._comes)
 
     def _comes(self, message: Message) -> Message | None:
         """Look at a message before it is decoded; what is returned is sent back in its place.
 
         Most pass through on their way to a job. Whose a piece is, NVFlare has made sure of by its sender's token.
         """
-        if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.get_fqcn() or not is_piece(message):
+        if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.get_fqcn() or not patches.is_piece(message):
             return None
-        limit_blobs(self.cell, MOST)  # now, as NVFlare goes on to register handlers after its start
+        patches.limit_blobs(self.cell, MOST)  # now, as NVFlare goes on to register handlers after its start
         sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
         return None if self.streams.take(message, sender, WAITING) else make_reply(CellCode.MSG_TOO_BIG)
 
@@ -69,6 +59,6 @@ class LostConnections(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
-            bound_audit()
+            patches.bound_audit()
         elif event_type == EventType.JOB_COMPLETED:
-            close_lost_connections()
+            patches.close_lost_connections()

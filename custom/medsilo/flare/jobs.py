@@ -126,12 +126,6 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
         shutil.copytree(job / CUSTOM, destination / CUSTOM, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def pack(job: Path, destination: Path, changes: Iterable[str] = (), plan: Path | None = None) -> Path:
-    """Write the job as it is submitted."""
-    write_job(destination, plan_of(job, changes, plan), job)
-    return destination
-
-
 def check_components(job: Path) -> None:
     """Import every class that the job names: NVFlare's simulator hangs on a missing one."""
     if (job / CUSTOM).is_dir():

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -560,8 +561,8 @@ def bound_audit() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- a person
-def connect(session: "Session", timeout: float) -> None:
-    """Connect, or raise NVFlare's error when that takes longer than so many seconds.
+def connect(user: str, kit: Path, timeout: float) -> "Session":
+    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
 
     Whoever stops the communication once more closes such a connection, and waits with it.
 
@@ -569,6 +570,9 @@ def connect(session: "Session", timeout: float) -> None:
     that is made while `try_connect` gives up is read from for ever, and `close` waits for the end of that. Please close
     connections that are made after `stop`.
     """
+    from nvflare.fuel.flare_api.flare_api import Session
+
+    session = Session(username=user, startup_path=str(kit))
     try:
         session.try_connect(timeout)
     except Exception:
@@ -579,6 +583,7 @@ def connect(session: "Session", timeout: float) -> None:
             threading.Thread(target=session.api.cell.core_cell.communicator.stop, daemon=True).start()
             closing.join(1.0)
         raise
+    return session
 
 
 # ---------------------------------------------------------------------------------------------------- the simulator

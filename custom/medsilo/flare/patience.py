@@ -48,12 +48,10 @@ class Patience:
 
 def limits(patience: Patience, side: Literal["server", "site"]) -> dict[str, float]:
     """Return NVFlare's limits that a job's configuration sets for one side; docs/plan.md says what each of them is."""
-    own = {
-        "server": {"dead_client_grace_period": max(60.0, patience.silence, patience.away)},
-        "site": {"max_runner_sync_timeout": max(60.0, patience.silence)},
-    }
     held = {
         "tensor_download_chunk_size": patience.piece,
         "streaming_idle_timeout": max(600.0, 2.0 * patience.silence),
     }
-    return held | own[side]
+    if side == "site":
+        return held | {"max_runner_sync_timeout": max(60.0, patience.silence)}
+    return held | {"dead_client_grace_period": max(60.0, patience.silence, patience.away)}

@@ -179,23 +179,17 @@ class _Site:
     away: tuple[float, str] | None = None  # since when it can't answer, and why
 
 
+@dataclass(eq=False)
 class Presence:
     """The hospitals of a job that can't answer, as the server's own process and their silence tell."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        heard: dict[str, float],
-        sync: Callable[[], None],
-        silence: float,
-        patience: float = math.inf,
-    ) -> None:
-        """heard: by cell of a hospital that is asked for, when it was heard last; sync: learns who has new tokens;
-        silence: the most seconds that a hospital with an open connection may say nothing; fewer, while its own silences
-        were short. patience: seconds after which nobody waits any more for one that is away."""
-        self.cell, self.heard, self.sync, self.silence, self.patience = cell, heard, sync, silence, patience
-        self.sites: dict[str, _Site] = {}
-        self.ended = threading.Event()
+    cell: Cell
+    heard: dict[str, float]  # by cell of a hospital that is asked for, when it was heard last
+    sync: Callable[[], None]  # learns who has new tokens
+    silence: float  # seconds that one with an open connection may say nothing; fewer, while its silences were short
+    patience: float = math.inf  # seconds after which nobody waits any more for one that is away
+    sites: dict[str, _Site] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> None:
         """Look from now on, until `ended` is set."""

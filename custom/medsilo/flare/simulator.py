@@ -2,13 +2,14 @@
 
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,11 +140,8 @@ def _simulate(
     say(needs.text)
     seen, log = len(record.rounds()), record.folder / paths.NVFLARE_LOG
     starting = Starting(record, plan.participation.everyone, say)
-    process = start_process(record.folder / paths.JOB, workspace, plan.participation.everyone, needs.threads, log)
-    try:
+    with simulated(record.folder / paths.JOB, workspace, plan.participation.everyone, needs.threads, log) as process:
         _watch(process, record, seen, on_round, starting, start_limit(needs.sites))
-    finally:
-        end_process(process)
     summary = record.summary()
     if summary is None:
         raise MedsiloError(f"NVFlare ended without a result: {last_error(log)} (all of it: {log})")
@@ -152,13 +150,14 @@ def _simulate(
     return record
 
 
-def start_process(job: Path, workspace: Path, sites: Sequence[str], threads: int, log: Path) -> subprocess.Popen:
-    """Start NVFlare's simulator on a job. threads: sites that work at the same time."""
+@contextmanager
+def simulated(job: Path, workspace: Path, sites: Sequence[str], threads: int, log: Path) -> Iterator[subprocess.Popen]:
+    """Run NVFlare's simulator on a job until the block ends. threads: sites that work at the same time."""
     command = [sys.executable, "-m", __name__, str(job), str(workspace), ",".join(sites), str(threads)]
     # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
     environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
     with log.open("a") as said:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, str(os.getpid())],
             stdout=said,
             stderr=said,
@@ -166,6 +165,15 @@ def start_process(job: Path, workspace: Path, sites: Sequence[str], threads: int
             start_new_session=True,
             env=environment,
         )
+    try:
+        yield process
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            first = psutil.Process(process.pid)
+            for one in (first, *first.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+        process.wait()
 
 
 def _check_sources(plan: Plan, settings: SiteSettings) -> None:
@@ -186,10 +194,7 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
-    one_machine = {
-        "isolation": False,
-        "memory_limit": None,
-    }  # its sites are processes of a run that one person started
+    one_machine = {"isolation": False, "memory_limit": None}  # its sites are processes of one person's run
     own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
     write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))
 
@@ -240,9 +245,7 @@ def _watch(
 ) -> None:
     """Report rounds as they are written, until the study has ended or its processes have, or until nothing has begun
     within the limit."""
-    started = time.monotonic()
-    ended: float | None = None
-    first = seen
+    started, ended, first = time.monotonic(), math.inf, seen
     while True:
         running = process.poll() is None
         rounds = record.rounds()
@@ -251,25 +254,13 @@ def _watch(
         for line in rounds[seen:]:
             on_round(line)
         seen = max(seen, len(rounds))
-        if not running:
-            return
         now = time.monotonic()
-        ended = ended or (now if record.summary() else None)
-        if ended and now - ended > END_LIMIT:
-            return
-        if not record.checkpoints.is_dir() and now - started > limit:
+        if record.summary():
+            ended = min(ended, now)
+        overdue = now - started > limit and not record.checkpoints.is_dir()
+        if not running or overdue or now - ended > END_LIMIT:
             return
         time.sleep(0.1)
-
-
-def end_process(process: subprocess.Popen) -> None:
-    """End the simulator and every process it started."""
-    with suppress(psutil.NoSuchProcess):
-        first = psutil.Process(process.pid)
-        for one in (first, *first.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-    process.wait()
 
 
 def last_error(log: Path) -> str:

@@ -6,6 +6,7 @@ get that site's model.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 
 from nvflare.apis.controller_spec import ClientTask, SendOrder, Task, TaskCompletionStatus
@@ -21,33 +22,27 @@ from medsilo.flare.forks import died
 from medsilo.flare.patches import deliver_once
 from medsilo.flare.wire import TASK, to_parcel, to_shareable
 
-DEAD = "its process died"
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
-
-
 Longest = Callable[[float], float]  # the seconds that are granted for an answer, of those that are asked for
 Away = Callable[[], Mapping[str, str]]  # the sites that nobody waits for, and why
 
 
-def dead() -> dict[str, str]:
-    """Return the simulated sites whose process has died."""
-    return dict.fromkeys(died(), DEAD)
-
-
+@dataclass(eq=False)
 class _Question:
     """One question to some sites: a task for each, and how it went. NVFlare's threads call it back."""
 
-    def __init__(
-        self, controller: Controller, outgoing: Outgoing, receive: Receive, timeout: float, away: Away, longest: Longest
-    ) -> None:
-        self.controller, self.outgoing, self.receive, self.timeout = controller, outgoing, receive, timeout
-        self.away, self.longest = away, longest
-        self.gone: dict[str, str] = {}  # sites that nobody waits for any more, and why
-        self.begun = monotonic()
-        self.tasks: dict[str, Task] = {}
-        self.refused: dict[str, Missing] = {}
-        self.answered: set[str] = set()
-        self.news = threading.Event()
+    controller: Controller
+    outgoing: Outgoing
+    receive: Receive
+    timeout: float
+    away: Away
+    longest: Longest
+    gone: dict[str, str] = field(default_factory=dict)  # sites that nobody waits for any more, and why
+    begun: float = field(default_factory=monotonic)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    refused: dict[str, Missing] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    news: threading.Event = field(default_factory=threading.Event)
 
     def task_for(self, site: str) -> Task:
         """Make the task that asks this site."""
@@ -129,20 +124,16 @@ class _Question:
         return self.gone.get(site) or f"no answer within {self.timeout:g} s"
 
 
+@dataclass(eq=False)
 class FlareTransport:
     """Carries parcels between a controller and its sites."""
 
-    def __init__(
-        self,
-        controller: Controller,
-        fl_ctx: FLContext,
-        abort_signal: Signal,
-        away: Away = dead,
-        longest: Longest = float,
-    ) -> None:
-        self.controller, self.fl_ctx, self.abort_signal, self.away = controller, fl_ctx, abort_signal, away
-        self.longest = longest
-        self.question: _Question | None = None  # that stands
+    controller: Controller
+    fl_ctx: FLContext
+    abort_signal: Signal
+    away: Away = died
+    longest: Longest = float
+    question: _Question | None = None  # that stands
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Ask all these sites at once; returns those without an accepted answer, and why."""

@@ -23,7 +23,6 @@ from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import (
     load_tensors,
     make_folder,
-    newest,
     save_tensors,
     sweep,
     write_bytes,
@@ -215,7 +214,7 @@ class Record:
     def load_checkpoint(self, round_number: int | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint, or that after a round."""
         with reading(f"the checkpoint of run {self.folder.name}"):
-            path = newest(self.checkpoints, paths.ROUND_FILES, self._round_of)
+            path = max(self.checkpoints.glob(paths.ROUND_FILES), key=self._round_of, default=None)
             path = path if round_number is None else self._checkpoint(round_number)
             if path is None:
                 raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it again")
