@@ -1,7 +1,6 @@
 """Means whose weights are known only when a round closes: everything that came waits until then."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,9 +28,8 @@ class LateMean(WeightedMean):
         self,
         late: Callable[["LateMean"], Shares],
         scale: Callable[["LateMean"], Shares] | None = None,
-        spill_folder: str | Path | None = None,
     ) -> None:
-        super().__init__(spill_folder)
+        super().__init__()
         self._late, self._scale = late, scale
         self.memory: dict[str, dict[str, float]] = {}  # by site: what `late` keeps from round to round
 

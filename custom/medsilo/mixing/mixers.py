@@ -20,7 +20,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import accumulate, takewhile
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
-from medsilo.mixing.defence import Defence, Shield
+from medsilo.mixing.defence import Shield, lower_median
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
 from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, TypeSection, numbers_of, spread
 
@@ -143,26 +142,26 @@ class Mixer(ABC):
     # -- what makes a mixer -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _begin_with(self, initial: dict[str, Tensor]) -> None:
-        """Gives the initial tensors to whoever has none."""
-
-    @abstractmethod
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         """Takes a contribution that is in order; changes nothing if it fails."""
-
-    @abstractmethod
-    def _merge(self) -> None:
-        """Mixes what has come and makes it what the sites were given last."""
 
     @abstractmethod
     def _row(self, site: str) -> dict[str, Tensor] | None:
         """Return what the site was given last."""
 
-    @abstractmethod
-    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]: ...
+    # What one that holds no tensors of its own leaves as it is
 
-    @abstractmethod
-    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None: ...
+    def _begin_with(self, initial: dict[str, Tensor]) -> None:  # noqa: B027
+        """Gives the initial tensors to whoever has none."""
+
+    def _merge(self) -> None:  # noqa: B027
+        """Mixes what has come and makes it what the sites were given last."""
+
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        return {}, {}
+
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:  # noqa: B027
+        """Holds what `_save` gave."""
 
     def _settle(self) -> None:  # noqa: B027
         """Does what has become possible by the last contribution."""
@@ -191,8 +190,6 @@ class WeightedMean(Mixer):
     any number of sites. A contribution waits until the sites before it, in sorted order, have had their turn. Until the
     round closes, `current` is the last mean, also for a site that has answered.
 
-    spill_folder: where contributions wait that memory has no room for; the system's folder for temporary files if not
-        given.
     rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit. Running statistics
         always take the mean. A function is asked
         when the round closes, for one number, one per tensor or one per element: it may look at groups that were
@@ -203,11 +200,10 @@ class WeightedMean(Mixer):
         take one parcel more; those of a site that waits for its turn wait as its tensors do.
     """
 
+    uniform: bool = False  # whether all sites that answered count alike
+
     def __init__(
-        self,
-        spill_folder: str | Path | None = None,
-        rate: float | Callable[[], Numbers] = 1.0,
-        weigh: Callable[[str, float], Numbers] | None = None,
+        self, rate: float | Callable[[], Numbers] = 1.0, weigh: Callable[[str, float], Numbers] | None = None
     ) -> None:
         super().__init__()
         if not callable(rate) and not _is_positive(rate):
@@ -215,8 +211,8 @@ class WeightedMean(Mixer):
         self.rate = rate if callable(rate) else float(rate)
         self.weigh = weigh
         self._given: dict[str, Tensor] | None = None
-        self._rows, self._spreads = Contributions(spill_folder), Contributions(spill_folder)
-        self._defence: Defence | None = None
+        self._rows, self._spreads = Contributions(), Contributions()
+        self._shield: Shield | None = None
         self._shares = dict[str, float]()
         self._begin_sum()
 
@@ -234,7 +230,7 @@ class WeightedMean(Mixer):
         """
         if self.weigh is not None:
             raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
-        self._defence = Defence(shield)
+        self._shield = shield
 
     @property
     def shares(self) -> Mapping[str, float]:
@@ -245,7 +241,7 @@ class WeightedMean(Mixer):
         """Return how it is mixed where the server cannot read what sites send."""
         if self.weigh is not None:
             return Unsealable("its weights follow from the tensors themselves")
-        return Summed(weighted=True)
+        return Summed(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the mean of these sites' tensors as if each of them had sent it."""
@@ -263,26 +259,21 @@ class WeightedMean(Mixer):
         self._totals: dict[str, Tensor] = {}  # in place of the total, where weights are no single numbers
         self._mean: dict[str, Tensor] = {}  # so far, by name, in single precision at least
         self._carried: dict[str, Tensor] = {}
-        if self._defence:
-            self._defence.clear()
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
         if self._given is None:
             self._given = initial
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        weights = self._weights_of(site, weight, layout)
+        weights = self._weights_of(site, 1.0 if self.uniform else weight, layout)
         at_once = not self._waits and site == self._sites[self._turn]
-        self._rows.put(site, tensors, layout.averaged, at_once)
+        self._rows.put(site, tensors, tensors if self._shield else layout.averaged, at_once)
         if isinstance(weights, float):
             self._numbers[site] = weights
         else:
             self._spreads.put(site, weights, layout.averaged, at_once)
-        carried = {name: tensors[name] for name in layout.carried}
         if not self._answered or site < min(self._answered):
-            self._carried = carried
-        if self._defence:
-            self._defence.put(site, tensors, carried, layout, self._given)
+            self._carried = {name: tensors[name] for name in layout.carried}
 
     def _weights_of(self, site: str, samples: float, layout: Layout) -> float | dict[str, Tensor]:
         if self.weigh is None:
@@ -299,7 +290,7 @@ class WeightedMean(Mixer):
     @property
     def _waits(self) -> bool:
         """Return whether nothing is added up before the round closes."""
-        return self._defence is not None
+        return self._shield is not None
 
     def _settle(self) -> None:
         """Add up what has come of those whose turn it is.
@@ -314,7 +305,7 @@ class WeightedMean(Mixer):
     @property
     def _is_mean(self) -> bool:
         """Return whether the result is the mean itself and not a step towards it, nor one from element to element."""
-        return self.rate == 1.0 and self.weigh is None and self._defence is None
+        return self.rate == 1.0 and self.weigh is None and self._shield is None
 
     @property
     def _origin(self) -> dict[str, Tensor] | None:
@@ -357,15 +348,10 @@ class WeightedMean(Mixer):
                 share = torch.where(total > 0, own.double() / total.double(), 0.0)
                 mean.lerp_(theta, share.to(mean.dtype))
 
-    def _give_up(self) -> None:
-        self._begin_sum()
-        self._answered = set()
-        self._open = False
-
     def _merge(self) -> None:
         assert self._layout is not None
-        if self._defence:
-            self._combine(self._defence, self._layout)
+        if self._shield:
+            self._combine(self._shield, self._layout)
         self._fold([site for site in self._sites[self._turn :] if site in self._rows])
         total = math.fsum(self._numbers.values())
         self._shares = {site: weight / total for site, weight in sorted(self._numbers.items())}
@@ -376,15 +362,18 @@ class WeightedMean(Mixer):
         self._given = self._layout.narrowed(self._mean, self._carried)
         self._begin_sum()
 
-    def _combine(self, defence: Defence, layout: Layout) -> None:
-        """Make the mean, or the way to it, of what waits."""
+    def _combine(self, shield: Shield, layout: Layout) -> None:
+        """Make the mean, or the way to it, of what waits; without enough of it the round is closed as it is."""
         try:
-            self._mean = defence.combined(self._rows, self._numbers, layout, self._given)
+            self._mean, shares = shield.combined(self._rows, self._numbers, layout, self._given)
         except MedsiloError:
-            self._give_up()
+            self._begin_sum()
+            self._answered = set()
+            self._open = False
             raise
-        self._carried = defence.carried()
-        self._numbers = defence.shares
+        rows = list(self._rows.each(self._numbers))
+        self._carried = {name: lower_median(torch.stack([row[name] for row in rows])) for name in layout.carried}
+        self._numbers = shares
         self._rows.clear()
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
@@ -431,12 +420,7 @@ class WeightedMean(Mixer):
 class UniformMean(WeightedMean):
     """θ ← Σ_k θ_k / K over the K sites that answered, whatever their sample counts."""
 
-    @property
-    def sealed(self) -> Form:
-        return Summed(weighted=False)
-
-    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        super()._take(site, tensors, 1.0, layout)
+    uniform = True
 
 
 # -- one model per site -----------------------------------------------------------------------------------------------
@@ -621,20 +605,8 @@ class Gallery(Mixer):
         """Return whether a site gets the owner's own model."""
         return owner == site or {owner, site} <= self.agreed()
 
-    def _begin_with(self, initial: dict[str, Tensor]) -> None:
-        """Has no tensors of its own."""
-
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         raise Refused(f"{site}: nothing of this group is sent back")
-
-    def _merge(self) -> None:
-        """Nothing came."""
-
-    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        return {}, {}
-
-    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
-        """Shows what the others hold."""
 
 
 class Identity(PersonalMixer):
