@@ -17,12 +17,11 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Average, Group, Phase, Ranges, ServerSide, Workbench
+from medsilo.course.phase import Average, Group, Phase, Ranges, Workbench, site_mean
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
-from medsilo.mixing.mixers import Mixer, UniformMean
 from medsilo.tasks.task import Task
 
 INPUT = "amplitude"  # the name of the input layer among a site's networks
@@ -87,7 +86,7 @@ def _groups(amplitude: Amplitude) -> tuple[Group, Group]:
     own = Group(
         AMPLITUDE,
         used,
-        sites_count_alike,
+        site_mean,  # line 17: A ← 1/N Σ A_i
         "up",
         average=Average(
             "one average amplitude spectrum per channel over the whole training set of a site: no phase and no single "
@@ -98,7 +97,7 @@ def _groups(amplitude: Amplitude) -> tuple[Group, Group]:
         title="amplitude (in one round only)",
         ranges=amplitude_range,
     )
-    return own, Group(AMPLITUDE, used, sites_count_alike, "down", arrived=fix)
+    return own, Group(AMPLITUDE, used, site_mean, "down", arrived=fix)
 
 
 def measured_before(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
@@ -136,11 +135,6 @@ def amplitude_range(modules: Modules, task: Task) -> Ranges:
     """Return what the amplitude of the task's images can be: at no frequency more than the sum of all pixels."""
     norm = cast(AmplitudeNorm, modules[INPUT])
     return {AMPLITUDE: (0.0, BRIGHTER * task.largest_input * math.prod(norm.size))}
-
-
-def sites_count_alike(server: ServerSide) -> Mixer:
-    """Return line 17: A ← 1/N Σ A_i."""
-    return UniformMean()
 
 
 def fix(modules: Modules, came: bool) -> None:

@@ -15,7 +15,7 @@ from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, Outp
 from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
-from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import Task
 
@@ -131,6 +131,11 @@ def sample_mean(server: ServerSide) -> Mixer:
     return WeightedMean()
 
 
+def site_mean(server: ServerSide) -> Mixer:
+    """Return the mean in which all sites count alike."""
+    return UniformMean()
+
+
 def statistics_ranges(modules: Modules, task: Task) -> Ranges:
     """Return the ranges of running statistics: the layers' inputs are at most FURTHEST times the task's."""
     furthest = FURTHEST * max(1.0, task.largest_input)
@@ -177,7 +182,7 @@ class Group:
     # The least and greatest value that its tensors may have, by name; asked once, with networks without values.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
     # Raises Refused when values that have the right form and range are impossible.
-    check: Callable[[Tensors], None] = lambda tensors: None
+    check: Callable[[Tensors], object] = lambda tensors: None
     # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # What the server found out about the sites when all is done, for the summary's details.

@@ -15,7 +15,18 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features, without
 from medsilo.course.declared import Private
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import FURTHEST, Blueprint, Facts, Group, Phase, Ranges, ServerSide, Workbench, network
+from medsilo.course.phase import (
+    FURTHEST,
+    Blueprint,
+    Facts,
+    Group,
+    Phase,
+    Ranges,
+    ServerSide,
+    Workbench,
+    network,
+    site_mean,
+)
 from medsilo.learning.layers import batch_norm_names, head_names, norm_names
 from medsilo.learning.statistics import (
     Layers,
@@ -30,7 +41,7 @@ from medsilo.learning.statistics import (
 )
 from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, UniformMean
+from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix
 from medsilo.tasks.task import Task
 
 
@@ -90,6 +101,7 @@ class StatisticsMixture(Algorithm):
         "training.momentum": 0.0,
     }
     protocols = {"paper": literal}
+    outcome: ClassVar[Outcome] = OwnModels()
     layers: ClassVar[Layers] = "all"  # whose statistics are measured, where batch norm is kept
 
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
@@ -105,10 +117,6 @@ class StatisticsMixture(Algorithm):
         description="what is measured and what `bn_share` says of: batch norm, or norms of any kind. A plan with "
         "`privacy` has no batch norm",
     )
-
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels()
 
     def networks(self, build: Blueprint) -> Modules:
         model = build()
@@ -138,7 +146,7 @@ class StatisticsMixture(Algorithm):
         kept = self.keeps.replace("-", " ")
         title = {"local": f"model without {kept}", "weighted": "model", "mean": "model"}[self.bn_share]
         model = Group("model", self._mixed, self.mixer, personal=True, title=title, found=self._found)
-        norms = Group(self.keeps, self._norms, lambda server: UniformMean(), title=kept)
+        norms = Group(self.keeps, self._norms, site_mean, title=kept)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
     def statistics(self) -> Group:
@@ -261,9 +269,6 @@ class AdaFed(StatisticsMixture):
         require(self.kept(modules), self.name, self.keeps.replace("-", " "), remedy)
 
     def private(self) -> Private:
-        return self._private()
-
-    def _private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""
         if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
@@ -340,4 +345,4 @@ class DAdaFed(AdaFed):
         require_features(modules["model"], self.name)
 
     def private(self) -> Private:
-        return self._private()
+        return super().private()

@@ -1,6 +1,6 @@
 """FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,16 +18,13 @@ class FedBN(Averaging):
 
     title = "FedBN"
     paper = "Li et al. 2021"
+    outcome: ClassVar[Outcome] = OwnModels()
 
     name: Literal["fedbn"] = "fedbn"
     keeps: Literal["batch-norm", "norms"] = Field(
         "batch-norm",
         description="what stays at the site: batch norm, or norms of any kind. A plan with `privacy` has no batch norm",
     )
-
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels()
 
     def groups(self) -> tuple[Group, ...]:
         title = "model without batch norm" if self.keeps == "batch-norm" else "model without norms"

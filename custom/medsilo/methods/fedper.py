@@ -1,7 +1,7 @@
 """FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -19,12 +19,9 @@ class FedPer(Averaging):
 
     title = "FedPer"
     paper = "Arivazhagan et al. 2019"
+    outcome: ClassVar[Outcome] = OwnModels()
 
     name: Literal["fedper"] = "fedper"
-
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels()
 
     def groups(self) -> tuple[Group, ...]:
         return (Group("body", body_of("model"), self.mean, title="model without the last layer"),)

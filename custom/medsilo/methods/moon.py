@@ -6,11 +6,10 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require_features
 from medsilo.course.phase import Blueprint, Workbench
-from medsilo.learning.layers import contrast, frozen_features, head_names, with_features
+from medsilo.learning.layers import contrast, frozen_features, with_features
 from medsilo.methods.fedavg import FedAvg
 
 
@@ -34,8 +33,6 @@ class Moon(FedAvg):
         return {"model": model, "previous": copy.deepcopy(model).requires_grad_(False)}
 
     def check(self, modules: Modules) -> None:
-        if not head_names(modules["model"]):
-            raise PlanError("algorithm.name: moon needs features; choose a network with a linear or convolution layer")
         require_features(modules["model"], self.name)
 
     def work(self, bench: Workbench) -> float:

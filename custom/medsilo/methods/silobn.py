@@ -1,7 +1,7 @@
 """SiloBN: Andreux et al., Siloed Federated Learning for Multi-centric Histopathology Datasets, 2020."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -24,12 +24,9 @@ class SiloBN(Averaging):
 
     title = "SiloBN"
     paper = "Andreux et al. 2020"
+    outcome: ClassVar[Outcome] = OwnModels(for_others=True)
 
     name: Literal["silobn"] = "silobn"
-
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels(for_others=True)
 
     def groups(self) -> tuple[Group, ...]:
         return (Group("model", self.travelling, self.mean, title="model without batch norm's statistics"),)
