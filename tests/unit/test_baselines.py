@@ -16,12 +16,13 @@ from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.course.phase import Blueprint, ServerSide, Workbench
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite
-from medsilo.learning.layers import contrast, head_layers, with_features
+from medsilo.learning.layers import head_layers, with_features
 from medsilo.learning.loop import Compute, train_epoch
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
 from medsilo.methods.fednova import reach
+from medsilo.methods.moon import contrast
 from medsilo.plan import Plan
 from medsilo.registry import METHODS, NETWORKS
 from medsilo.runs.messages import Parcel

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.learning.layers import running_statistics_names
+from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson
 from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
@@ -121,9 +121,15 @@ Ranges = Mapping[str, tuple[float, float]]
 FURTHEST = 1e4  # times the largest value of a task's inputs: no layer of a trained network gets larger ones
 
 
-def network(name: str) -> Callable[[Modules], Tensors]:
-    """Return the view of all tensors of one of a site's networks."""
-    return lambda modules: modules[name].state_dict()
+def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
+    """Return the tensors that are not named."""
+    kept_back = set(names)
+    return {name: tensor for name, tensor in tensors.items() if name not in kept_back}
+
+
+def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
+    """Return the view of all tensors of one of a site's networks, but for those that are named of it."""
+    return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
 def sample_mean(server: ServerSide) -> Mixer:
@@ -139,11 +145,9 @@ def site_mean(server: ServerSide) -> Mixer:
 def statistics_ranges(modules: Modules, task: Task) -> Ranges:
     """Return the ranges of running statistics: the layers' inputs are at most FURTHEST times the task's."""
     furthest = FURTHEST * max(1.0, task.largest_input)
-    found: dict[str, tuple[float, float]] = {}
-    for module in modules.values():
-        means, variances = running_statistics_names(module)
-        found |= dict.fromkeys(means, (-furthest, furthest)) | dict.fromkeys(variances, (0.0, furthest**2))
-    return found
+    of = {"running_mean": (-furthest, furthest), "running_var": (0.0, furthest**2)}
+    names = [name for module in modules.values() for name in batch_norm_buffer_names(module)]
+    return {name: of[kind] for name in names for kind in of if name.endswith(kind)}
 
 
 @dataclass(frozen=True)

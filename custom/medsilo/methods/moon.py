@@ -3,22 +3,23 @@
 import copy
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require_features
 from medsilo.course.phase import Blueprint, Workbench
-from medsilo.learning.layers import contrast, frozen_features, with_features
+from medsilo.learning.layers import frozen_features, with_features
 from medsilo.methods.fedavg import FedAvg
 
 
 class Moon(FedAvg):
     """FedAvg with ℓ + μ ℓ_con: features come near those of the model as it arrived, and away from the site's last.
 
-    ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})) (Eq. 3). z is what the last
-    layer is given; the paper's networks have a projection of two layers to 256 numbers in front of it. The previous
-    model stays at the site; before the first round it is the initial one.
+    Features are what the last layer is given; the paper's networks have a projection of two layers to 256 numbers in
+    front of it. The previous model stays at the site; before the first round it is the initial one.
     """
 
     title = "MOON"
@@ -47,3 +48,14 @@ class Moon(FedAvg):
         loss = bench.train(bench.lesson(objective=objective))
         previous.load_state_dict(bench.modules["model"].state_dict())
         return loss
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """Return ℓ_con = -log(e^{cos(z, near) / τ} / (e^{cos(z, near) / τ} + e^{cos(z, far) / τ})), the mean over cases
+    (Eq. 3).
+
+    In the features' own type, but for half precision, which is too coarse for a cosine.
+    """
+    kind = torch.promote_types(z.dtype, torch.float32)
+    closer, further = (functional.cosine_similarity(z.to(kind), other.to(kind)) for other in (near, far))
+    return functional.softplus((further - closer) / temperature).mean()
