@@ -35,15 +35,11 @@ class ChannelMoments:
         Sums run around a centre near the mean, so single precision is enough for each portion's. The centre is the
         first portion's mean and moves to the mean so far after 2, 4, 8, ... portions.
         """
-        values = values.detach()
-        if values.numel() <= PORTION:
-            return self._add(values)
-        for portion in values.split(max(1, PORTION * len(values) // values.numel())):
-            self._add(portion)
+        if values.numel():
+            for portion in values.detach().split(max(1, PORTION * len(values) // values.numel())):
+                self._add(portion)
 
     def _add(self, values: Tensor) -> None:
-        if not values.numel():
-            return
         channel = values.ndim - 1 if self.channels_last else 1
         axes = [axis for axis in range(values.ndim) if axis != channel]
         if values.dtype not in (torch.float32, torch.float64):
