@@ -183,7 +183,6 @@ class StatisticsHolder(nn.Module):
 
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
-        self.layers = len(channels)
         self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
         for layer, count in enumerate(channels):
             for name in ("mean", "variance"):

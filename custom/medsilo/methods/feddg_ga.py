@@ -28,6 +28,7 @@ class FedDGGA(WeighingMethod):
     step: float = Field(0.2, gt=0, le=1, description="d: how far the weights move in the first round, all together")
 
     def networks(self, build: Blueprint) -> Modules:
+        """A site sends G_i as `value`; it keeps the loss L_i(θ_i) of the round before, if that was `measured`."""
         return {"model": build(), "gap": Numbers(value=0.0, own_loss=0.0, measured=False)}
 
     def groups(self) -> tuple[Group, ...]:

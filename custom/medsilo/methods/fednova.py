@@ -8,7 +8,7 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
 from medsilo.learning.training import Training
 from medsilo.methods.bases import Numbers, ServerStep, trained_weights
-from medsilo.mixing.server import NOVA_TRUSTS, REACH, reach_of
+from medsilo.mixing.server import REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
 
 
@@ -22,12 +22,14 @@ class FedNova(ServerStep):
 
     title = "FedNova"
     paper = "Wang et al. 2020"
-    undefended = NOVA_TRUSTS
+    undefended = (
+        "mixing: fednova weighs each hospital by the steps that it says it made, so a robust rule can't hold; use "
+        "fedavg, scaffold or fedavgm"
+    )
 
     name: Literal["fednova"] = "fednova"
 
     def suits(self, training: Training) -> None:
-        super().suits(training)
         if training.nesterov:
             raise PlanError(
                 "training.nesterov: FedNova counts how far steps with plain momentum reach; set it to false"

@@ -20,8 +20,8 @@ MAPPED = 64 << 20  # bytes of a file that are mapped at once: a process may map 
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one site has sent."""
+class SiteRow:
+    """The tensors that one site has sent."""
 
     tensors: Tensors
     files: list[Stretch]  # where it lies in files
@@ -34,7 +34,7 @@ class Contributions:
 
     def __init__(self) -> None:
         self.memory = MEMORY
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, SiteRow] = {}
         self._spill: Spill | None = None
         self._size = 0  # bytes of a place
         self._free: list[Slot] = []
@@ -50,7 +50,7 @@ class Contributions:
         own = {name: tensors[name] for name in names}
         files = stretches_of(own.values())
         size = sum(tensor.nbytes for tensor in own.values() if not (files and stretches_of([tensor])))
-        row = Row(own, files, size)
+        row = SiteRow(own, files, size)
         if size and not at_once and size + sum(other.size for other in self._rows.values()) > self.memory:
             try:
                 row = self._in_file(own)
@@ -62,7 +62,7 @@ class Contributions:
         let_go(row.files)
         self._rows[site] = row
 
-    def _in_file(self, tensors: Tensors) -> Row:
+    def _in_file(self, tensors: Tensors) -> SiteRow:
         """Write a row to the file, in the place of one that was dropped.
 
         The system then has no new memory to find for the file: 180 in place of 380 ms for the mean of 100 models of 1 M
@@ -75,7 +75,7 @@ class Contributions:
             taken = sum(row.place is not None for row in self._rows.values())
             self._free = self._spill.places(self._size, max(1, min(taken, MAPPED // max(1, size))))
         written = self._free[-1].fill(tensors)
-        return Row(written, stretches_of(written.values()), 0, self._free.pop())
+        return SiteRow(written, stretches_of(written.values()), 0, self._free.pop())
 
     def each(self, sites: Iterable[str]) -> Iterator[Tensors]:
         """Yield one row after the other; memory lets go of what was read of its file when the next is looked at."""

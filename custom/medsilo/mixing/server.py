@@ -15,19 +15,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import PlanError, Refused
+from medsilo.core.errors import Refused
 from medsilo.core.spill import let_go, stored, stretches_of
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Summed
 from medsilo.mixing.layout import Layout, Tensors
-from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9
-NOVA_TRUSTS = (
-    "mixing: fednova weighs each hospital by the steps that it says it made, so a robust rule can't hold; use fedavg, "
-    "scaffold or fedavgm"
-)
 
 
 def reach_of(tensors: Tensors) -> float:
@@ -61,7 +57,7 @@ class FedNova(WeightedMean):
         self.alike = uniform
 
     def defend(self, shield: Shield) -> None:
-        raise PlanError(NOVA_TRUSTS)
+        Mixer.defend(self, shield)
 
     @property
     def sealed(self) -> Form:
