@@ -24,6 +24,8 @@ class LateMean(WeightedMean):
     scale: returns a number for every tensor, by which its mean is multiplied; asked after `late`.
     """
 
+    _waits = True
+
     def __init__(
         self,
         late: Callable[["LateMean"], Shares],
@@ -50,10 +52,6 @@ class LateMean(WeightedMean):
 
     def defend(self, shield: Shield) -> None:
         Mixer.defend(self, shield)
-
-    @property
-    def _waits(self) -> bool:
-        return True
 
     def _merge(self) -> None:
         weights = {site: float(weight) for site, weight in self._late(self).items()}
@@ -112,7 +110,6 @@ class SharedNumbers(Identity):
     def _merge(self) -> None:
         super()._merge()
         for site, row in self._rows.items():
-            assert isinstance(row, dict)
             numbers = {name: torch.full_like(row[name], value) for name, value in self._answer(site).items()}
             self._rows[site] = row | numbers
 

@@ -113,15 +113,13 @@ class Mixer(ABC):
         return tensors, {"mixer": type(self).__name__, "sites": list(self._sites), **facts}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        """Continues from what `state` gave; the tensors are shared, not copied."""
+        """Continues from what `state` gave, before anything has come; the tensors are shared, not copied."""
         own, saved = type(self).__name__, facts.get("mixer")
         if saved != own:
             raise MedsiloError(f"The saved state is that of the mixer {saved}, the plan wants {own}")
+        self.finish()
         self._load(tensors, facts)
         self._sites = list(facts["sites"])
-        self._answered = set()
-        self._layout = None
-        self._open = False
 
     @property
     def participation(self) -> float:
@@ -196,6 +194,7 @@ class WeightedMean(Mixer):
     """
 
     uniform: bool = False  # whether all sites that answered count alike
+    _waits: bool = False  # whether nothing is added up before the round closes
 
     def __init__(self, rate: float | Callable[[], Numbers] = 1.0, weigh: Weigh | None = None) -> None:
         super().__init__()
@@ -218,7 +217,7 @@ class WeightedMean(Mixer):
         """
         if self.weigh is not None:
             raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
-        self._shield = shield
+        self._shield, self._waits = shield, True
 
     @property
     def sealed(self) -> Form:
@@ -259,11 +258,6 @@ class WeightedMean(Mixer):
             self._spreads.put(site, weights, layout.averaged, at_once)
         if not self._answered or site < min(self._answered):
             self._carried = {name: tensors[name] for name in layout.carried}
-
-    @property
-    def _waits(self) -> bool:
-        """Return whether nothing is added up before the round closes."""
-        return self._shield is not None
 
     def _settle(self) -> None:
         """Add up what has come of those whose turn it is.
@@ -386,7 +380,6 @@ class WeightedMean(Mixer):
         return dict(self._given or {}), {"given": self._given is not None}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
-        self._begin_sum()
         self._given = dict(tensors) if facts["given"] else None
 
 
@@ -456,7 +449,6 @@ class Identity(Mixer):
             owner, name = key.split("/", 1)
             rows[owner][name] = tensor
         self._rows = {site: rows[owner] for site, owner in facts["rows"].items()}
-        self._sent = {}
 
 
 # Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
