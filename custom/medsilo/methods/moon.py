@@ -18,8 +18,9 @@ from medsilo.methods.fedavg import FedAvg
 class Moon(FedAvg):
     """FedAvg with ℓ + μ ℓ_con: features come near those of the model as it arrived, and away from the site's last.
 
-    Features are what the last layer is given; the paper's networks have a projection of two layers to 256 numbers in
-    front of it. The previous model stays at the site; before the first round it is the initial one.
+    ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})) (Eq. 3). z is what the last
+    layer is given; the paper's networks have a projection of two layers to 256 numbers in front of it. The previous
+    model stays at the site; before the first round it is the initial one.
     """
 
     title = "MOON"
@@ -51,8 +52,7 @@ class Moon(FedAvg):
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    """Return ℓ_con = -log(e^{cos(z, near) / τ} / (e^{cos(z, near) / τ} + e^{cos(z, far) / τ})), the mean over cases
-    (Eq. 3).
+    """Return ℓ_con (Eq. 3), the mean over cases, near the one and away from the other.
 
     In the features' own type, but for half precision, which is too coarse for a cosine.
     """
