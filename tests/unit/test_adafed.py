@@ -22,6 +22,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.learning.layers import batch_norm_names
 from medsilo.methods.adafed import AdaFed
+from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
 from medsilo.runs.messages import Parcel
@@ -162,14 +163,14 @@ def test_the_whole_course_equals_one_written_by_hand(method: str) -> None:
 class Shares(AdaFed):
     """W with the sites' shares of the cases in every row."""
 
-    def matrix(self, server: ServerSide) -> Tensor:
+    def mixer(self, server: ServerSide) -> SimilarityMix:
         cases = torch.tensor([float(server.mixers["statistics"].current(site)["samples"]) for site in server.sites])
-        return (cases.double() / cases.double().sum()).repeat(len(server.sites), 1)
+        return SimilarityMix((cases.double() / cases.double().sum()).repeat(len(server.sites), 1))
 
 
 class Equal(AdaFed):
-    def matrix(self, server: ServerSide) -> Tensor:
-        return torch.full((len(server.sites), len(server.sites)), 1 / len(server.sites), dtype=torch.float64)
+    def mixer(self, server: ServerSide) -> SimilarityMix:
+        return SimilarityMix(torch.full((len(server.sites), len(server.sites)), 1 / len(server.sites)))
 
 
 @pytest.mark.parametrize(

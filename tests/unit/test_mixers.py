@@ -224,10 +224,11 @@ def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
 def test_what_waits_on_disk_comes_back_as_it_went(dtype, monkeypatch, tmp_path):
     monkeypatch.setattr(contributions, "MEMORY", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sent = [(site, {"w": torch.randn(5, 7).to(dtype), "e": torch.empty(0), "s": torch.tensor(1.5)}, w)
             for site, w in (("a", 1), ("b", 2), ("c", 3))]  # fmt: skip
     wanted = play(WeightedMean(), sent)["a"]
-    mixer = WeightedMean(spill_folder=tmp_path)
+    mixer = WeightedMean()
     for order in ("cba", "bca", "cab"):
         assert_same(play(mixer, sorted(sent, key=lambda c: order.index(c[0])))["b"], wanted)
     assert list(tmp_path.iterdir()) == []
@@ -286,9 +287,10 @@ def in_files():
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
 
 
-def test_a_spill_folder_that_does_not_exist_is_an_error(monkeypatch, tmp_path):
+def test_a_folder_for_temporary_files_that_does_not_exist_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    mixer = WeightedMean(spill_folder=tmp_path / "gone")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    mixer = WeightedMean()
     mixer.start(["a", "b"])
     with pytest.raises(MedsiloError, match=r"b: .*No such file"):
         mixer.add("b", model(1.0), 1)

@@ -18,8 +18,9 @@ from medsilo.course.phase import Blueprint, ServerSide, Workbench, views
 from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.loop import Compute, Lesson, OutputLoss, lesson, passed_through, train_epoch
-from medsilo.learning.personal import MetaGradient, adapt, moreau
 from medsilo.learning.training import Training
+from medsilo.methods.per_fedavg import MetaGradient, adapt
+from medsilo.methods.pfedme import moreau
 from medsilo.registry import METHODS
 from medsilo.site.settings import SiteSettings
 from tests.conftest import PERSONAL, SITES, all_but_newer, make_plan

@@ -17,12 +17,11 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Average, Group, Phase, Ranges, Workbench
+from medsilo.course.phase import Average, Group, Phase, Ranges, Workbench, site_mean
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
-from medsilo.mixing.mixers import UniformMean
 from medsilo.tasks.task import Task
 
 INPUT = "amplitude"  # the name of the input layer among a site's networks
@@ -84,7 +83,7 @@ class Amplitude(Section):
         own = Group(
             AMPLITUDE,
             used,
-            lambda server: UniformMean(),  # line 17: A ← 1/N Σ A_i
+            site_mean,  # line 17: A ← 1/N Σ A_i
             "up",
             average=Average(
                 "one average amplitude spectrum per channel over the whole training set of a site: no phase and no "

@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
-from medsilo.core.tensors import Modules, Tensors
+from medsilo.core.tensors import Modules
 from medsilo.course.additions import INPUT, Amplitude, Perturbation
 from medsilo.course.declared import Private
 from medsilo.course.outcome import OneModel, Outcome
-from medsilo.course.phase import Blueprint, Course, Group, Phase, Workbench
+from medsilo.course.phase import Blueprint, Course, Group, Phase, Workbench, without
 from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
 from medsilo.tasks.task import Task
@@ -216,12 +216,6 @@ def require_features(model: nn.Module, method: str) -> None:
 
 # What "paper" says of a method that its paper describes without these additions.
 BY_ITSELF: Mapping[str, Any] = {"algorithm.amplitude": None, "algorithm.perturbation": None}
-
-
-def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
-    """Return the tensors that are not named."""
-    kept_back = set(names)
-    return {name: tensor for name, tensor in tensors.items() if name not in kept_back}
 
 
 def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:

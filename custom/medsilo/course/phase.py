@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.learning.layers import running_statistics_names
+from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson
 from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
-from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import Task
 
@@ -114,9 +114,15 @@ Ranges = Mapping[str, tuple[float, float]]
 FURTHEST = 1e4  # times the largest value of a task's inputs: no layer of a trained network gets larger ones
 
 
-def network(name: str) -> Callable[[Modules], Tensors]:
-    """Return the view of all tensors of one of a site's networks."""
-    return lambda modules: modules[name].state_dict()
+def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
+    """Return the tensors that are not named."""
+    kept_back = set(names)
+    return {name: tensor for name, tensor in tensors.items() if name not in kept_back}
+
+
+def network(name: str, but: Callable[[nn.Module], Sequence[str]] = lambda model: ()) -> Callable[[Modules], Tensors]:
+    """Return the view of all tensors of one of a site's networks, but for those that are named of it."""
+    return lambda modules: without(modules[name].state_dict(), but(modules[name]))
 
 
 def sample_mean(server: ServerSide) -> Mixer:
@@ -124,14 +130,17 @@ def sample_mean(server: ServerSide) -> Mixer:
     return WeightedMean()
 
 
+def site_mean(server: ServerSide) -> Mixer:
+    """Return the mean in which all sites count alike."""
+    return UniformMean()
+
+
 def statistics_ranges(modules: Modules, task: Task) -> Ranges:
     """Return the ranges of running statistics: the layers' inputs are at most FURTHEST times the task's."""
     furthest = FURTHEST * max(1.0, task.largest_input)
-    found: dict[str, tuple[float, float]] = {}
-    for module in modules.values():
-        means, variances = running_statistics_names(module)
-        found |= dict.fromkeys(means, (-furthest, furthest)) | dict.fromkeys(variances, (0.0, furthest**2))
-    return found
+    of = {"running_mean": (-furthest, furthest), "running_var": (0.0, furthest**2)}
+    names = [name for module in modules.values() for name in batch_norm_buffer_names(module)]
+    return {name: of[kind] for name in names for kind in of if name.endswith(kind)}
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,7 @@ class Group:
     # The least and greatest value that its tensors may have, by name; asked once, with networks without values.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
     # Raises Refused when values that have the right form and range are impossible.
-    check: Callable[[Tensors], None] = lambda tensors: None
+    check: Callable[[Tensors], object] = lambda tensors: None
     # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
     arrived: Callable[[Modules, bool], None] = lambda modules, came: None
     # What the server found out about the sites when all is done, for the summary's details.

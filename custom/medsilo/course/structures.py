@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from medsilo.core.tensors import Groups
 from medsilo.course.phase import ServerSide
 from medsilo.learning.layers import names_of_last_layers
-from medsilo.mixing.layout import Numbers
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 from medsilo.tasks.segmentation import Segmentation
 
@@ -28,7 +27,7 @@ def mix_by_structure(mixers: Mapping[str, Mixer], groups: Groups, model: nn.Modu
     axes = outputs_of(model, goal.outputs)
     shapes = {name: model.get_parameter(name).shape for name in axes}
 
-    def weigh(names: Iterable[str], site: str, samples: float) -> Numbers:
+    def weigh(names: Iterable[str], site: str, samples: float) -> dict[str, float | Tensor]:
         absent = server.joined[site].absent if site in server.joined else ()  # one that was refused when it joined
         drawn = torch.tensor([float(name not in absent) for name in found])
         own = {name: samples * _along(drawn, axis, shapes[name]) for name, axis in axes.items()}

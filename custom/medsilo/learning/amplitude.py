@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -89,11 +89,7 @@ class AmplitudeNorm(nn.Module):
         """Return the part of each image's amplitude that is used, over the number of pixels: [images, numbers]."""
         self._check(images)
         spectra = self._transform(images.to(self.amplitude.dtype)).abs() / math.prod(self.size)
-        return (
-            spectra[(slice(None), slice(None), *(slice(1),) * len(self.size))].flatten(1)
-            if self.reach == 0
-            else (spectra.flatten(1))
-        )
+        return self._used_of(spectra).flatten(1)
 
     @torch.no_grad()
     def take(self, mean: Tensor) -> None:
@@ -117,15 +113,18 @@ class AmplitudeNorm(nn.Module):
     @property
     def used(self) -> Tensor:
         """The part of A that normalisation uses, a view: the mean of each channel, or everything."""
-        return self.amplitude[(slice(None), *(slice(1),) * len(self.size))] if self.reach == 0 else self.amplitude
+        return self._used_of(self.amplitude)
+
+    def _used_of(self, amplitudes: Tensor) -> Tensor:
+        means: Any = (..., *[slice(1)] * len(self.size))
+        return amplitudes[means] if self.reach == 0 else amplitudes
 
     @torch.no_grad()
     def forget_unused(self) -> None:
         """Set what normalisation doesn't use to zero."""
         kept = self.used.clone()
-        if kept.shape != self.amplitude.shape:
-            self.amplitude.zero_()
-            self.used.copy_(kept)
+        self.amplitude.zero_()
+        self.used.copy_(kept)
 
     def _together(self, images: Tensor) -> int:
         """Return how many images are transformed at once: on a CPU so many that their spectra stay in its cache."""
@@ -186,7 +185,7 @@ def images_averaged(images: int, batch_size: int, epochs: int, decay: float, sta
     """
     batch_size = min(batch_size, images)
     sizes = [batch_size] * (images // batch_size)
-    if images % batch_size > 1 or images < batch_size:  # a last batch of one is left out of training
+    if images % batch_size > 1:  # a last batch of one is left out of training
         sizes.append(images % batch_size)
     seen = sizes * epochs
     shares = [decay * (1 - decay) ** (len(seen) - 1 - place) for place in range(len(seen))]

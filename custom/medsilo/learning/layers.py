@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -45,13 +44,6 @@ def batch_norm_buffer_names(module: nn.Module) -> list[str]:
     """State-dict names of the running statistics and counters of every batch norm."""
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     return [name for name in batch_norm_names(module) if name in buffers]
-
-
-def running_statistics_names(module: nn.Module) -> tuple[list[str], list[str]]:
-    """State-dict names of the running means and of the running variances of every batch norm."""
-    names = batch_norm_buffer_names(module)
-    means, variances = ([n for n in names if n.endswith(kind)] for kind in ("running_mean", "running_var"))
-    return means, variances
 
 
 def head_names(module: nn.Module) -> list[str]:
@@ -152,13 +144,3 @@ def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
 def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return the features of a network that doesn't learn, in evaluation."""
     return with_features(model.eval(), inputs)[1]
-
-
-def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    """Return -log(e^{cos(z, near) / τ} / (e^{cos(z, near) / τ} + e^{cos(z, far) / τ})), the mean over cases.
-
-    In the features' own type, but for half precision, which is too coarse for a cosine.
-    """
-    kind = torch.promote_types(z.dtype, torch.float32)
-    closer, further = (functional.cosine_similarity(z.to(kind), other.to(kind)) for other in (near, far))
-    return functional.softplus((further - closer) / temperature).mean()

@@ -6,6 +6,7 @@ weights are there once for each case (`torch.vmap`).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,10 @@ class PoissonSample:
     ) -> None:
         """units: the unit of each case, None where each is its own. expected: in a batch, on average, of so many in
         all: `size`, by default the cases."""
-        names = range(cases) if units is None else units
-        places = {name: place for place, name in enumerate(dict.fromkeys(names))}
-        self.members: list[list[int]] = [[] for _ in places]
-        for case, name in enumerate(names):
-            self.members[places[name]].append(case)
+        members = defaultdict[object, list[int]](list)
+        for case, unit in enumerate(range(cases) if units is None else units):
+            members[unit].append(case)
+        self.members = list(members.values())
         known = cases if size is None else size
         self.rate = min(1.0, expected / known)
         self.expected = self.rate * known  # in a batch
@@ -56,15 +56,10 @@ class PoissonSample:
         drawn = [self.secret.drawn(len(self.members), self.rate) for _ in range(steps)]
         cases = [[case for unit in units for case in self.members[unit]] for units in drawn]
         loader = _loaded(dataset, [own for own in cases if own], compute)
-        nothing: Case | None = None
         for units, own in zip(drawn, cases, strict=True):
-            sizes = torch.tensor([len(self.members[unit]) for unit in units], dtype=torch.int64)
-            self.owners = torch.repeat_interleave(torch.arange(len(units)), sizes)
-            if own:
-                inputs, targets = next(loader)
-            else:
-                nothing = nothing or _no_cases(dataset)
-                inputs, targets = nothing
+            owners = [place for place, unit in enumerate(units) for _ in self.members[unit]]
+            self.owners = torch.tensor(owners, dtype=torch.int64)
+            inputs, targets = next(loader) if own else _no_cases(dataset)
             yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
 
 

@@ -13,10 +13,10 @@ from medsilo.learning.layers import batch_norm_layers, head_layers, norm_layers
 Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
 Layers = Literal["all", "norms", "last"]
 
-LACKING: Mapping[Layers, str] = {
-    "all": "batch norm",
-    "norms": "norm",
-    "last": "linear or convolution layer to measure the features before",
+MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {  # and what is told without any
+    "all": (batch_norm_layers, "batch norm"),
+    "norms": (norm_layers, "norm"),
+    "last": (head_layers, "linear or convolution layer to measure the features before"),
 }
 PORTION = 1 << 18  # numbers that are summed at once: their differences from the centre stay in a processor's cache
 
@@ -35,15 +35,11 @@ class ChannelMoments:
         Sums run around a centre near the mean, so single precision is enough for each portion's. The centre is the
         first portion's mean and moves to the mean so far after 2, 4, 8, ... portions.
         """
-        values = values.detach()
-        if values.numel() <= PORTION:
-            return self._add(values)
-        for portion in values.split(max(1, PORTION * len(values) // values.numel())):
-            self._add(portion)
+        if values.numel():
+            for portion in values.detach().split(max(1, PORTION * len(values) // values.numel())):
+                self._add(portion)
 
     def _add(self, values: Tensor) -> None:
-        if not values.numel():
-            return
         channel = values.ndim - 1 if self.channels_last else 1
         axes = [axis for axis in range(values.ndim) if axis != channel]
         if values.dtype not in (torch.float32, torch.float64):
@@ -81,13 +77,10 @@ class ChannelMoments:
 
 def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]:
     """Return the layers whose inputs are measured: every batch norm, every norm of any kind, or the head alone."""
-    found: list[nn.Module] = head_layers(model)
-    if layers != "last":
-        found = [*(batch_norm_layers(model) if layers == "all" else norm_layers(model))]
-    if not found:
-        lacking = LACKING[layers]
-        raise MedsiloError(f"this network has no {lacking}; choose another network")
-    return found
+    of, called = MEASURED[layers]
+    if not (found := of(model)):
+        raise MedsiloError(f"this network has no {called}; choose another network")
+    return list(found)
 
 
 def input_channels(layer: nn.Module) -> int:
@@ -176,14 +169,8 @@ def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
 
 def running_statistics(model: nn.Module) -> Statistics:
     """The running mean and variance of every batch norm: f-AdaFed's stand-in for the statistics of their inputs."""
-    found = []
-    for layer in batch_norm_layers(model):
-        if layer.running_mean is None or layer.running_var is None:
-            raise MedsiloError("a batch norm of this network keeps no running statistics; choose adafed or d-adafed")
-        found.append((layer.running_mean.double(), layer.running_var.double()))
-    if not found:
-        raise MedsiloError("this network has no batch norm; choose another network")
-    return found
+    found = [(layer.get_buffer("running_mean"), layer.get_buffer("running_var")) for layer in batch_norm_layers(model)]
+    return [(mean.double(), variance.double()) for mean, variance in found]
 
 
 class StatisticsHolder(nn.Module):
@@ -196,7 +183,6 @@ class StatisticsHolder(nn.Module):
 
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
-        self.layers = len(channels)
         self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
         for layer, count in enumerate(channels):
             for name in ("mean", "variance"):

@@ -33,9 +33,12 @@ def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
         hook.remove()
 
 
-def pull_back(parameters: Sequence[Tensor], mu: float) -> Correction:
-    """The correction for ℓ(w) + μ/2 ‖w − w_t‖²: adds μ (w − w_t) to every gradient, w_t being the weights now."""
-    return pull_towards(parameters, [parameter.detach().clone() for parameter in parameters], mu)
+def pull_back(parameters: Sequence[Tensor], mu: float, to: Sequence[Tensor] | None = None) -> Correction:
+    """The correction for ℓ(w) + μ/2 ‖w − w_t‖²: adds μ (w − w_t) to every gradient.
+
+    w_t: the weights as they are now, or others as these are now, which may go on training.
+    """
+    return pull_towards(parameters, [anchor.detach().clone() for anchor in to or parameters], mu)
 
 
 def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Correction:
@@ -69,30 +72,6 @@ class Shift:
     def mean(self) -> list[Tensor]:
         """Of the gradients before they were shifted."""
         return [total / self.steps for total in self.total]
-
-
-@contextmanager
-def counting(optimizer: Optimizer) -> Iterator[Callable[[], int]]:
-    """Gives a function that says how many steps the optimizer has made inside."""
-    steps = 0
-
-    def one_more(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-
-    hook = optimizer.register_step_post_hook(one_more)
-    try:
-        yield lambda: steps
-    finally:
-        hook.remove()
-
-
-def reach(steps: int, momentum: float) -> float:
-    """‖a‖₁ of FedNova: Σ_k a_k, a_k being how much of the gradient of step k is in the weights after all steps.
-
-    With momentum ρ, a_k = 1 + ρ + … + ρ^(τ - k); without, this is τ, the number of steps.
-    """
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
 class Moments(nn.Module):

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -12,10 +12,21 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features, without
+from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features
 from medsilo.course.declared import Private
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import FURTHEST, Blueprint, Facts, Group, Phase, Ranges, ServerSide, Workbench, network
+from medsilo.course.phase import (
+    FURTHEST,
+    Blueprint,
+    Facts,
+    Group,
+    Phase,
+    Ranges,
+    ServerSide,
+    Workbench,
+    network,
+    site_mean,
+)
 from medsilo.learning.layers import batch_norm_names, head_names, norm_names
 from medsilo.learning.statistics import (
     Layers,
@@ -30,7 +41,7 @@ from medsilo.learning.statistics import (
 )
 from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, UniformMean
+from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix
 from medsilo.tasks.task import Task
 
 
@@ -90,6 +101,7 @@ class StatisticsMixture(Algorithm):
         "training.momentum": 0.0,
     }
     protocols = {"paper": literal}
+    outcome: ClassVar[Outcome] = OwnModels()
     layers: ClassVar[Layers] = "all"  # whose statistics are measured, where batch norm is kept
 
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
@@ -106,10 +118,6 @@ class StatisticsMixture(Algorithm):
         "`privacy` has no batch norm",
     )
 
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels()
-
     def networks(self, build: Blueprint) -> Modules:
         model = build()
         self.check({"model": model})  # else a network without these layers would fail below, in other words
@@ -123,9 +131,9 @@ class StatisticsMixture(Algorithm):
     def _channels(self, model: nn.Module) -> list[int]:
         return [input_channels(layer) for layer in measured_layers(model, self.measured)]
 
-    def kept(self, modules: Modules) -> list[str]:
+    def kept(self, model: nn.Module) -> list[str]:
         """Return the names of the tensors of what is kept."""
-        return (batch_norm_names if self.keeps == "batch-norm" else norm_names)(modules["model"])
+        return batch_norm_names(model) if self.keeps == "batch-norm" else norm_names(model)
 
     @property
     def measures(self) -> bool:
@@ -137,8 +145,9 @@ class StatisticsMixture(Algorithm):
         """Return what is mixed after a round of training."""
         kept = self.keeps.replace("-", " ")
         title = {"local": f"model without {kept}", "weighted": "model", "mean": "model"}[self.bn_share]
-        model = Group("model", self._mixed, self.mixer, personal=True, title=title, found=self._found)
-        norms = Group(self.keeps, self._norms, lambda server: UniformMean(), title=kept)
+        mixed = network("model") if self.bn_share == "weighted" else network("model", but=self.kept)
+        model = Group("model", mixed, self.mixer, personal=True, title=title, found=self._found)
+        norms = Group(self.keeps, self._norms, site_mean, title=kept)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
     def statistics(self) -> Group:
@@ -155,21 +164,15 @@ class StatisticsMixture(Algorithm):
             says=self._said,
         )
 
-    def _mixed(self, modules: Modules) -> Tensors:
-        everything = modules["model"].state_dict()
-        return everything if self.bn_share == "weighted" else without(everything, self.kept(modules))
-
     def _norms(self, modules: Modules) -> Tensors:
         everything = modules["model"].state_dict()
-        return {name: everything[name] for name in self.kept(modules)}
+        return {name: everything[name] for name in self.kept(modules["model"])}
 
     def mixer(self, server: ServerSide) -> SimilarityMix:
-        return SimilarityMix(self.matrix(server))
-
-    def matrix(self, server: ServerSide) -> Tensor:
-        """Return W as it follows from what was measured so far."""
+        """Return Eq. 2 with W as it follows from what was measured so far."""
         measured = server.mixers.get("statistics")
-        return measured.weights() if isinstance(measured, Compared) else self.compare(server.sites, {})
+        weights = measured.weights() if isinstance(measured, Compared) else self.compare(server.sites, {})
+        return SimilarityMix(weights)
 
     def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
         """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and
@@ -186,8 +189,7 @@ class StatisticsMixture(Algorithm):
         return weights
 
     def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
-        assert isinstance(mixer, SimilarityMix)
-        return {"similarity": {"sites": list(sites), "weights": mixer.weights.tolist()}}
+        return {"similarity": {"sites": list(sites), "weights": cast(SimilarityMix, mixer).weights.tolist()}}
 
     def _ranges(self, modules: Modules, task: Task) -> Ranges:
         """Statistics have the ranges of running statistics."""
@@ -207,9 +209,7 @@ class StatisticsMixture(Algorithm):
 
     def hold(self, bench: Workbench, statistics: Statistics) -> None:
         """Put the statistics where they are sent from."""
-        holder = bench.modules["statistics"]
-        assert isinstance(holder, StatisticsHolder)
-        holder.take(statistics, bench.samples)
+        cast(StatisticsHolder, bench.modules["statistics"]).take(statistics, bench.samples)
 
 
 def _possible(tensors: Mapping[str, Tensor]) -> None:
@@ -258,12 +258,9 @@ class AdaFed(StatisticsMixture):
         remedy = "set network.norm=batch or choose d-adafed"
         if self.keeps == "batch-norm":
             remedy += "; to keep group or instance norms at the sites, set algorithm.keeps=norms"
-        require(self.kept(modules), self.name, self.keeps.replace("-", " "), remedy)
+        require(self.kept(modules["model"]), self.name, self.keeps.replace("-", " "), remedy)
 
     def private(self) -> Private:
-        return self._private()
-
-    def _private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""
         if self.needs_f and self.pretraining.source != "file":
             raise PlanError(
@@ -340,4 +337,4 @@ class DAdaFed(AdaFed):
         require_features(modules["model"], self.name)
 
     def private(self) -> Private:
-        return self._private()
+        return super().private()

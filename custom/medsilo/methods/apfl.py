@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Blueprint, Workbench
-from medsilo.learning.loop import Lesson
-from medsilo.learning.personal import choosing_alpha, interpolate, interpolated
-from medsilo.methods.bases import SharedAndOwn
+from medsilo.learning.layers import called_with, keeping_statistics
+from medsilo.learning.loop import Lesson, LossFunction, Objective
+from medsilo.methods.bases import SharedAndOwn, copy_into
 
 
 class Share(nn.Module):
@@ -46,19 +46,52 @@ class APFL(SharedAndOwn):
         modules = super().networks(build)
         return {**modules, "local": deepcopy(modules["global"]), "share": Share(self.alpha)}
 
+    @torch.no_grad()
     def personalise(self, bench: Workbench) -> None:
+        """Mix the weights; running statistics are v's, whose passes are those with mixed weights."""
         model, w, v, alpha = _parts(bench.modules)
-        interpolate(model, v, w, alpha)
+        copy_into(model, v)
+        for mixed, own, shared in zip(model.parameters(), v.parameters(), w.parameters(), strict=True):
+            mixed.copy_(torch.lerp(shared, own, alpha))
 
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
-        _, w, v, alpha = _parts(bench.modules)
+        _, w, _, alpha = _parts(bench.modules)
         lesson = bench.lesson("local", interpolated(bench.loss, w, alpha))
         if self.adaptive:
-            rate = bench.training.learning_rate
-            lesson = choosing_alpha(lesson, v, w, alpha, bench.loss, rate, bench.compute)
+            lesson = choosing_alpha(lesson, bench)
         yield lesson, bench.lesson("global")
 
 
 def _parts(modules: Modules) -> tuple[nn.Module, nn.Module, nn.Module, Tensor]:
     return modules["model"], modules["global"], modules["local"], cast(Tensor, modules["share"].alpha)
+
+
+def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Objective:
+    """f(α v + (1 − α) w) as an objective of v, whose gradient is α ∇f; w gets none."""
+
+    def objective(own: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        weights = dict(shared.named_parameters())
+        mixed = {name: torch.lerp(weights[name].detach(), v, alpha) for name, v in own.named_parameters()}
+        return loss(called_with(own, mixed, inputs), targets)
+
+    return objective
+
+
+def choosing_alpha(lesson: Lesson, bench: Workbench) -> Lesson:
+    """The lesson, and before its first batch α ← α − η ⟨v − w, ∇f(α v + (1 − α) w)⟩, kept within [0, 1]."""
+    _, w, v, alpha = _parts(bench.modules)
+    chosen = False
+
+    def learn(inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal chosen
+        if not chosen:
+            chosen = True
+            slope = alpha.clone().requires_grad_()
+            with keeping_statistics(v), bench.compute.cast():
+                height = interpolated(bench.loss, w, slope)(v, inputs, targets)
+            (gradient,) = torch.autograd.grad(height, slope)
+            alpha.sub_(bench.training.learning_rate * gradient).clamp_(0, 1)
+        return lesson(inputs, targets)
+
+    return learn

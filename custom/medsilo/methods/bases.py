@@ -4,17 +4,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import nn
 
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import BY_ITSELF, Algorithm, without
+from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench, network
+from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench, network, without
 from medsilo.learning.loop import Lesson
-from medsilo.learning.personal import copy_into
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.late import LateMean, Shares, at_most
 from medsilo.mixing.mixers import Mixer
@@ -26,9 +26,7 @@ class SharedAndOwn(Averaging):
     Both begin with the same weights. The site's own never leaves it, running statistics of batch norm included.
     """
 
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels(common="global")
+    outcome: ClassVar[Outcome] = OwnModels(common="global")
 
     def networks(self, build: Blueprint) -> Modules:
         model = build()
@@ -52,9 +50,7 @@ class MeanOfOwn(Averaging):
     where w_k leaves.
     """
 
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels(common="global")
+    outcome: ClassVar[Outcome] = OwnModels(common="global")
 
     def networks(self, build: Blueprint) -> Modules:
         model = build()
@@ -80,14 +76,22 @@ class MeanOfOwn(Averaging):
 class ServerStep(Averaging):
     """The server steps with the trained weights; all other tensors, such as running statistics, are averaged."""
 
+    undefended: ClassVar[str] = ""  # why no robust rule can take the step's place, and what to use instead
+
     def groups(self) -> tuple[Group, ...]:
-        return Group("model", trained_weights, self.step), Group(
-            "buffers", other_tensors, self.mean, title="running statistics"
+        return (
+            Group("model", trained_weights, self.step, undefended=self.undefended),
+            Group("buffers", other_tensors, self.mean, title="running statistics"),
         )
 
     @abstractmethod
     def step(self, server: ServerSide) -> Mixer:
         """Return the server's step with the trained weights."""
+
+
+def copy_into(own: nn.Module, shared: nn.Module) -> None:
+    """own ← w, running statistics included."""
+    own.load_state_dict(shared.state_dict())
 
 
 def trained_weights(modules: Modules) -> Tensors:
@@ -106,6 +110,16 @@ def other_tensors(modules: Modules) -> Tensors:
 def learning_weights(model: nn.Module) -> list[nn.Parameter]:
     """Return the weights that learn."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+class Numbers(nn.Module):
+    """A place for numbers of a site that it keeps or sends, in double precision, and for truth values."""
+
+    def __init__(self, **values: float) -> None:
+        super().__init__()
+        for name, value in values.items():
+            kind = torch.bool if isinstance(value, bool) else torch.float64
+            self.register_buffer(name, torch.tensor(value, dtype=kind))
 
 
 def zeros_like(model: nn.Module) -> nn.ParameterList:

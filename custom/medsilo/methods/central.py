@@ -1,6 +1,6 @@
 """Central training: all hospitals' data in one place, the upper bound that federated methods are held against."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
@@ -13,9 +13,6 @@ class Central(Algorithm):
     paper = "upper bound"
     protocols = {"paper": BY_ITSELF}
     pooled = True
+    outcome: ClassVar[Outcome] = OwnModels()  # the pool is the only site
 
     name: Literal["central"] = "central"
-
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels()  # the pool is the only site

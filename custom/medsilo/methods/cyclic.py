@@ -9,11 +9,11 @@ from pydantic import Field
 
 from medsilo.core.errors import PlanError
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.phase import Group, Phase, ServerSide, network
+from medsilo.course.phase import Group, Phase, network
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Unsealable
-from medsilo.mixing.mixers import Mixer, UniformMean
+from medsilo.mixing.mixers import UniformMean
 
 
 class OnlyAnswer(UniformMean):
@@ -22,11 +22,6 @@ class OnlyAnswer(UniformMean):
     @property
     def sealed(self) -> Form:
         return Unsealable("one hospital's model is handed on at a time, which no sum hides")
-
-
-def passed_on(server: ServerSide) -> Mixer:
-    """Return the mixer that hands a model on."""
-    return OnlyAnswer()
 
 
 class Cyclic(Algorithm):
@@ -49,7 +44,7 @@ class Cyclic(Algorithm):
         model = Group(
             "model",
             network("model"),
-            passed_on,
+            lambda server: OnlyAnswer(),
             undefended="mixing: a round of cyclic weight transfer has a single hospital's model, so no robust rule can "
             "hold for it; choose fedavg, or set mixing.robust=null",
         )

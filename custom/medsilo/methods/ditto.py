@@ -9,8 +9,7 @@ from pydantic import Field
 from medsilo.course.declared import Private
 from medsilo.course.phase import Workbench
 from medsilo.learning.loop import Lesson
-from medsilo.learning.personal import near_as_it_arrived
-from medsilo.learning.steps import correcting
+from medsilo.learning.steps import correcting, pull_back
 from medsilo.methods.bases import SharedAndOwn
 
 
@@ -34,6 +33,7 @@ class Ditto(SharedAndOwn):
 
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
-        pull = near_as_it_arrived(bench.modules["model"], bench.modules["global"], self.pull)
+        own, shared = (list(bench.modules[name].parameters()) for name in ("model", "global"))
+        pull = pull_back(own, self.pull, to=shared)
         with correcting(bench.optimizers["model"], pull):
             yield bench.lesson("model"), bench.lesson("global")

@@ -13,8 +13,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.phase import Blueprint, Workbench
 from medsilo.learning.layers import called_with, keeping_statistics, names_of_last_layers
 from medsilo.learning.loop import Lesson
-from medsilo.learning.personal import copy_into
-from medsilo.methods.bases import MeanOfOwn
+from medsilo.methods.bases import MeanOfOwn, copy_into
 
 JUDGED = 10  # losses by which it is judged whether W still moves
 SAMPLE = -1  # the epoch whose order decides on which cases W is learned; training counts from 0
@@ -74,7 +73,11 @@ class FedALA(MeanOfOwn):
         if all(map(torch.equal, own.parameters(), mean.parameters())):
             return  # as at first
         mixture = Mixture(own, mean, self._weighed(own), list(aggregation.weights))
-        self._learn_weights(bench, mixture.lesson(bench, self.step), first=not aggregation.learnt)
+        lesson, losses = mixture.lesson(bench, self.step), list[float]()
+        for _ in range(1 if aggregation.learnt else self.passes):
+            losses.append(bench.epoch([lesson], SAMPLE, math.ceil(self.share * bench.steps)))
+            if len(losses) > JUDGED and pstdev(losses[-JUDGED:]) < self.settled:
+                break
         aggregation.learnt.fill_(True)
         copy_into(own, mean)
         own.load_state_dict(mixture(), strict=False)
@@ -85,13 +88,6 @@ class FedALA(MeanOfOwn):
 
     def _weighed(self, model: nn.Module) -> list[str]:
         return names_of_last_layers(model, self.layers)
-
-    def _learn_weights(self, bench: Workbench, lesson: Lesson, first: bool) -> None:
-        losses: list[float] = []
-        for _ in range(self.passes if first else 1):
-            losses.append(bench.epoch([lesson], SAMPLE, math.ceil(self.share * bench.steps)))
-            if len(losses) > JUDGED and pstdev(losses[-JUDGED:]) < self.settled:
-                break
 
 
 class Mixture:

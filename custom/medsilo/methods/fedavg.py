@@ -1,6 +1,6 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -9,15 +9,18 @@ from medsilo.course.declared import Private
 from medsilo.course.phase import Group, ServerSide, network
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
+Weighting = Annotated[
+    Literal["samples", "uniform"],
+    Field(description="weight of a site in the average: by its number of training cases, or equal"),
+]
+
 
 class Averaging(Algorithm):
     """Methods whose server takes a mean over the sites."""
 
     protocols = {"paper": BY_ITSELF}
 
-    weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="weight of a site in the average: by its number of training cases, or equal"
-    )
+    weighting: Weighting = "samples"
 
     def mean(self, server: ServerSide) -> Mixer:
         """Return the mixer w ← Σ p_k w_k."""

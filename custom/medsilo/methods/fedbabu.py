@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.core.tensors import Modules
-from medsilo.course.phase import Blueprint, Group
+from medsilo.course.phase import Blueprint, Group, network
 from medsilo.learning.layers import head_names
-from medsilo.methods.fedper import body_of, has_body_and_head
+from medsilo.methods.fedper import has_body_and_head
 from medsilo.methods.fine_tuning import FineTuning
 
 
@@ -34,7 +34,8 @@ class FedBABU(FineTuning):
         return modules
 
     def groups(self) -> tuple[Group, ...]:
-        return (Group("global", body_of("global"), self.mean, title="shared model without the last layer"),)
+        body = network("global", but=head_names)
+        return (Group("global", body, self.mean, title="shared model without the last layer"),)
 
     def check(self, modules: Modules) -> None:
         has_body_and_head(modules["global"], self.name)

@@ -1,14 +1,15 @@
 """FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
+from torch import nn
 
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import require, without
+from medsilo.core.tensors import Modules
+from medsilo.course.algorithm import require
 from medsilo.course.declared import Private
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Group
+from medsilo.course.phase import Group, network
 from medsilo.learning.layers import batch_norm_names, norm_names
 from medsilo.methods.fedavg import Averaging
 
@@ -18,6 +19,7 @@ class FedBN(Averaging):
 
     title = "FedBN"
     paper = "Li et al. 2021"
+    outcome: ClassVar[Outcome] = OwnModels()
 
     name: Literal["fedbn"] = "fedbn"
     keeps: Literal["batch-norm", "norms"] = Field(
@@ -25,26 +27,19 @@ class FedBN(Averaging):
         description="what stays at the site: batch norm, or norms of any kind. A plan with `privacy` has no batch norm",
     )
 
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels()
-
     def groups(self) -> tuple[Group, ...]:
         title = "model without batch norm" if self.keeps == "batch-norm" else "model without norms"
-        return (Group("model", self.travelling, self.mean, title=title),)
+        return (Group("model", network("model", but=self.kept), self.mean, title=title),)
 
     def check(self, modules: Modules) -> None:
         remedy = "set network.norm=batch or choose fedavg"
         if self.keeps == "batch-norm":
             remedy += "; to keep group or instance norms at the sites, set algorithm.keeps=norms"
-        require(self._kept(modules), self.name, self.keeps.replace("-", " "), remedy)
+        require(self.kept(modules["model"]), self.name, self.keeps.replace("-", " "), remedy)
 
-    def travelling(self, modules: Modules) -> Tensors:
-        """Return the model's tensors without those of its norms."""
-        return without(modules["model"].state_dict(), self._kept(modules))
-
-    def _kept(self, modules: Modules) -> list[str]:
-        return (batch_norm_names if self.keeps == "batch-norm" else norm_names)(modules["model"])
+    def kept(self, model: nn.Module) -> list[str]:
+        """Return the names of the norms' tensors."""
+        return batch_norm_names(model) if self.keeps == "batch-norm" else norm_names(model)
 
     def private(self) -> Private:
         says = "the norms learn by noisy steps, too, although they stay: all other gradients depend on them"

@@ -9,28 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.phase import Blueprint, Group, Ranges, ServerSide, Workbench
-from medsilo.learning.personal import copy_into
-from medsilo.methods.bases import WeighingMethod
+from medsilo.core.tensors import Modules
+from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
+from medsilo.methods.bases import Numbers, WeighingMethod, copy_into
 from medsilo.mixing.late import LateMean, SharedNumbers, Shares
-from medsilo.tasks.task import Task
 
 LEAST = 1e-6  # of a contribution, before they are divided by their sum
-
-
-class Contribution(nn.Module):
-    """A place for what a site says of itself, `missed`, and what it is told, its `share` a_k in the last mixture."""
-
-    missed: Tensor  # 1 − the mean score of the models without this site
-    share: Tensor
-    scores: Tensor  # their sum, and their number; the first round counts as a score of 0
-    rounds: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, value in (("missed", 1.0), ("share", 0.0), ("scores", 0.0), ("rounds", 1.0)):
-            self.register_buffer(name, torch.full((), value, dtype=torch.float64))
 
 
 class FedCE(WeighingMethod):
@@ -47,16 +31,21 @@ class FedCE(WeighingMethod):
     name: Literal["fedce"] = "fedce"
 
     def networks(self, build: Blueprint) -> Modules:
+        """A site says what was `missed`, 1 − the mean score of the models without it, and is told its `share` a_k.
+
+        It keeps the sum of scores, and their number; the first round counts as a score of 0.
+        """
         model = build()
-        return {"model": model, "sent": deepcopy(model).requires_grad_(False), "contribution": Contribution()}
+        contribution = Numbers(missed=1.0, share=0.0, scores=0.0, rounds=1.0)
+        return {"model": model, "sent": deepcopy(model).requires_grad_(False), "contribution": contribution}
 
     def groups(self) -> tuple[Group, ...]:
         contribution = Group(
             "contribution",
-            contribution_of,
+            lambda modules: {name: modules["contribution"].get_buffer(name) for name in ("missed", "share")},
             lambda server: SharedNumbers(lambda site: {"share": server.mixers["model"].shares.get(site, 0.0)}),
             personal=True,
-            ranges=contribution_ranges,
+            ranges=lambda modules, task: dict.fromkeys(("missed", "share"), (0.0, 1.0)),
             says=lambda tensors: [
                 "contribution: in every round 1 minus the mean score over the validation cases, as it is told, of the "
                 "shared models without this site's part in them; each round adds one score to that mean"
@@ -67,8 +56,8 @@ class FedCE(WeighingMethod):
     # What a site does
     def work(self, bench: Workbench) -> float:
         """Score the model without this site's own part, and train."""
-        own = cast(Contribution, bench.modules["contribution"])
-        share = float(own.share)
+        numbers = dict(bench.modules["contribution"].named_buffers())
+        share = float(numbers["share"])
         if 0 < share < 1:
             score = bench.told_score(without(bench.modules["model"], bench.modules["sent"], share))
             if score is None:
@@ -76,9 +65,9 @@ class FedCE(WeighingMethod):
                     "fedce weighs hospitals by scores over their validation cases, which this one does not tell; "
                     "choose fedavg"
                 )
-            own.scores.add_(score)
-            own.rounds.add_(1)
-            own.missed.copy_(1 - own.scores / own.rounds)
+            numbers["scores"].add_(score)
+            numbers["rounds"].add_(1)
+            numbers["missed"].copy_(1 - numbers["scores"] / numbers["rounds"])
         loss = bench.train()
         copy_into(bench.modules["sent"], bench.modules["model"])
         return loss
@@ -128,14 +117,3 @@ def normalised(values: Sequence[float]) -> list[float]:
     """Return values, none below LEAST, divided by their sum."""
     cut = [max(value, LEAST) for value in values]
     return [value / math.fsum(cut) for value in cut]
-
-
-def contribution_of(modules: Modules) -> Tensors:
-    """Return what a site says and is told."""
-    own = cast(Contribution, modules["contribution"])
-    return {"missed": own.missed, "share": own.share}
-
-
-def contribution_ranges(modules: Modules, task: Task) -> Ranges:
-    """Return the ranges of a mean score and of a share."""
-    return {"missed": (0.0, 1.0), "share": (0.0, 1.0)}

@@ -1,33 +1,17 @@
 """FedDG-GA: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023."""
 
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Average, Blueprint, Group, ServerSide, Workbench
-from medsilo.methods.bases import WeighingMethod
+from medsilo.methods.bases import Numbers, WeighingMethod
 from medsilo.mixing.late import LateMean, Shares
 from medsilo.mixing.mixers import Identity
 
 WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
-
-
-class Gap(nn.Module):
-    """A place for G_i, and for the loss of the site's own model that it is measured against."""
-
-    value: Tensor
-    own_loss: Tensor
-    measured: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("value", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("own_loss", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("measured", torch.zeros((), dtype=torch.bool))
 
 
 class FedDGGA(WeighingMethod):
@@ -44,12 +28,13 @@ class FedDGGA(WeighingMethod):
     step: float = Field(0.2, gt=0, le=1, description="d: how far the weights move in the first round, all together")
 
     def networks(self, build: Blueprint) -> Modules:
-        return {"model": build(), "gap": Gap()}
+        """A site sends G_i as `value`; it keeps the loss L_i(θ_i) of the round before, if that was `measured`."""
+        return {"model": build(), "gap": Numbers(value=0.0, own_loss=0.0, measured=False)}
 
     def groups(self) -> tuple[Group, ...]:
         gap = Group(
             "gap",
-            lambda modules: {"gap": cast(Gap, modules["gap"]).value},
+            lambda modules: {"gap": modules["gap"].get_buffer("value")},
             lambda server: Identity(),
             "up",
             personal=True,
@@ -65,15 +50,16 @@ class FedDGGA(WeighingMethod):
 
     def work(self, bench: Workbench) -> float:
         """Measure the gap of the model that has arrived, train, and measure the loss for the next gap."""
-        gap, model = cast(Gap, bench.modules["gap"]), bench.modules["model"]
+        model, gap = bench.modules["model"], bench.modules["gap"]
+        value, own_loss, measured = map(gap.get_buffer, ("value", "own_loss", "measured"))
         shared = bench.told_loss(model)
-        gap.value.zero_()
-        if shared is not None and gap.measured:
-            gap.value.copy_((shared - gap.own_loss).clamp(-WIDEST, WIDEST))
+        value.zero_()
+        if shared is not None and measured:
+            value.copy_((shared - own_loss).clamp(-WIDEST, WIDEST))
         loss = bench.train()
         own = bench.told_loss(model)
-        gap.own_loss.fill_(own or 0.0)
-        gap.measured.fill_(own is not None)
+        own_loss.fill_(own or 0.0)
+        measured.fill_(own is not None)
         return loss
 
     def weigh(self, server: ServerSide, mean: LateMean) -> Shares:

@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import PlanError
-from medsilo.course.phase import Group, ServerSide
+from medsilo.course.phase import ServerSide
 from medsilo.learning.training import Training
-from medsilo.methods.bases import ServerStep, other_tensors, trained_weights
+from medsilo.methods.bases import ServerStep
 from medsilo.mixing.late import LateMean, Shares
 
 
@@ -23,6 +23,10 @@ class FedLWS(ServerStep):
 
     title = "FedLWS"
     paper = "Shi et al. 2025 (FedLWS)"
+    undefended = (
+        "mixing: fedlws shrinks layers by how far single hospitals are from each other, and no robust rule does; use "
+        "fedavg"
+    )
 
     name: Literal["fedlws"] = "fedlws"
     beta: float = Field(0.03, ge=0, le=1000, description="β: how strongly the sites' disagreement shrinks a layer")
@@ -32,16 +36,6 @@ class FedLWS(ServerStep):
     def suits(self, training: Training) -> None:
         if self.least > self.most:
             raise PlanError(f"algorithm.least: {self.least:g} is more than algorithm.most={self.most:g}; lower it")
-
-    def groups(self) -> tuple[Group, ...]:
-        model = Group(
-            "model",
-            trained_weights,
-            self.step,
-            undefended="mixing: fedlws shrinks layers by how far single hospitals are from each other, and no robust "
-            "rule does; use fedavg",
-        )
-        return model, Group("buffers", other_tensors, self.mean, title="running statistics")
 
     def step(self, server: ServerSide) -> LateMean:
         return LateMean(self.shares, self.shrunk)

@@ -1,28 +1,15 @@
 """FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, 2020."""
 
-from typing import Literal, cast
-
-import torch
-from torch import Tensor, nn
+from dataclasses import replace
+from typing import Literal
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import Blueprint, Group, ServerSide, Workbench
-from medsilo.learning.steps import counting, reach
 from medsilo.learning.training import Training
-from medsilo.methods.bases import ServerStep, other_tensors, trained_weights
-from medsilo.mixing.server import NOVA_TRUSTS, REACH, reach_of
+from medsilo.methods.bases import Numbers, ServerStep, trained_weights
+from medsilo.mixing.server import REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
-
-
-class Reach(nn.Module):
-    """A place for a site's ‖a_i‖₁."""
-
-    value: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("value", torch.ones((), dtype=torch.float64))
 
 
 class FedNova(ServerStep):
@@ -35,42 +22,48 @@ class FedNova(ServerStep):
 
     title = "FedNova"
     paper = "Wang et al. 2020"
+    undefended = (
+        "mixing: fednova weighs each hospital by the steps that it says it made, so a robust rule can't hold; use "
+        "fedavg, scaffold or fedavgm"
+    )
 
     name: Literal["fednova"] = "fednova"
 
     def suits(self, training: Training) -> None:
-        super().suits(training)
         if training.nesterov:
             raise PlanError(
                 "training.nesterov: FedNova counts how far steps with plain momentum reach; set it to false"
             )
 
     def networks(self, build: Blueprint) -> Modules:
-        return super().networks(build) | {"reach": Reach()}
+        return super().networks(build) | {"reach": Numbers(value=1.0)}
 
     def groups(self) -> tuple[Group, ...]:
+        model, buffers = super().groups()
         title = "model and how far its steps reach"
-        model = Group("model", with_reach, self.step, title=title, check=possible_reach, undefended=NOVA_TRUSTS)
-        return model, Group("buffers", other_tensors, self.mean, title="running statistics")
+        return replace(model, of=with_reach, title=title, check=reach_of), buffers
 
     def step(self, server: ServerSide) -> FedNovaStep:
         return FedNovaStep(uniform=self.weighting == "uniform")
 
     def work(self, bench: Workbench) -> float:
-        optimizer = bench.optimizers["model"]
-        if bench.training.momentum:
-            optimizer.state.clear()
-        with counting(optimizer) as steps:
-            loss = bench.train()
-        cast(Reach, bench.modules["reach"]).value.fill_(reach(steps(), bench.training.momentum))
+        training = bench.training
+        if training.momentum:
+            bench.optimizers["model"].state.clear()
+        loss = bench.train()
+        steps = training.steps_of_round(bench.steps)
+        bench.modules["reach"].get_buffer("value").fill_(reach(steps, training.momentum))
         return loss
 
 
 def with_reach(modules: Modules) -> Tensors:
     """Return the trained weights and ‖a_i‖₁, without which they can't be merged."""
-    return trained_weights(modules) | {REACH: cast(Reach, modules["reach"]).value}
+    return trained_weights(modules) | {REACH: modules["reach"].get_buffer("value")}
 
 
-def possible_reach(tensors: Tensors) -> None:
-    """Raise Refused if no steps can have this ‖a_i‖₁."""
-    reach_of(tensors)
+def reach(steps: int, momentum: float) -> float:
+    """‖a‖₁ = Σ_k a_k, a_k being how much of the gradient of step k is in the weights after all steps.
+
+    With momentum ρ, a_k = 1 + ρ + … + ρ^(τ - k); without, this is τ, the number of steps.
+    """
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -1,15 +1,14 @@
 """FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019."""
 
-from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import require, require_features, without
+from medsilo.core.tensors import Modules
+from medsilo.course.algorithm import require, require_features
 from medsilo.course.declared import Private
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Group
+from medsilo.course.phase import Group, network
 from medsilo.learning.layers import head_names
 from medsilo.methods.fedavg import Averaging
 
@@ -19,15 +18,12 @@ class FedPer(Averaging):
 
     title = "FedPer"
     paper = "Arivazhagan et al. 2019"
+    outcome: ClassVar[Outcome] = OwnModels()
 
     name: Literal["fedper"] = "fedper"
 
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels()
-
     def groups(self) -> tuple[Group, ...]:
-        return (Group("body", body_of("model"), self.mean, title="model without the last layer"),)
+        return (Group("body", network("model", but=head_names), self.mean, title="model without the last layer"),)
 
     def private(self) -> Private:
         says = "the head learns by noisy steps, too, although it stays: the body's gradients depend on it"
@@ -41,13 +37,3 @@ def has_body_and_head(model: nn.Module, method: str) -> None:
     """Raise a PlanError if a method that parts body and head can't do so in this network."""
     require(head_names(model), method, "the head", "choose a network with a linear or convolution layer")
     require_features(model, method)
-
-
-def body_of(network: str) -> Callable[[Modules], Tensors]:
-    """Return the view of a network's tensors without those of its head."""
-
-    def body(modules: Modules) -> Tensors:
-        module = modules[network]
-        return without(module.state_dict(), head_names(module))
-
-    return body

@@ -13,11 +13,10 @@ from torch import Generator, Tensor, nn
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.declared import Private
-from medsilo.course.phase import Average, Blueprint, Group, Phase, Ranges, ServerSide, Workbench, network
+from medsilo.course.phase import Average, Blueprint, Group, Phase, Ranges, Workbench, network, site_mean
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
-from medsilo.mixing.mixers import Mixer, UniformMean
 from medsilo.tasks.task import Task
 
 FLATTEST = 0.01  # no image is divided by less: a channel in which everything is alike has no contrast to bring out
@@ -53,12 +52,11 @@ class ChannelNorm(nn.Module):
         self.register_buffer("deviations", torch.zeros(sites, channels))
         self._draws: Generator | None = None
         self._number: int | None = None  # with which each image draws by itself
-        self._measures = False
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """[B, C, ...] to the same shape and type."""
-        if self._measures or not self.measured:
+        if not self.measured:
             return images
         mean, deviation = self.mean, self.deviation
         known = self.present.nonzero().flatten()
@@ -89,15 +87,12 @@ class ChannelNorm(nn.Module):
 
     @torch.no_grad()
     def statistics(self, images: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield [B, 2 C]: every image's means and deviations over a channel's positions. Meanwhile images pass as
-        they are."""
-        self._measures = True
-        try:
-            for batch in images:
-                values = batch.double().flatten(2)
-                yield torch.cat([values.mean(2), values.std(2).nan_to_num(0.0)], 1)
-        finally:
-            self._measures = False
+        """Yield [B, 2 C]: every image's means and deviations over a channel's positions. Until they are taken, images
+        pass as they are."""
+        self.measured.fill_(False)
+        for batch in images:
+            values = batch.double().flatten(2)
+            yield torch.cat([values.mean(2), values.std(2).nan_to_num(0.0)], 1)
 
     @torch.no_grad()
     def take(self, statistics: Tensor) -> None:
@@ -160,7 +155,7 @@ class FedRDN(Averaging):
         own = Group(
             CHANNELS,
             tables,
-            hospitals_count_alike,
+            site_mean,
             "up",
             average=Average(
                 "mean and deviation of each channel, averaged over a site's training images", lambda images, _: images
@@ -173,7 +168,7 @@ class FedRDN(Averaging):
             undefended="mixing: each hospital alone tells of its images, so no robust rule can hold for fedrdn's "
             "statistics; use fedavg or fedbn",
         )
-        everyones = Group(CHANNELS, tables, hospitals_count_alike, "down", arrived=share_out)
+        everyones = Group(CHANNELS, tables, site_mean, "down", arrived=share_out)
         model = Group("model", network("model"), self.mean)
         return [
             Phase("measure", 1, (own,), self.measure, trains=False, releases=1),
@@ -226,11 +221,6 @@ def of_one_hospital(tensors: Tensors) -> None:
         raise Refused("channels holds rows of other hospitals")
     if bool((tensors["deviations"][known] < FLATTEST * present[known, None] - ROUNDED).any()):
         raise Refused(f"channels/deviations is below {FLATTEST}")
-
-
-def hospitals_count_alike(server: ServerSide) -> Mixer:
-    """Return what adds the tables up."""
-    return UniformMean()
 
 
 def share_out(modules: Modules, came: bool) -> None:

@@ -15,9 +15,8 @@ from medsilo.course.phase import Blueprint, Workbench
 from medsilo.learning.class_weights import balanced_softmax
 from medsilo.learning.layers import called_with, head_layers, head_names, keeping_statistics
 from medsilo.learning.loop import Lesson, OutputLoss
-from medsilo.learning.personal import copy_into
 from medsilo.learning.training import Training
-from medsilo.methods.bases import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn, copy_into
 from medsilo.methods.fedper import has_body_and_head
 from medsilo.tasks.task import Task
 

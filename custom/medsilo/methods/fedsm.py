@@ -32,6 +32,7 @@ from medsilo.course.phase import (
     Workbench,
     network,
     sample_mean,
+    site_mean,
 )
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
@@ -44,7 +45,7 @@ from medsilo.methods.ditto import Ditto
 from medsilo.methods.fine_tuning import FineTuning
 from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
-from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull, UniformMean
+from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull
 from medsilo.mixing.server import FedAdam
 from medsilo.models.architectures import ActivityCnn, Mlp, SmallCnn, Vgg11
 from medsilo.models.network import Network
@@ -346,7 +347,7 @@ class FedSM(ModelsAndSelector):
         return Group("selector", network("selector"), sample_mean), Group(
             "sums",
             network("sums"),
-            lambda server: UniformMean(),
+            site_mean,
             title="sums over features",
             undefended="mixing: each hospital alone tells of its features, so no robust rule can hold for FedSM's "
             "selector in closed form; set algorithm.selector_sync=server-adam",

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from medsilo.course.phase import Workbench
 from medsilo.learning.loop import Lesson
-from medsilo.learning.personal import copy_into
-from medsilo.methods.bases import SharedAndOwn
+from medsilo.methods.bases import SharedAndOwn, copy_into
 
 
 class FineTuning(SharedAndOwn):

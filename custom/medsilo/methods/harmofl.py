@@ -11,7 +11,7 @@ from pydantic import Field
 from medsilo.course.additions import Amplitude, Perturbation
 from medsilo.course.declared import Private
 from medsilo.course.phase import ServerSide
-from medsilo.methods.fedavg import Averaging
+from medsilo.methods.fedavg import Averaging, Weighting
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 
@@ -49,9 +49,7 @@ class HarmoFL(Averaging):
     name: Literal["harmofl"] = "harmofl"
     amplitude: Amplitude | None = Amplitude()
     perturbation: Perturbation | None = Perturbation()
-    weighting: Literal["samples", "uniform"] = Field(
-        "uniform", description="weight of a site in the average: by its number of training cases, or equal"
-    )
+    weighting: Weighting = "uniform"
     server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
 
     def private(self) -> Private:

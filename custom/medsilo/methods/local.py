@@ -1,6 +1,6 @@
 """Local training, the papers' "Base": every hospital for itself."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
@@ -12,9 +12,6 @@ class Local(Algorithm):
     title = "Local"
     paper = "the papers' Base"
     protocols = {"paper": BY_ITSELF}
+    outcome: ClassVar[Outcome] = OwnModels()
 
     name: Literal["local"] = "local"
-
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels()

@@ -3,14 +3,15 @@
 import copy
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
-from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import require_features
 from medsilo.course.phase import Blueprint, Workbench
-from medsilo.learning.layers import contrast, frozen_features, head_names, with_features
+from medsilo.learning.layers import frozen_features, with_features
 from medsilo.methods.fedavg import FedAvg
 
 
@@ -34,8 +35,6 @@ class Moon(FedAvg):
         return {"model": model, "previous": copy.deepcopy(model).requires_grad_(False)}
 
     def check(self, modules: Modules) -> None:
-        if not head_names(modules["model"]):
-            raise PlanError("algorithm.name: moon needs features; choose a network with a linear or convolution layer")
         require_features(modules["model"], self.name)
 
     def work(self, bench: Workbench) -> float:
@@ -50,3 +49,13 @@ class Moon(FedAvg):
         loss = bench.train(bench.lesson(objective=objective))
         previous.load_state_dict(bench.modules["model"].state_dict())
         return loss
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """Return ℓ_con (Eq. 3), the mean over cases, near the one and away from the other.
+
+    In the features' own type, but for half precision, which is too coarse for a cosine.
+    """
+    kind = torch.promote_types(z.dtype, torch.float32)
+    closer, further = (functional.cosine_similarity(z.to(kind), other.to(kind)) for other in (near, far))
+    return functional.softplus((further - closer) / temperature).mean()

@@ -7,9 +7,9 @@ from pydantic import Field
 
 from medsilo.course.declared import Private
 from medsilo.course.phase import Workbench
-from medsilo.learning.personal import near_as_it_arrived
-from medsilo.learning.steps import correcting
+from medsilo.learning.steps import correcting, pull_back
 from medsilo.methods.bases import MeanOfOwn
+from medsilo.methods.fedavg import Weighting
 
 
 class MRMTL(MeanOfOwn):
@@ -22,9 +22,7 @@ class MRMTL(MeanOfOwn):
     paper = "Liu et al. 2022"
 
     name: Literal["mr-mtl"] = "mr-mtl"
-    weighting: Literal["samples", "uniform"] = Field(
-        "uniform", description="weight of a site in the average: by its number of training cases, or equal"
-    )
+    weighting: Weighting = "uniform"
     pull: float = Field(
         0.1, ge=0, le=1000, description="λ: how strongly a site's own model is held near the mean of all; 0 is local"
     )
@@ -34,6 +32,6 @@ class MRMTL(MeanOfOwn):
 
     def learn(self, bench: Workbench) -> float:
         """w_k ← w_k − η (∇F_k(w_k) + λ (w_k − w̄)), with w̄ as it arrived."""
-        own, mean = bench.modules["model"], bench.modules["global"]
-        with correcting(bench.optimizers["model"], near_as_it_arrived(own, mean, self.pull)):
+        own, mean = (list(bench.modules[name].parameters()) for name in ("model", "global"))
+        with correcting(bench.optimizers["model"], pull_back(own, self.pull, to=mean)):
             return bench.train()

@@ -1,15 +1,17 @@
 """Per-FedAvg: Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor, nn
 
 from medsilo.course.phase import Workbench
-from medsilo.learning.loop import Lesson, OutputLoss
-from medsilo.learning.personal import MetaGradient, adapt, copy_into
-from medsilo.methods.bases import SharedAndOwn
+from medsilo.learning.layers import called_with, keeping_statistics
+from medsilo.learning.loop import Case, Compute, Lesson, LossFunction, Objective, OutputLoss
+from medsilo.methods.bases import SharedAndOwn, copy_into
 
 
 class PerFedAvg(SharedAndOwn):
@@ -36,3 +38,58 @@ class PerFedAvg(SharedAndOwn):
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
         meta = MetaGradient(bench.modules["global"], bench.loss, self.inner_lr, bench.compute)
         yield [meta.lesson(bench.lesson("global", meta.objective))]
+
+
+class MetaGradient:
+    """The gradient ∇f(u; D′) at u = w − a ∇f(w; D), with D′ the batch at hand.
+
+    D is the batch before it, so that both are independent and each is loaded once; a round's first batch stands in for
+    that before it. Running statistics are those of the passes with w over D.
+    """
+
+    def __init__(self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute) -> None:
+        self.model, self.loss, self.rate, self.compute = model, loss, rate, compute
+        self.batches: list[Case] = []
+
+    def lesson(self, inner: Lesson) -> Lesson:
+        """A lesson on `objective` that is told of each batch."""
+
+        def learn(inputs: Tensor, targets: Tensor) -> Tensor:
+            self.batches = [*self.batches[-1:], (inputs, targets)]
+            return inner(inputs, targets)
+
+        return learn
+
+    def objective(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        """f(u; D′) as an objective of w. Its gradient leaves the second derivative out: ∇f(u; D′), first order."""
+        before, targets_before = self.batches[0]
+        with self.compute.cast():
+            loss = self.loss(self.model(before), targets_before)
+        gradients = torch.autograd.grad(loss, list(self.model.parameters()), materialize_grads=True)
+        adapted = {name: w - self.rate * g for (name, w), g in zip(model.named_parameters(), gradients, strict=True)}
+        with keeping_statistics(model):
+            return self.loss(called_with(model, adapted, inputs), targets)
+
+
+def adapt(
+    model: nn.Module, objective: Objective, rate: float, epoch: Callable[[Sequence[Lesson]], object], compute: Compute
+) -> None:
+    """One step w ← w − a ∇f(w) with the gradient over everything that the epoch goes through."""
+    model.train()
+    model.zero_grad()
+    cases = 0
+
+    def gather(inputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal cases
+        with compute.cast():
+            loss = objective(model, inputs, targets)
+        (loss * len(inputs)).backward()
+        cases += len(inputs)
+        return loss.detach()
+
+    epoch([gather])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=rate / cases)
+    model.zero_grad()

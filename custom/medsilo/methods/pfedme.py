@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Self
 
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from medsilo.course.phase import ServerSide, Workbench
+from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.loop import Lesson
-from medsilo.learning.personal import moreau, set_out_from
 from medsilo.learning.steps import correcting, pull_towards
 from medsilo.methods.bases import SharedAndOwn
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
@@ -53,7 +55,30 @@ class PFedMe(SharedAndOwn):
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
         own, shared = bench.modules["model"], bench.modules["global"]
-        set_out_from(own, shared)
-        pull = pull_towards(list(own.parameters()), list(shared.parameters()), self.pull)
+        theta, w = (list[Tensor](network.parameters()) for network in (own, shared))
+        with torch.no_grad():
+            torch._foreach_copy_(theta, w)  # θ keeps its running statistics
+        pull = pull_towards(theta, w, self.pull)
         with correcting(bench.optimizers["model"], pull):
             yield [moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull)]
+
+
+def moreau(inner: Lesson, own: nn.Module, shared: nn.Module, steps: int, rate: float) -> Lesson:
+    """K steps of θ on one batch, then w ← w − ηλ (w − θ); `rate` is ηλ.
+
+    The inner lesson's optimizer must be under `pull_towards(θ, w, λ)`: it minimises f(θ) + λ/2 ‖θ − w‖². w's running
+    statistics are those of one pass of its own.
+    """
+    measured = bool(batch_norm_buffer_names(shared))
+    shared.train()
+
+    @torch.no_grad()
+    def learn(inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss, *_ = [inner(inputs, targets) for _ in range(steps)]
+        if measured:
+            shared(inputs)
+        torch._foreach_lerp_(list(shared.parameters()), list(own.parameters()), rate)
+        return loss
+
+    return learn

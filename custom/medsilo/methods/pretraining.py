@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import safetensors.torch
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
@@ -66,7 +65,7 @@ class Pretraining(Section):
         if not at.task.synthetic and at.data is None:
             raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
         parts = [self._public(at.task.site_data(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
-        public = at.task.pieces(_together(parts), seed_for(at.seed, "pre-training pieces"))
+        public = at.task.pieces(ConcatDataset(parts), seed_for(at.seed, "pre-training pieces"))
         model.to(at.compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())
         learn = lesson(model, OutputLoss(at.task.goal.loss), optimizer, at.compute)
@@ -91,17 +90,7 @@ class Pretraining(Section):
         """The public part of a site's training cases, drawn at random."""
         cases = len(train)  # type: ignore[arg-type]
         order = torch.randperm(cases, generator=generator_for(at.seed, site, "public share"))
-        chosen = order[: math.ceil(self.share * cases)].sort().values
-        if isinstance(train, TensorDataset):
-            return TensorDataset(*(tensor[chosen] for tensor in train.tensors))
-        return Subset(train, chosen.tolist())
-
-
-def _together(parts: Sequence[Dataset]) -> Dataset:
-    tables = [part.tensors for part in parts if isinstance(part, TensorDataset)]
-    if len(tables) < len(parts):
-        return ConcatDataset(parts)
-    return TensorDataset(*(torch.cat(columns) for columns in zip(*tables, strict=True)))
+        return Subset(train, order[: math.ceil(self.share * cases)].sort().values.tolist())
 
 
 def _check_state(file: str, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -1,11 +1,9 @@
 """SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
@@ -72,13 +70,8 @@ class Scaffold(ServerStep):
         shift = Shift(learning_weights(model), shifts, bench.training.weight_decay)
         with correcting(bench.optimizers["model"], shift):
             loss = bench.train()
-        self._renew(bench.modules, shift.mean())
+        with torch.no_grad():
+            for c, c_i, new in zip(control, own, shift.mean(), strict=True):
+                c.add_(new - c_i)  # what it would be if all sites had this difference
+                c_i.copy_(new)
         return loss
-
-    @torch.no_grad()
-    def _renew(self, modules: Modules, new: Sequence[Tensor]) -> None:
-        """c_i becomes c_i⁺, and c what it would be if all sites had this difference."""
-        pairs = zip(modules["control"].parameters(), modules["own-control"].parameters(), new, strict=True)
-        for c, c_i, c_i_new in pairs:
-            c.add_(c_i_new - c_i)
-            c_i.copy_(c_i_new)

@@ -1,14 +1,14 @@
 """SiloBN: Andreux et al., Siloed Federated Learning for Multi-centric Histopathology Datasets, 2020."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import require, without
+from medsilo.core.tensors import Modules
+from medsilo.course.algorithm import require
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Group
+from medsilo.course.phase import Group, network
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.statistics import adapt_batch_norm
 from medsilo.methods.fedavg import Averaging
@@ -24,24 +24,17 @@ class SiloBN(Averaging):
 
     title = "SiloBN"
     paper = "Andreux et al. 2020"
+    outcome: ClassVar[Outcome] = OwnModels(for_others=True)
 
     name: Literal["silobn"] = "silobn"
 
-    @property
-    def outcome(self) -> Outcome:
-        return OwnModels(for_others=True)
-
     def groups(self) -> tuple[Group, ...]:
-        return (Group("model", self.travelling, self.mean, title="model without batch norm's statistics"),)
+        travelling = network("model", but=batch_norm_buffer_names)
+        return (Group("model", travelling, self.mean, title="model without batch norm's statistics"),)
 
     def check(self, modules: Modules) -> None:
         found = batch_norm_buffer_names(modules["model"])
         require(found, self.name, "batch norm's statistics", "set network.norm=batch or choose fedavg")
-
-    def travelling(self, modules: Modules) -> Tensors:
-        """Return the model's tensors without batch norm's running statistics and counters."""
-        model = modules["model"]
-        return without(model.state_dict(), batch_norm_buffer_names(model))
 
     def measure_unseen(self, modules: Modules, inputs: Callable[[], Iterable[Tensor]]) -> None:
         adapt_batch_norm(modules["model"], inputs)

@@ -1,7 +1,6 @@
 """Means whose weights are known only when a round closes: everything that came waits until then."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,13 +24,14 @@ class LateMean(WeightedMean):
     scale: returns a number for every tensor, by which its mean is multiplied; asked after `late`.
     """
 
+    _waits = True
+
     def __init__(
         self,
         late: Callable[["LateMean"], Shares],
         scale: Callable[["LateMean"], Shares] | None = None,
-        spill_folder: str | Path | None = None,
     ) -> None:
-        super().__init__(spill_folder)
+        super().__init__()
         self._late, self._scale = late, scale
         self.memory: dict[str, dict[str, float]] = {}  # by site: what `late` keeps from round to round
 
@@ -52,10 +52,6 @@ class LateMean(WeightedMean):
 
     def defend(self, shield: Shield) -> None:
         Mixer.defend(self, shield)
-
-    @property
-    def _waits(self) -> bool:
-        return True
 
     def _merge(self) -> None:
         weights = {site: float(weight) for site, weight in self._late(self).items()}
@@ -114,7 +110,6 @@ class SharedNumbers(Identity):
     def _merge(self) -> None:
         super()._merge()
         for site, row in self._rows.items():
-            assert isinstance(row, dict)
             numbers = {name: torch.full_like(row[name], value) for name, value in self._answer(site).items()}
             self._rows[site] = row | numbers
 

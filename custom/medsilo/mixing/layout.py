@@ -34,18 +34,13 @@ class Piece:
         return flat if self.whole else flat[self.start : self.stop]
 
 
-@dataclass(frozen=True)
 class Block:
     """At most so many numbers that follow each other in a section: many small tensors, or a part of a long one."""
 
-    size: int
-    pieces: tuple[Piece, ...]
-    sizes: tuple[int, ...]
-
-    @classmethod
-    def of_pieces(cls, pieces: Sequence[Piece]) -> "Block":
-        sizes = tuple(piece.stop - piece.start for piece in pieces)
-        return cls(sum(sizes), tuple(pieces), sizes)
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
+        self.sizes = [piece.stop - piece.start for piece in pieces]
+        self.size = sum(self.sizes)
 
     def of(self, tensors: Tensors) -> list[Tensor]:
         """Return the block's tensors, and stretches of long ones, without a copy."""
@@ -82,8 +77,19 @@ class TypeSection:
         self.widest = max((block.size for block in self.blocks), default=0)
 
     def cut(self, width: int) -> list[Block]:
-        """Return blocks of at most so many numbers."""
-        return list(_blocks({name: self.shapes[name].numel() for name in self.names}, width))
+        """Return blocks of at most so many numbers: small neighbours together, long tensors in parts."""
+        blocks: list[list[Piece]] = []
+        room = 0
+        for name in self.names:
+            size = self.shapes[name].numel()
+            for start in range(0, size, width):
+                stop = min(start + width, size)
+                if stop - start > room:
+                    blocks.append([])
+                    room = width
+                blocks[-1].append(Piece(name, start, stop, whole=stop - start == size))
+                room -= stop - start
+        return [Block(pieces) for pieces in blocks]
 
     def side_by_side(
         self, rows: Sequence[Tensors], width: int
@@ -148,22 +154,6 @@ class Layout:
         """
         kinds = self.signature.items()
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}
-
-
-def _blocks(sizes: Mapping[str, int], width: int) -> Iterator[Block]:
-    """Cut the row of tensors into blocks: small neighbours together, long tensors in parts."""
-    pieces: list[Piece] = []
-    filled = 0
-    for name, size in sizes.items():
-        for start in range(0, size, width):
-            stop = min(start + width, size)
-            if filled + stop - start > width:
-                yield Block.of_pieces(pieces)
-                pieces, filled = [], 0
-            pieces.append(Piece(name, start, stop, whole=stop - start == size))
-            filled += stop - start
-    if pieces:
-        yield Block.of_pieces(pieces)
 
 
 def spread(numbers: Numbers, layout: Layout, title: str) -> dict[str, Tensor]:

@@ -20,7 +20,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import accumulate, takewhile
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +27,9 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.contributions import Contributions, fold
-from medsilo.mixing.defence import Defence, Shield
+from medsilo.mixing.defence import Shield, lower_median
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
-from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, TypeSection, numbers_of, spread
+from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, numbers_of, spread
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
 COLUMNS = 4 << 10
@@ -45,6 +44,8 @@ class Mixer(ABC):
         self._answered: set[str] = set()
         self._layout: Layout | None = None
         self._open = False
+        # The weight of each contribution in the round that has closed; empty where it is not one number.
+        self.shares: Mapping[str, float] = {}
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
@@ -54,13 +55,12 @@ class Mixer(ABC):
         sites: the names of the study's sites; what a site was given in earlier rounds stays.
         initial: tensors that every site gets that was never given any; shared, not copied.
         """
-        names = sorted(sites)
-        self._check_sites(names)
         self.finish()
-        self._sites = names
+        self._sites = sorted(sites)
         self._answered = set()
         self._layout = None
         self._open = True
+        self.shares = {}
         if initial is not None:
             self._begin_with(dict(initial))
 
@@ -113,15 +113,13 @@ class Mixer(ABC):
         return tensors, {"mixer": type(self).__name__, "sites": list(self._sites), **facts}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
-        """Continues from what `state` gave; the tensors are shared, not copied."""
+        """Continues from what `state` gave, before anything has come; the tensors are shared, not copied."""
         own, saved = type(self).__name__, facts.get("mixer")
         if saved != own:
             raise MedsiloError(f"The saved state is that of the mixer {saved}, the plan wants {own}")
+        self.finish()
         self._load(tensors, facts)
         self._sites = list(facts["sites"])
-        self._answered = set()
-        self._layout = None
-        self._open = False
 
     @property
     def participation(self) -> float:
@@ -135,40 +133,32 @@ class Mixer(ABC):
         """Combine contributions by the shield's rule from now on."""
         raise PlanError(f"mixing: {type(self).__name__} is not a mean that a robust rule could take the place of")
 
-    @property
-    def shares(self) -> Mapping[str, float]:
-        """Return the weight of each contribution in the round that has closed; empty where it is not one number."""
-        return {}
-
     # -- what makes a mixer -------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _begin_with(self, initial: dict[str, Tensor]) -> None:
-        """Gives the initial tensors to whoever has none."""
 
     @abstractmethod
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         """Takes a contribution that is in order; changes nothing if it fails."""
 
     @abstractmethod
-    def _merge(self) -> None:
-        """Mixes what has come and makes it what the sites were given last."""
-
-    @abstractmethod
     def _row(self, site: str) -> dict[str, Tensor] | None:
         """Return what the site was given last."""
 
-    @abstractmethod
-    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]: ...
+    # What one that holds no tensors of its own leaves as it is
 
-    @abstractmethod
-    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None: ...
+    def _begin_with(self, initial: dict[str, Tensor]) -> None:  # noqa: B027
+        """Gives the initial tensors to whoever has none."""
+
+    def _merge(self) -> None:  # noqa: B027
+        """Mixes what has come and makes it what the sites were given last."""
+
+    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        return {}, {}
+
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:  # noqa: B027
+        """Holds what `_save` gave."""
 
     def _settle(self) -> None:  # noqa: B027
         """Does what has become possible by the last contribution."""
-
-    def _check_sites(self, sites: list[str]) -> None:  # noqa: B027
-        """Raises if the mixer cannot serve these sites."""
 
     def _check_turn(self, site: str, weight: float) -> None:
         if site not in self._sites:
@@ -184,6 +174,9 @@ class Mixer(ABC):
 # -- one model for all ------------------------------------------------------------------------------------------------
 
 
+Weigh = Callable[[str, float], Mapping[str, float | Tensor]]
+
+
 class WeightedMean(Mixer):
     """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered; every site gets it, also the others.
 
@@ -191,38 +184,28 @@ class WeightedMean(Mixer):
     any number of sites. A contribution waits until the sites before it, in sorted order, have had their turn. Until the
     round closes, `current` is the last mean, also for a site that has answered.
 
-    spill_folder: where contributions wait that memory has no room for; the system's folder for temporary files if not
-        given.
     rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit. Running statistics
-        always take the mean. A function is asked
-        when the round closes, for one number, one per tensor or one per element: it may look at groups that were
-        declared earlier, which are closed by then.
-    weigh: a site's weights in place of its samples, from its name and samples: one number, or one per tensor or per
-        element. It is asked when the site's tensors come: it may look at what the same site has sent of groups that
+        always take the mean. A function is asked when the round closes, for one number, one per tensor or one per
+        element: it may look at groups that were declared earlier, which are closed by then.
+    weigh: a site's weights in place of its samples, from its name and samples: a number for each tensor, or for each of
+        its elements. It is asked when the site's tensors come, so it may look at what the site has sent of groups that
         were declared earlier. An element that no site gives a weight stays as it is. Weights per tensor or element
         take one parcel more; those of a site that waits for its turn wait as its tensors do.
     """
 
-    def __init__(
-        self,
-        spill_folder: str | Path | None = None,
-        rate: float | Callable[[], Numbers] = 1.0,
-        weigh: Callable[[str, float], Numbers] | None = None,
-    ) -> None:
+    uniform: bool = False  # whether all sites that answered count alike
+    _waits: bool = False  # whether nothing is added up before the round closes
+
+    def __init__(self, rate: float | Callable[[], Numbers] = 1.0, weigh: Weigh | None = None) -> None:
         super().__init__()
         if not callable(rate) and not _is_positive(rate):
             raise PlanError(f"rate is {rate!r}: the server's step η_g must be positive")
         self.rate = rate if callable(rate) else float(rate)
         self.weigh = weigh
         self._given: dict[str, Tensor] | None = None
-        self._rows, self._spreads = Contributions(spill_folder), Contributions(spill_folder)
-        self._defence: Defence | None = None
-        self._shares = dict[str, float]()
+        self._rows, self._spreads = Contributions(), Contributions()
+        self._shield: Shield | None = None
         self._begin_sum()
-
-    def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
-        super().start(sites, initial)
-        self._shares = {}
 
     def let_wait(self, memory: int) -> None:
         self._rows.memory = self._spreads.memory = memory
@@ -234,18 +217,14 @@ class WeightedMean(Mixer):
         """
         if self.weigh is not None:
             raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
-        self._defence = Defence(shield)
-
-    @property
-    def shares(self) -> Mapping[str, float]:
-        return self._shares
+        self._shield, self._waits = shield, True
 
     @property
     def sealed(self) -> Form:
         """Return how it is mixed where the server cannot read what sites send."""
         if self.weigh is not None:
             return Unsealable("its weights follow from the tensors themselves")
-        return Summed(weighted=True)
+        return Summed(weighted=not self.uniform)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the mean of these sites' tensors as if each of them had sent it."""
@@ -263,43 +242,22 @@ class WeightedMean(Mixer):
         self._totals: dict[str, Tensor] = {}  # in place of the total, where weights are no single numbers
         self._mean: dict[str, Tensor] = {}  # so far, by name, in single precision at least
         self._carried: dict[str, Tensor] = {}
-        if self._defence:
-            self._defence.clear()
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
         if self._given is None:
             self._given = initial
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        weights = self._weights_of(site, weight, layout)
+        samples = 1.0 if self.uniform else weight
+        weights = self.weigh and spread(self.weigh(site, samples), layout, f"{site}: weights")
         at_once = not self._waits and site == self._sites[self._turn]
-        self._rows.put(site, tensors, layout.averaged, at_once)
-        if isinstance(weights, float):
-            self._numbers[site] = weights
+        self._rows.put(site, tensors, tensors if self._shield else layout.averaged, at_once)
+        if weights is None:
+            self._numbers[site] = samples
         else:
             self._spreads.put(site, weights, layout.averaged, at_once)
-        carried = {name: tensors[name] for name in layout.carried}
         if not self._answered or site < min(self._answered):
-            self._carried = carried
-        if self._defence:
-            self._defence.put(site, tensors, carried, layout, self._given)
-
-    def _weights_of(self, site: str, samples: float, layout: Layout) -> float | dict[str, Tensor]:
-        if self.weigh is None:
-            return samples
-        weights = self.weigh(site, samples)
-        if self._answered and isinstance(weights, Mapping) == bool(self._numbers):
-            raise MedsiloError("weigh gave one number for some sites and several for others; give the same for all")
-        if isinstance(weights, Mapping):
-            return spread(weights, layout, f"{site}: weights")
-        if not _is_positive(weights):
-            raise Refused(f"{site}: weight {weights!r}, expected a positive number")
-        return float(weights)
-
-    @property
-    def _waits(self) -> bool:
-        """Return whether nothing is added up before the round closes."""
-        return self._defence is not None
+            self._carried = {name: tensors[name] for name in layout.carried}
 
     def _settle(self) -> None:
         """Add up what has come of those whose turn it is.
@@ -314,7 +272,7 @@ class WeightedMean(Mixer):
     @property
     def _is_mean(self) -> bool:
         """Return whether the result is the mean itself and not a step towards it, nor one from element to element."""
-        return self.rate == 1.0 and self.weigh is None and self._defence is None
+        return self.rate == 1.0 and self.weigh is None and self._shield is None
 
     @property
     def _origin(self) -> dict[str, Tensor] | None:
@@ -357,18 +315,13 @@ class WeightedMean(Mixer):
                 share = torch.where(total > 0, own.double() / total.double(), 0.0)
                 mean.lerp_(theta, share.to(mean.dtype))
 
-    def _give_up(self) -> None:
-        self._begin_sum()
-        self._answered = set()
-        self._open = False
-
     def _merge(self) -> None:
         assert self._layout is not None
-        if self._defence:
-            self._combine(self._defence, self._layout)
+        if self._shield:
+            self._combine(self._shield, self._layout)
         self._fold([site for site in self._sites[self._turn :] if site in self._rows])
         total = math.fsum(self._numbers.values())
-        self._shares = {site: weight / total for site, weight in sorted(self._numbers.items())}
+        self.shares = {site: weight / total for site, weight in sorted(self._numbers.items())}
         origin = self._origin
         if origin is not None:
             self._move(((theta, mean) for _, theta, mean in self._beside(origin, self._layout)), self._layout)
@@ -376,15 +329,18 @@ class WeightedMean(Mixer):
         self._given = self._layout.narrowed(self._mean, self._carried)
         self._begin_sum()
 
-    def _combine(self, defence: Defence, layout: Layout) -> None:
-        """Make the mean, or the way to it, of what waits."""
+    def _combine(self, shield: Shield, layout: Layout) -> None:
+        """Make the mean, or the way to it, of what waits; without enough of it the round is closed as it is."""
         try:
-            self._mean = defence.combined(self._rows, self._numbers, layout, self._given)
+            self._mean, shares = shield.combined(self._rows, self._numbers, layout, self._given)
         except MedsiloError:
-            self._give_up()
+            self._begin_sum()
+            self._answered = set()
+            self._open = False
             raise
-        self._carried = defence.carried()
-        self._numbers = defence.shares
+        rows = list(self._rows.each(self._numbers))
+        self._carried = {name: lower_median(torch.stack([row[name] for row in rows])) for name in layout.carried}
+        self._numbers = shares
         self._rows.clear()
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
@@ -424,26 +380,20 @@ class WeightedMean(Mixer):
         return dict(self._given or {}), {"given": self._given is not None}
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
-        self._begin_sum()
         self._given = dict(tensors) if facts["given"] else None
 
 
 class UniformMean(WeightedMean):
     """θ ← Σ_k θ_k / K over the K sites that answered, whatever their sample counts."""
 
-    @property
-    def sealed(self) -> Form:
-        return Summed(weighted=False)
-
-    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        super()._take(site, tensors, 1.0, layout)
+    uniform = True
 
 
 # -- one model per site -----------------------------------------------------------------------------------------------
 
 
-class PersonalMixer(Mixer):
-    """Every site has its own model. Who does not answer keeps it, and does not count for the others.
+class Identity(Mixer):
+    """Every site has its own model, θ_i ← θ_i, with the very tensors that came. Who does not answer keeps it.
 
     Holds one model per site and, while one arrives, that one and its copy. A site that has answered in the open round
     has no `current` until the round closes: it has had its payload, and its old model makes room for the new one.
@@ -453,6 +403,11 @@ class PersonalMixer(Mixer):
         super().__init__()
         self._rows: dict[str, dict[str, Tensor]] = {}
         self._sent: dict[str, dict[str, Tensor]] = {}
+
+    @property
+    def sealed(self) -> Form:
+        """Return how it is mixed where the server cannot read what sites send."""
+        return Unsealable("the server takes each site's values as they are, and does not add them up")
 
     def sent(self, site: str) -> dict[str, Tensor]:
         """Return what a site has sent in the open round, to be read only; gone when the round closes."""
@@ -482,9 +437,8 @@ class PersonalMixer(Mixer):
         tensors: dict[str, Tensor] = {}
         owners: dict[int, str] = {}
         same: dict[str, str] = {}
-        for site in sorted(self._rows):
-            row = self._row(site) or {}
-            same[site] = owners.setdefault(id(self._rows[site]), site)
+        for site, row in sorted(self._rows.items()):
+            same[site] = owners.setdefault(id(row), site)
             if same[site] == site:
                 tensors |= {f"{site}/{name}": tensor for name, tensor in row.items()}
         return tensors, {"rows": same}
@@ -495,15 +449,14 @@ class PersonalMixer(Mixer):
             owner, name = key.split("/", 1)
             rows[owner][name] = tensor
         self._rows = {site: rows[owner] for site, owner in facts["rows"].items()}
-        self._sent = {}
 
 
 # Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
 Rule = Callable[[Tensor, Tensor], object]
 
 
-class JointMixer(PersonalMixer):
-    """θ_i ← f_i(θ_1 .. θ_K), number by number; with one contributor nothing changes.
+class JointMixer(Identity):
+    """θ_i ← f_i(θ_1 .. θ_K), number by number, for those that answered; with one contributor nothing changes.
 
     What comes is copied, and mixed in place when the round closes: every model is held once.
     """
@@ -520,19 +473,14 @@ class JointMixer(PersonalMixer):
         sites = sorted(self._sent)
         if len(sites) > 1:
             rule, rows = self._rule(sites), [self._sent[site] for site in sites]
-            for section in self._layout.sections:
-                _apply(rule, section, rows)
+            for section in self._layout.sections:  # some columns at a time, and always in the same memory
+                room = torch.empty(len(rows) * COLUMNS, dtype=section.wide)
+                for block, theta, pieces in section.side_by_side(rows, COLUMNS):
+                    mixed = room[: theta.numel()].view(theta.shape)
+                    rule(theta, mixed)
+                    for own, columns in zip(pieces, mixed.to(section.dtype).split(block.sizes, 1), strict=True):
+                        torch._foreach_copy_(own, columns.unbind())
         super()._merge()
-
-
-def _apply(rule: Rule, section: TypeSection, rows: list[dict[str, Tensor]]) -> None:
-    """Mixes the sites' tensors in place, some columns at a time and always in the same memory."""
-    room = torch.empty(len(rows) * COLUMNS, dtype=section.wide)
-    for block, theta, pieces in section.side_by_side(rows, COLUMNS):
-        mixed = room[: theta.numel()].view(theta.shape)
-        rule(theta, mixed)
-        for own, columns in zip(pieces, mixed.to(section.dtype).split(block.sizes, 1), strict=True):
-            torch._foreach_copy_(own, columns.unbind())
 
 
 class SoftPull(JointMixer):
@@ -586,9 +534,11 @@ class SimilarityMix(JointMixer):
         """Return each site's weights."""
         return dict(zip(self._sites, self.weights.tolist(), strict=True))
 
-    def _check_sites(self, sites: list[str]) -> None:
-        if len(sites) != len(self.weights):
-            raise PlanError(f"The mixing weights are for {len(self.weights)} sites, the study has {len(sites)}")
+    def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
+        names = list(sites)
+        if len(names) != len(self.weights):
+            raise PlanError(f"The mixing weights are for {len(self.weights)} sites, the study has {len(names)}")
+        super().start(names, initial)
 
     def _rule(self, sites: list[str]) -> Rule:
         here = [place for place, site in enumerate(self._sites) if site in sites]
@@ -621,29 +571,8 @@ class Gallery(Mixer):
         """Return whether a site gets the owner's own model."""
         return owner == site or {owner, site} <= self.agreed()
 
-    def _begin_with(self, initial: dict[str, Tensor]) -> None:
-        """Has no tensors of its own."""
-
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         raise Refused(f"{site}: nothing of this group is sent back")
-
-    def _merge(self) -> None:
-        """Nothing came."""
-
-    def _save(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-        return {}, {}
-
-    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
-        """Shows what the others hold."""
-
-
-class Identity(PersonalMixer):
-    """Local training: θ_i ← θ_i, with the very tensors that came."""
-
-    @property
-    def sealed(self) -> Form:
-        """Return how it is mixed where the server cannot read what sites send."""
-        return Unsealable("the server takes each site's values as they are, and does not add them up")
 
 
 class Compared(Identity):

@@ -9,7 +9,9 @@ None of them helps against sites that are the majority.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,19 +19,39 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.section import Section
+from medsilo.mixing.contributions import Contributions
+from medsilo.mixing.layout import BLOCK, Block, Layout, Tensors
 
+WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns that are read at once of every site; the more sites, the fewer
+SERIAL = 16 << 10  # numbers that torch sums in one thread, so that a sum is the same with any number of threads
 FURTHEST = 1e6  # times the median norm: what is further away counts as if it were there, so that squares keep digits
 SETTLED = 1e-12  # a share that changes by less has found its place
 
 
-class Updates(Protocol):
-    """The sites' updates of one part of a group."""
+@dataclass
+class Updates:
+    """The sites' updates of one part of a group, in their order."""
 
+    rows: Contributions
+    part: Layout
+    origin: Tensors | None  # what the sites were given
+    sites: list[str]
     weights: Tensor  # [sites], in double precision; they sum to 1
-    norms: Tensor  # [sites]
 
-    def columns(self) -> Iterator[Tensor]:
-        """Yield all sites' numbers, some columns at a time: [sites, columns] in double precision, may be changed."""
+    @cached_property
+    def norms(self) -> Tensor:
+        """[sites]"""
+        norms = [_norm(row, self.part, self.origin) for row in self.rows.each(self.sites)]
+        return torch.tensor(norms, dtype=torch.float64)
+
+    def blocks(self) -> Iterator[tuple[Block, Tensor]]:
+        """Yield blocks and all sites' numbers of them: [sites, columns] in double precision, always in the same memory,
+        may be changed; complex numbers as two columns each."""
+        width = max(NARROWEST, min(WIDEST, BLOCK // len(self.sites)))
+        for section in self.part.sections:
+            for block, numbers in self.rows.columns(self.sites, section, width, self.origin):
+                ways = numbers[1:]
+                yield block, torch.view_as_real(ways).flatten(1) if ways.is_complex() else ways
 
 
 class RobustRule(Section, ABC):
@@ -37,7 +59,6 @@ class RobustRule(Section, ABC):
 
     # Whether every site counts by the weights of the method (cases), if the plan bounds a site's share of them.
     weighs: ClassVar[bool] = False
-    by_norm: ClassVar[bool] = False  # whether it needs every update's norm
 
     name: str
 
@@ -71,7 +92,6 @@ class NormBound(Reweighting):
     """
 
     weighs: ClassVar[bool] = True
-    by_norm: ClassVar[bool] = True
 
     name: Literal["norm-bound"] = "norm-bound"
     factor: float = Field(1.0, gt=0, le=100, description="the longest update is so many times the median one")
@@ -117,7 +137,6 @@ class GeometricMedian(Reweighting):
     """
 
     weighs: ClassVar[bool] = True
-    by_norm: ClassVar[bool] = True
 
     name: Literal["geometric-median"] = "geometric-median"
     iterations: int = Field(100, ge=1, le=10_000, description="steps of Weiszfeld's algorithm at most")
@@ -197,11 +216,25 @@ def _at_most(bound: Tensor, norms: Tensor) -> Tensor:
 def _squared_distances(updates: Updates, scales: Tensor) -> Tensor:
     """The squared distances [sites, sites] between all sites' updates, each brought to its scale."""
     squares = torch.zeros(len(scales), len(scales), dtype=torch.float64)
-    for columns in updates.columns():
+    for _, columns in updates.blocks():
         columns *= scales[:, None]
         for place in range(len(columns) - 1):
             squares[place, place + 1 :] += (columns[place + 1 :] - columns[place]).square_().sum(1)
     return squares + squares.T
+
+
+def _norm(tensors: Tensors, layout: Layout, origin: Tensors | None) -> float:
+    """The norm of a contribution's way from `origin`, in double precision."""
+    squares = 0.0
+    for section in layout.sections:
+        room = torch.empty(section.widest, dtype=section.wide)
+        for block in section.blocks:
+            numbers = room[: block.size]
+            block.read(tensors, numbers)
+            if origin is not None:
+                block.subtract(origin, numbers)
+            squares += sum(float(norm) ** 2 for norm in torch._foreach_norm(numbers.split(SERIAL)))
+    return squares**0.5
 
 
 def _in_order(columns: Tensor) -> Tensor:

@@ -15,19 +15,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import PlanError, Refused
+from medsilo.core.errors import Refused
 from medsilo.core.spill import let_go, stored, stretches_of
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Summed
 from medsilo.mixing.layout import Layout, Tensors
-from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9
-NOVA_TRUSTS = (
-    "mixing: fednova weighs each hospital by the steps that it says it made, so a robust rule can't hold; use fedavg, "
-    "scaffold or fedavgm"
-)
 
 
 def reach_of(tensors: Tensors) -> float:
@@ -58,14 +54,14 @@ class FedNova(WeightedMean):
 
     def __init__(self, uniform: bool = False) -> None:
         super().__init__()
-        self.uniform = uniform
+        self.alike = uniform
 
     def defend(self, shield: Shield) -> None:
-        raise PlanError(NOVA_TRUSTS)
+        Mixer.defend(self, shield)
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=not self.uniform, enter=steps_of)
+        return Summed(weighted=not self.alike, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the means of `steps_of`: θ + τ_eff times the mean step is the model of one site with this reach."""
@@ -83,7 +79,7 @@ class FedNova(WeightedMean):
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         reach = reach_of(tensors)
-        weight = 1.0 if self.uniform else weight
+        weight = 1.0 if self.alike else weight
         super()._take(site, tensors, weight / reach, layout)
         self._reaches[site] = weight, reach
 
@@ -106,6 +102,7 @@ class ServerOptimizer(WeightedMean):
     """
 
     _is_mean = False
+    first: tuple[float, ...] = (0.0,)  # what the vectors hold before the first step, one number for each
 
     def __init__(self, lr: float, uniform: bool = False) -> None:
         super().__init__()
@@ -113,21 +110,9 @@ class ServerOptimizer(WeightedMean):
         self._steps = 0
         self._memory: list[Tensor] = []  # the optimizer's vectors, block by block
 
-    @property
-    def sealed(self) -> Form:
-        return Summed(weighted=not self.uniform)
-
-    @property
-    @abstractmethod
-    def first(self) -> tuple[float, ...]:
-        """Return what the vectors hold before the first step, one number for each."""
-
     @abstractmethod
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
         """Return u(D), and change the vectors in place; all of it in double precision, some numbers at a time."""
-
-    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        super()._take(site, tensors, 1.0 if self.uniform else weight, layout)
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         self._steps += 1
@@ -164,10 +149,6 @@ class FedAvgM(ServerOptimizer):
         super().__init__(lr, uniform)
         self.momentum = momentum
 
-    @property
-    def first(self) -> tuple[float, ...]:
-        return (0.0,)
-
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
         (m,) = memory
         return m.mul_(self.momentum).add_(d)
@@ -190,10 +171,7 @@ class FedAdam(ServerOptimizer):
     ) -> None:
         super().__init__(lr, uniform)
         self.betas, self.tau, self.variant = betas, tau, variant
-
-    @property
-    def first(self) -> tuple[float, ...]:
-        return (0.0, self.tau**2 if self.variant == "reddi" else 0.0)
+        self.first = (0.0, tau**2 if variant == "reddi" else 0.0)
 
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
         m, v = memory
@@ -214,22 +192,14 @@ class FedYogi(FedAdam):
         v.sub_(squares * (v - squares).sign_(), alpha=1 - self.betas[1])
 
 
-class FedAdagrad(ServerOptimizer):
-    """m ← β m + (1 - β) D, v ← v + D² from v = τ², u = m / (√v + τ)."""
+class FedAdagrad(FedAdam):
+    """FedAdam with v ← v + D² from v = τ²."""
 
     def __init__(self, lr: float = 0.1, beta: float = 0.0, tau: float = 1e-3, uniform: bool = False) -> None:
-        super().__init__(lr, uniform)
-        self.beta, self.tau = beta, tau
+        super().__init__(lr, (beta, 1.0), tau, uniform=uniform)
 
-    @property
-    def first(self) -> tuple[float, ...]:
-        return (0.0, self.tau**2)
-
-    def update(self, d: Tensor, *memory: Tensor) -> Tensor:
-        m, v = memory
-        m.lerp_(d, 1 - self.beta)
-        v.add_(d.square())
-        return m / v.sqrt().add_(self.tau)
+    def _second(self, v: Tensor, squares: Tensor) -> None:
+        v.add_(squares)
 
 
 class DynamicStep(ServerOptimizer):
@@ -238,10 +208,6 @@ class DynamicStep(ServerOptimizer):
     def __init__(self, alpha: float) -> None:
         super().__init__(lr=1.0, uniform=True)
         self.alpha = alpha
-
-    @property
-    def first(self) -> tuple[float, ...]:
-        return (0.0,)
 
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
         (h,) = memory
