@@ -144,9 +144,8 @@ class _Rehearsing(Participant):
 
     def holds(self) -> tuple[int, int, int]:
         """Bytes of networks, gradients and optimizer state."""
-        weights = sum(
-            tensor.nbytes for module in self.state.modules.values() for tensor in module.state_dict().values()
-        )
+        states = (module.state_dict().values() for module in self.state.modules.values())
+        weights = sum(tensor.nbytes for state in states for tensor in state)
         parameters = [parameter for module in self.state.modules.values() for parameter in module.parameters()]
         gradients = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
         memories = (memory for optimizer in self.state.optimizers.values() for memory in optimizer.state.values())

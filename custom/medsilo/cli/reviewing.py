@@ -237,7 +237,7 @@ def _print(
     screen.note("reading the plan")
     import dataclasses
 
-    from medsilo.check.leaks import averages_images, describe, leaks
+    from medsilo.check.leaks import averages_of, describe, leaks
     from medsilo.federation.protection import read_for
     from medsilo.flare.jobs import find_job, plan_of, scope_of
     from medsilo.site.policy import Policy, read_policy
@@ -250,7 +250,7 @@ def _print(
     policy = read_policy(folder, scope_of(found)) if folder else Policy()
     source = read_for(study, DataSource(folder=data) if data else settings.data)
     images: dict[str, int | str] = {}
-    for site in study.participation.sites if averages_images(study) else ():
+    for site in study.participation.sites if averages_of(study) else ():
         try:
             data_of = study.task.site_data(site, study.participation.sites, study.seed, source)
             images[site] = len(data_of.train)  # type: ignore[arg-type]
