@@ -15,14 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from medsilo import __version__
-from medsilo.cli import (
-    hospital,
-    leading,
-    operating,
-    reviewing,
-    running,
-    starting,
-)
+from medsilo.cli import hospital, leading, operating, reviewing, running, starting
 from medsilo.cli.show import Command, command, failure
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain, simplified
@@ -270,10 +263,10 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     if error.message == "Missing command.":
         own = getattr(ctx.command, "commands", {}) if ctx and ctx.parent else {}
         return f"give a command: {', '.join(own)}" if own else "give a command, for example 'medsilo demo'"
-    unexpected = error.message.partition("unexpected extra argument")[2]
+    unexpected = error.message.partition("unexpected extra argument")[2].rpartition("(")[2].rstrip(").")
     if unexpected and "--json" in given:
-        return f"{_within(unexpected)} is not expected here; to keep the JSON in a file, write --json > FILE"
-    return f"{_within(unexpected)} is not expected here" if unexpected else error.message
+        return f"{unexpected} is not expected here; to keep the JSON in a file, write --json > FILE"
+    return f"{unexpected} is not expected here" if unexpected else error.message
 
 
 def _of_the_plan(ctx: Any, option: str) -> str | None:
@@ -283,11 +276,6 @@ def _of_the_plan(ctx: Any, option: str) -> str | None:
     from medsilo.plan import key_like
 
     return key_like(option.strip("-").replace("-", "_"))
-
-
-def _within(text: str) -> str:
-    """Return the text in the last parentheses."""
-    return text.rpartition("(")[2].rstrip(").")
 
 
 def _name(param: Any) -> str:

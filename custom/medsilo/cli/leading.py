@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option, several
 from medsilo.cli.running import conclude
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
@@ -24,10 +25,7 @@ def provision(
     consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
     *,
     out: options.OutFolder,
-    renew: Annotated[
-        list[str],
-        typer.Option(metavar="NAME", default_factory=list, show_default=False, help="give NAME a new certificate"),
-    ],
+    renew: Annotated[list[str], several("NAME", "give NAME a new certificate")],
     requests: Annotated[
         bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
     ] = False,
@@ -46,8 +44,7 @@ def provision(
         screen.answer(requests=out)
         return 0
     new = provision(described, consortium.parent, out, renew)
-    for name in new:
-        screen.say(f"kit: {out / name}")
+    screen.say(*(f"kit: {out / name}" for name in new))
     screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
     screen.answer(kits=[out / name for name in new])
     return 0
@@ -57,7 +54,7 @@ def submit(
     screen: Screen,
     job: options.Job,
     *,
-    kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
+    kit: Annotated[Path | None, option("KIT", options.OWN_KIT)] = None,
     plan: options.PlanFile = None,
     changes: options.Changes,
     out: options.OutFolderOrNone = None,
@@ -92,8 +89,7 @@ def status(
     kit: options.Kit,
     watch: Annotated[bool, typer.Option("--watch", help="show the job's rounds, until it ends")] = False,
     require: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="for monitoring: end with 1 unless all these hospitals are connected"),
+        str | None, option("A,B", "for monitoring: end with 1 unless all these hospitals are connected")
     ] = None,
 ) -> int:
     """Say who is connected and what runs; with --watch show a job's rounds, one line per site, until it ends.
@@ -110,8 +106,7 @@ def status(
             raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
         return _watch(screen, job, kit)
     state = lead.status(kit, None if require else job)
-    for line in state.lines():
-        screen.say(line)
+    screen.say(*state.lines())
     screen.answer(**state.as_json())
     here = {hospital.name for hospital in state.hospitals if hospital.connected}
     missing = sorted({name.strip() for name in (require or "").split(",") if name.strip()} - here)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option, several
 from medsilo.cli.show import Screen
 from medsilo.runs import paths
 
@@ -19,12 +20,10 @@ def report(
     *,
     out: options.OutFileOrNone = None,
     statistics: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="an answer of 'medsilo statistics' about these hospitals, to show beside"),
+        Path | None, option("FOLDER", "an answer of 'medsilo statistics' about these hospitals, to show beside")
     ] = None,
     hospitals: Annotated[
-        bool,
-        typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital"),
+        bool, typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital")
     ] = False,
 ) -> int:
     """Write one HTML page about one or more runs.
@@ -52,8 +51,7 @@ def report(
         from medsilo.report.gains import write_sheets
 
         own = write_sheets(runs[0], _leaving)
-    for page in own:
-        screen.say(f"hospital's sheet: {page}")
+    screen.say(*(f"hospital's sheet: {page}" for page in own))
     screen.answer(report=written, runs=found, hospitals=own)
     return 0
 
@@ -71,16 +69,13 @@ def clean(
         Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
     ] = Path("runs"),
     *,
-    older_than: Annotated[
-        float,
-        typer.Option(metavar="DAYS", parser=options.length, help="what was last changed before"),
-    ] = 7.0,
+    older_than: Annotated[float, option("DAYS", "what was last changed before", parser=options.length)] = 7.0,
     unfinished: Annotated[
         float | None,
-        typer.Option(
-            metavar="DAYS",
+        option(
+            "DAYS",
+            "also what studies that did not end, and were left for so long, would go on from",
             parser=options.length,
-            help="also what studies that did not end, and were left for so long, would go on from",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
@@ -99,8 +94,7 @@ def clean(
 
     find = find_in_kit if (folder / "startup").is_dir() else find_old
     old = find(folder, older_than, inf if unfinished is None else unfinished)
-    for one in old:
-        screen.say(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}")
+    screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
     total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
     if yes:
         remove(old)
@@ -112,10 +106,7 @@ def clean(
 
 
 def backup(
-    screen: Screen,
-    kit: Annotated[Path, typer.Argument(help="the server's kit")],
-    *,
-    out: options.OutFile,
+    screen: Screen, kit: Annotated[Path, typer.Argument(help="the server's kit")], *, out: options.OutFile
 ) -> int:
     """Write all that a server needs to start again into one file, also while it runs.
 
@@ -135,13 +126,8 @@ def restore(
     screen: Screen,
     file: Annotated[Path, typer.Argument(help="what 'medsilo backup' wrote")],
     *,
-    kit: Annotated[Path, typer.Option(metavar="KIT", help="where the server's kit is to be: a new folder")],
-    expelled: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME", default_factory=list, show_default=False, help="a hospital that was expelled since then"
-        ),
-    ],
+    kit: Annotated[Path, option("KIT", "where the server's kit is to be: a new folder")],
+    expelled: Annotated[list[str], several("NAME", "a hospital that was expelled since then")],
 ) -> int:
     """Put a server's kit and its jobs back from a backup. Nothing is overwritten."""
     from medsilo.consortium.backup import put_back

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.site.owner import ALL_MINE
@@ -26,16 +27,14 @@ def init(
     ] = None,
     *,
     out: options.OutFolder = Path("study"),
-    site: Annotated[
-        str, typer.Option(metavar="SITE", help="this hospital's name, where the folder is one hospital's")
-    ] = "hospital-a",
+    site: Annotated[str, option("SITE", "this hospital's name, where the folder is one hospital's")] = "hospital-a",
     no_train: Annotated[bool, typer.Option("--no-train", help="leave out the trial")] = False,
     example: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
+        option(
+            "FOLDER",
+            "write a folder of three drawn hospitals there to try out, and end",
             parser=options.output_folder,
-            help="write a folder of three drawn hospitals there to try out, and end",
         ),
     ] = None,
     device: options.Device = None,
@@ -80,20 +79,21 @@ def init(
     found, choices = sight.found, sight.choices
     plan = write_start(out, choices)
     told = rows(choices)
-    for line in [
-        *found,
-        "",
-        *shown_lines(choices),
-        f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / JOB}",
-    ]:
-        screen.say(line)
+    screen.say(*found, "", *shown_lines(choices))
+    screen.say(f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / JOB}")
     with TemporaryDirectory(prefix="medsilo-") as ready:  # so that images are prepared once
         checked = _checked(screen, plan, out, Path(ready))
         stopped = [name for name, report in checked.items() if not report.go]
         go = not stopped
         a_round, trial = seconds_a_round(checked.values()), out / TRIAL if go and not no_train else None
         steps = advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
-        verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
+        verdicts = {
+            name: (
+                report.verdict,
+                [(one.where, one.what, one.remedy) for one in report.findings if one.severity != "ok"],
+            )
+            for name, report in checked.items()
+        }
         started = StartFacts(found, told, verdicts, steps)
         page = write_start_page(started, out / PAGE)
         if trial:
@@ -103,10 +103,7 @@ def init(
             settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
             cases = _tried(screen, tried, settings, trial)
             write_start_page(replace(started, trial=trial, cases=cases), page)
-    screen.say("")
-    for what, command in steps:
-        screen.say(f"{what}\n    {command}" if command else what)
-    screen.say(f"\nreport: {page}")
+    screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps), f"\nreport: {page}")
     screen.answer(
         found=found,
         choices=[{"file": file, "key": key, "value": value, "why": why} for file, key, value, why in told],
@@ -154,13 +151,8 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
                 screen.say(f"    -> {finding.remedy}")
     held = hospitals_table({site: report.tables for site, report in reports.items()})
     if len(reports) > 1 and held.rows:
-        screen.say("\n".join(["", *held.as_text()]))
+        screen.say("", *held.as_text())
     return reports
-
-
-def _findings(report: "Report") -> list[tuple[str, str, str]]:
-    """Return what is not in order."""
-    return [(one.where, one.what, one.remedy) for one in report.findings if one.severity != "ok"]
 
 
 def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:
