@@ -19,8 +19,7 @@ from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.model_card import INTENDED_USE, template
 from medsilo.deploy.predict import BATCH
-from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source, open_source
-from medsilo.deploy.supermodel import SuperModel
+from medsilo.deploy.source import Source, open_source
 from medsilo.tasks.use import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -41,7 +40,10 @@ def write_bundle(source: Source, out: Path) -> None:
     if words is None or task.shape is None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
     own = _without_medsilo(source)
-    _write_weights(source, out / "models", own is not None)
+    if own:
+        save_tensors(out / "models" / WEIGHTS, source.network.state_dict())
+    else:
+        source.save(out / "models")
     _write_scripts(out / "scripts")
     write_json(out / "configs" / "inference.json", _inference(words, own))
     packages = ["pillow" if words.flat else "nibabel", "safetensors", *(["medsilo"] if own is None else [])]
@@ -58,16 +60,6 @@ def _without_medsilo(source: Source) -> dict[str, Any] | None:
     with torch.device("meta"):
         plain = source.plan.network.plain.build(*shape).state_dict()
     return source.plan.network.plain.monai(*shape) if plain.keys() == source.network.state_dict().keys() else None
-
-
-def _write_weights(source: Source, models: Path, alone: bool) -> None:
-    if isinstance(source.network, SuperModel):
-        source.network.save(models)
-    elif alone:
-        save_tensors(models / WEIGHTS, source.network.state_dict())
-    else:  # as open_source finds it
-        save_tensors(models / GLOBAL_MODEL, source.network.state_dict(), {"plan_hash": source.plan.hash, PLAIN: True})
-        write_text(models / "plan.yaml", source.plan.to_yaml())
 
 
 def _write_scripts(scripts: Path) -> None:
