@@ -4,6 +4,7 @@ Reading, preprocessing, inference and writing are MONAI's. Only a network that M
 comes from medsilo. Weights are safetensors and no model.pt: that would be a pickle.
 """
 
+import json
 from collections.abc import Sequence
 from importlib import resources
 from importlib.metadata import version
@@ -72,88 +73,8 @@ def _write_scripts(scripts: Path) -> None:
 
 def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
     """Return configs/inference.json: every image of dataset_dir gets a mask, or a line of a table, in output_dir."""
-    models = "$@bundle_root + '/models'"
-    begin = f"$@network_def.load_state_dict(load_file(@bundle_root + '/models/{WEIGHTS}'))"
-    evaluator: dict[str, Any] = {
-        "_target_": "SupervisedEvaluator",
-        "device": "@device",
-        "val_data_loader": "@dataloader",
-        "network": "@network",
-        "inferer": "@inferer",
-        "postprocessing": "@postprocessing",
-        "amp": False,
-    }
-    return {
-        "imports": ["$from safetensors.torch import load_file"] if own else [],
-        "bundle_root": ".",
-        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
-        "dataset_dir": "$@bundle_root + '/images'",
-        "output_dir": "$@bundle_root + '/eval'",
-        "datalist": {
-            "_target_": f"{IN_MONAI}.one_file_per_case",
-            "folder": "@dataset_dir",
-            "channels": list(words.channels),
-            "suffixes": list(FLAT if words.flat else VOLUMES),
-        },
-        "network_def": own or {"_target_": "medsilo.deploy.bundle.network", "folder": models},
-        "network": "$@network_def.to(@device)",
-        "preprocessing": {
-            "_target_": "Compose",
-            "transforms": [_reader(words), {"_target_": "EnsureChannelFirstd", "keys": "image"}, *words.transforms],
-        },
-        "dataset": {"_target_": "Dataset", "data": "$@datalist", "transform": "@preprocessing"},
-        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
-        "inferer": {**words.inferer, "batch": BATCH},
-        "postprocessing": {"_target_": "Compose", "transforms": _mask_words(words.flat)},
-        "evaluator": evaluator,
-        "initialize": [begin] if own else [],
-        "run": ["$@evaluator.run()"],
-    } | (_table_words(evaluator) if words.classifies else {})
-
-
-def _reader(words: InMonai) -> dict[str, Any]:
-    reader = {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"}
-    converter = f"$__import__('{IN_MONAI}', fromlist=['']).{words.converter}"
-    return {**reader, "reader": "PILReader", "converter": converter} if words.flat else reader
-
-
-def _mask_words(flat: bool) -> list[dict[str, Any]]:
-    """Return how scores become masks on the images' own grids."""
-    return [
-        {
-            "_target_": "Invertd",
-            "keys": "pred",
-            "transform": "@preprocessing",
-            "orig_keys": "image",
-            "nearest_interp": False,
-        },
-        {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
-        {
-            "_target_": "SaveImaged",
-            "keys": "pred",
-            "output_dir": "@output_dir",
-            "output_postfix": "mask",
-            "output_dtype": "$np.uint8",
-            "resample": False,
-            "separate_folder": False,
-            "print_log": False,
-            **({"output_ext": ".png", "writer": "PILWriter"} if flat else {}),
-        },
-    ]
-
-
-def _table_words(evaluator: dict[str, Any]) -> dict[str, Any]:
-    """Return how probabilities become a table with a line per image: the file and each class's probability."""
-    saver = {
-        "_target_": "ClassificationSaver",
-        "output_dir": "@output_dir",
-        "batch_transform": "$lambda batch: [one['image'].meta for one in batch]",
-        "output_transform": "$monai.handlers.from_engine(['pred'])",
-    }
-    return {
-        "postprocessing": {"_target_": "Compose", "transforms": [{"_target_": "EnsureTyped", "keys": "pred"}]},
-        "evaluator": {**evaluator, "val_handlers": [saver]},
-    }
+    facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
+    return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))
 
 
 def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[str, Any]:
@@ -202,4 +123,8 @@ def _readme(source: Source, words: InMonai, needs_medsilo: bool) -> str:
     elif words.classes:
         gets += f" ({', '.join(f'{label} {name}' for label, name in enumerate(words.classes))})"
     told = {"title": source.plan.task.title, "version": __version__ if needs_medsilo else "", "gets": gets}
-    return template("bundle").render(told, words=words, suffixes=FLAT if words.flat else VOLUMES)
+    return template("bundle").render(told, words=words, suffixes=_suffixes(words))
+
+
+def _suffixes(words: InMonai) -> Sequence[str]:
+    return FLAT if words.flat else VOLUMES

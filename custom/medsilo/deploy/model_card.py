@@ -55,6 +55,7 @@ def template(name: str) -> Template:
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     texts.filters["told"] = _told
+    texts.policies["json.dumps_kwargs"] = {}  # keys in their order
     return texts.get_template(f"{name}.template")
 
 
