@@ -67,15 +67,9 @@ def approve(
         if plan or changes or decline:
             raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
         return _list(screen, kit)
-    import time
-
     from medsilo.site.approvals import ApprovalLimits
 
-    limits = ApprovalLimits.of(
-        expires=None if expires is None else int(time.time()) + 3600 * expires,
-        rounds=rounds,
-        sites=tuple(sorted(filter(None, (site.strip() for site in sites.split(","))))),
-    )
+    limits = ApprovalLimits.lasting(expires, rounds, sites)
     if decline and limits.words():
         raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
     return _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)

@@ -287,13 +287,11 @@ class Book:
         path = self.folder / RUNNING / study
         if not path.exists():
             return False
-        held = FileLock(path, mode=FILE)
         try:
-            held.acquire(timeout=0)
+            with FileLock(path, timeout=0, mode=FILE):
+                return False
         except Timeout:
             return True
-        held.release()
-        return False
 
     def _running(self) -> Iterator[str]:
         for path in sorted((self.folder / RUNNING).glob("*")):
