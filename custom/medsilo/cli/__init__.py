@@ -22,7 +22,7 @@ from medsilo.core.text import plain, simplified
 from medsilo.registry import COMMANDS as PLUGGED_IN
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
-Example = tuple[Callable[..., int], str]
+Example = tuple[Callable[..., int | None], str]
 
 # Every command of the engine with an example, by the people it serves; plug-ins bring more.
 COMMANDS: dict[str, tuple[Example, ...]] = {
@@ -217,15 +217,6 @@ def _today(arguments: Sequence[str]) -> list[str]:
     options = [word.partition("=") for word in given]
     words = [OPTIONS_NOW.get(name, name) + equals + value for name, equals, value in options]
     return [word.removeprefix("--job=") for word in words if word != "--job"]  # a job is an argument everywhere
-
-
-def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the command of a command line and the values of its options, checked; nothing is run."""
-    ctx = _program().make_context("medsilo", _today(arguments))
-    while isinstance(ctx.command, Commands):
-        name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
-        ctx = chosen.make_context(name, rest, parent=ctx)
-    return ctx.command_path.removeprefix("medsilo "), dict(ctx.params)
 
 
 # ---------------------------------------------------------------------------------------------------- wrong use

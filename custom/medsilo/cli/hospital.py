@@ -97,7 +97,7 @@ def export(
             parser=options.form,
         ),
     ] = "monai",
-) -> int:
+) -> None:
     """Write a run's model or super model as a MONAI Bundle.
 
     docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
@@ -110,7 +110,6 @@ def export(
         what = write(open_source(model, site), out, to)
     screen.say(f"{what}: {out}")
     screen.answer(folder=out)
-    return 0
 
 
 def check(
@@ -173,7 +172,7 @@ def ledger(
     old_kit: Annotated[
         Path | None, option("KIT", "accept: the kit whose key signed before, if it is still there")
     ] = None,
-) -> int:
+) -> None:
     """Show what studies have cost this hospital's patients.
 
     show: per data set and study the ε so far, once every line, whose key signs, and the heads here and in the kit are
@@ -204,17 +203,17 @@ def ledger(
     if not found:
         raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(book.folder))
     if action == "accept":
-        return _accept_ledgers(screen, found, files, old_kit)
+        _accept_ledgers(screen, found, files, old_kit)
+        return
     told = [spent(one, settings.privacy) for one in found]  # each line is checked
     for view in told:
         screen.say(*spending_lines(view))
         if not files:
             screen.say("  by whom, only the kit can tell: give --kit")
     screen.answer(ledgers=[asdict(view) for view in told])
-    return 0
 
 
-def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | None", old_kit: Path | None) -> int:
+def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | None", old_kit: Path | None) -> None:
     """Let the kit's key sign what is there."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
@@ -227,7 +226,6 @@ def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | No
         known = one.accept(old)
         told = "" if known else "; the key before it did not sign that: it is not in --old-kit"
         screen.say(f"data set {one.data}: the kit's key signs from here on{told}")
-    return 0
 
 
 def _visit(

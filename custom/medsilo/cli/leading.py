@@ -29,7 +29,7 @@ def provision(
     requests: Annotated[
         bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
     ] = False,
-) -> int:
+) -> None:
     """Make signed kits for a consortium, or for its new members.
 
     Existing kits are not changed. provisioning/README.md says who gets which kit, and what to keep safe.
@@ -42,12 +42,11 @@ def provision(
         write_requests(described, consortium.parent, out)
         screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
         screen.answer(requests=out)
-        return 0
+        return
     new = provision(described, consortium.parent, out, renew)
     screen.say(*(f"kit: {out / name}" for name in new))
     screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
     screen.answer(kits=[out / name for name in new])
-    return 0
 
 
 def submit(
@@ -58,7 +57,7 @@ def submit(
     plan: options.PlanFile = None,
     changes: options.Changes,
     out: options.OutFolderOrNone = None,
-) -> int:
+) -> None:
     """Submit a job to a consortium, or write it into a folder as it would be submitted.
 
     Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id. With --out
@@ -79,7 +78,6 @@ def submit(
         submitted = jobs.pack(found, out, changes, plan)
     screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
-    return 0
 
 
 def status(
@@ -142,7 +140,7 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
     return 1
 
 
-def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
+def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> None:
     """End a job.
 
     What is finished is kept: 'medsilo resume' goes on from there.
@@ -153,10 +151,9 @@ def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
     said = lead.abort(job, kit)
     screen.say(said)
     screen.answer(job=job, server=said)
-    return 0
 
 
-def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> int:
+def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> None:
     """Download a job's results and write the report.
 
     Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.
@@ -164,4 +161,4 @@ def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.
     screen.note(CONNECTING)
     from medsilo.consortium import lead
 
-    return conclude(screen, lead.fetch(job, kit, out))
+    conclude(screen, lead.fetch(job, kit, out))

@@ -25,7 +25,7 @@ def report(
     hospitals: Annotated[
         bool, typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital")
     ] = False,
-) -> int:
+) -> None:
     """Write one HTML page about one or more runs.
 
     A folder with several runs means all of them; that of a comparison gives the comparison's page. The page
@@ -53,7 +53,6 @@ def report(
         own = write_sheets(runs[0], _leaving)
     screen.say(*(f"hospital's sheet: {page}" for page in own))
     screen.answer(report=written, runs=found, hospitals=own)
-    return 0
 
 
 def _leaving(run: Path) -> list[str]:
@@ -79,7 +78,7 @@ def clean(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
-) -> int:
+) -> None:
     """List what old runs no longer need, with sizes and ages, and remove it with --yes.
 
     That is what was kept for going on with studies that have finished since, and half-written files. Models, scores
@@ -102,12 +101,11 @@ def clean(
     else:
         screen.say(f"may go: {total}" + ("; with --yes they are removed" if old else ""))
     screen.answer(files=[asdict(one) for one in old], removed=yes)
-    return 0
 
 
 def backup(
     screen: Screen, kit: Annotated[Path, typer.Argument(help="the server's kit")], *, out: options.OutFile
-) -> int:
+) -> None:
     """Write all that a server needs to start again into one file, also while it runs.
 
     This includes its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
@@ -119,7 +117,6 @@ def backup(
     kept = back_up(kit, out)
     screen.say(f"backup: {out}, {kept.files} files; expelled: {', '.join(kept.expelled) or 'nobody'}")
     screen.answer(backup=out, files=kept.files, expelled=kept.expelled)
-    return 0
 
 
 def restore(
@@ -128,7 +125,7 @@ def restore(
     *,
     kit: Annotated[Path, option("KIT", "where the server's kit is to be: a new folder")],
     expelled: Annotated[list[str], several("NAME", "a hospital that was expelled since then")],
-) -> int:
+) -> None:
     """Put a server's kit and its jobs back from a backup. Nothing is overwritten."""
     from medsilo.consortium.backup import put_back
 
@@ -137,4 +134,3 @@ def restore(
     screen.say(f"kit: {kit}, as it was on {kept.made}; jobs: {kept.storage}")
     screen.say(f"expelled: {', '.join(kept.expelled) or 'nobody'}. Who was expelled since then: --expelled NAME")
     screen.answer(kit=kit, made=kept.made, expelled=kept.expelled)
-    return 0

@@ -53,7 +53,7 @@ def approve(
         bool, typer.Option("--page", help="a page to read plans, decide, and watch studies, on this machine only")
     ] = False,
     port: Annotated[int, option("PORT", "of the page; 0: any that is free", min=0, max=65_535)] = 0,
-) -> int:
+) -> None:
     """At a hospital: let a plan run here, by its hash; list those that asked; or --decline one.
 
     Signed with the key of the kit. With 'approval: required' in medsilo.yaml nothing else runs. Without a plan: those
@@ -61,21 +61,22 @@ def approve(
     is declined; after an approval --decline withdraws it: the study stops here before its next answer leaves, and what
     has already left can not be taken back. --page serves a page at a one-time address until Ctrl-C; studies go on.
     """
-    if page:
-        return _show_page(screen, kit, port)
-    if hash is None:
-        if plan or changes or decline:
-            raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
-        return _list(screen, kit)
     from medsilo.site.approvals import ApprovalLimits
 
-    limits = ApprovalLimits.lasting(expires, rounds, sites)
-    if decline and limits.words():
-        raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
-    return _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)
+    if page:
+        _show_page(screen, kit, port)
+    elif hash is not None:
+        limits = ApprovalLimits.lasting(expires, rounds, sites)
+        if decline and limits.words():
+            raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
+        _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)
+    elif plan or changes or decline:
+        raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
+    else:
+        _list(screen, kit)
 
 
-def _list(screen: Screen, kit: Path) -> int:
+def _list(screen: Screen, kit: Path) -> None:
     from medsilo.check.at_home import KitAtHome
     from medsilo.site.approvals import moment
 
@@ -95,10 +96,9 @@ def _list(screen: Screen, kit: Path) -> int:
         asked=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
         decisions=[one.model_dump(mode="json") for one in decided],
     )
-    return 0
 
 
-def _show_page(screen: Screen, kit: Path, port: int) -> int:
+def _show_page(screen: Screen, kit: Path, port: int) -> None:
     screen.in_lines = True
     from medsilo.site_page.page_server import PageServer
     from medsilo.site_page.pages import SitePages
@@ -114,7 +114,6 @@ def _show_page(screen: Screen, kit: Path, port: int) -> int:
             server.serve_forever()
         except KeyboardInterrupt:
             screen.say("the page has ended; studies go on")
-    return 0
 
 
 def _decide(
@@ -126,7 +125,7 @@ def _decide(
     changes: list[str],
     by: str,
     limits: "ApprovalLimits",
-) -> int:
+) -> None:
     import getpass
 
     from medsilo.check.at_home import KitAtHome
@@ -154,7 +153,6 @@ def _decide(
     if verdict == "approved" and home.settings.approval == "none":
         screen.warn("medsilo.yaml has no 'approval: required', so plans without an approval run here, too")
     screen.answer(**decision.model_dump(mode="json"))
-    return 0
 
 
 def _meant(
@@ -193,7 +191,7 @@ def leak_report(
     data: options.Data = None,
     kit: options.SiteKit = None,
     local: options.SiteConfig = None,
-) -> int:
+) -> None:
     """Say what leaves a site under a job, or a hospital under a question's file, before anything runs.
 
     Every group of tensors with its bytes, every number that is told, and what can be done about each. docs/privacy.md
@@ -202,7 +200,8 @@ def leak_report(
     if data and not data.is_dir():
         raise MedsiloError("there is no such data folder; correct --data", str(data))
     if (question := Path(job)).is_file():
-        return _print_question(screen, question)
+        _print_question(screen, question)
+        return
     folder = options.folder_of_settings(local, kit)
     screen.note("reading the plan")
     import dataclasses
@@ -231,10 +230,9 @@ def leak_report(
     screen.say(*lines)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
     screen.answer(plan=study.hash, groups=groups, images_averaged=images, lines=lines)
-    return 0
 
 
-def _print_question(screen: Screen, file: Path) -> int:
+def _print_question(screen: Screen, file: Path) -> None:
     from medsilo.registry import INQUIRIES
 
     (inquiry,) = (own for own in map(INQUIRIES.__getitem__, INQUIRIES) if own.leaves)
@@ -242,10 +240,9 @@ def _print_question(screen: Screen, file: Path) -> int:
     lines = [f"What leaves a hospital under the question {question.hash[:12]}", "", *inquiry.leaves(question)]
     screen.say(*lines)
     screen.answer(question=question.hash, lines=lines)
-    return 0
 
 
-def list_(screen: Screen) -> int:
+def list_(screen: Screen) -> None:
     """List the methods, each with its paper and what leaves a hospital, and the tasks, each with its metric.
 
     A plan names them as algorithm.name and task.name.
@@ -264,7 +261,6 @@ def list_(screen: Screen) -> int:
     tasks = [{"name": name, "title": task.title, "metric": _metric_of(task)} for name, task in TASKS.items()]
     screen.say(*("{name:<19} {title} ({metric})".format(**one) for one in tasks))
     screen.answer(methods=methods, tasks=tasks)
-    return 0
 
 
 def _metric_of(task: Any) -> str:

@@ -61,7 +61,7 @@ def run(
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
-) -> int:
+) -> None:
     """Run a job in NVFlare's simulator, with all its sites on this machine.
 
     Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md).
@@ -82,7 +82,7 @@ def run(
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
     screen.say(*(f"caution: {line}" for line in study.cautions(study.participation.sites)))
     _study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
-    return conclude(screen, folder)
+    conclude(screen, folder)
 
 
 def _study(
@@ -243,7 +243,7 @@ def resume(
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,
     site_config: options.SiteConfigs = None,
-) -> int:
+) -> None:
     """Go on with a run that stopped, from its last finished round.
 
     The numbers are those of a run that never stopped. In a consortium: waits as submit does, prints the new id.
@@ -256,7 +256,7 @@ def resume(
         submitted = lead.resume(run, kit, screen.warn)
         screen.say(submitted)
         screen.answer(job=submitted)
-        return 0
+        return
     folder = Path(run)
     if not (folder / "plan.yaml").is_file():
         raise MedsiloError(
@@ -272,10 +272,10 @@ def resume(
     settings = options.settings_of(device, data, site_config, run_settings(folder), **ALL_MINE)
     job = folder / paths.JOB  # which a run with --engine inprocess has not
     _study(screen, plan, folder, settings, job=job if job.is_dir() else None, threads=threads, resumes=True)
-    return conclude(screen, folder)
+    conclude(screen, folder)
 
 
-def conclude(screen: Screen, folder: Path) -> int:
+def conclude(screen: Screen, folder: Path) -> None:
     """Show the table of a run's scores, write its page, and say where it is."""
     from medsilo.report.formats import text_table
     from medsilo.report.page import write
@@ -289,4 +289,3 @@ def conclude(screen: Screen, folder: Path) -> int:
     page = write([folder], folder / paths.REPORT, folder.name)
     screen.say(f"\nreport: {page}")
     screen.answer(run=folder, report=page, summary=summary.as_json())
-    return 0

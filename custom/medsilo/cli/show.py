@@ -29,17 +29,16 @@ class Command:
     """A command: its function's name with dashes, its parameters are options, its docstring is what --help says.
 
     >>> from medsilo.extend import Command, Screen
-    >>> def count(screen: Screen, number: int = 3) -> int:
+    >>> def count(screen: Screen, number: int = 3) -> None:
     ...     "Count."
     ...     screen.say(str(number))
-    ...     return 0
     >>> Command(count, "--number 5", "For a hospital's engineer").name
     'count'
     >>> Command(count, "", "For a hospital's engineer", of="cases").name
     'cases count'
     """
 
-    does: Callable[..., int]  # gets a Screen first; 0 is success
+    does: Callable[..., int | None]  # gets a Screen first; returns another code than 0 where it did not succeed
     example: str  # the arguments of one
     people: str  # the heading that it is under
     of: str = ""  # the command that it is one of several acts of
@@ -56,7 +55,7 @@ STOPPED = "stopped"
 AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
 ]
-Does = Callable[..., int]
+Does = Callable[..., int | None]
 Tell = Callable[[], str]
 
 
@@ -218,7 +217,7 @@ def command(does: Does) -> Does:
     def shown(*, as_json: bool, **values: Any) -> int:
         screen = Screen(as_json)
         try:
-            return screen.close(does(screen, **values))
+            return screen.close(does(screen, **values) or 0)
         except MedsiloError as error:
             return screen.close(screen.fail(error))
         except KeyboardInterrupt:
