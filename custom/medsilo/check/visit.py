@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
 
+import psutil
 import torch
 
 from medsilo.check.approving import accepted_findings, approval_findings
@@ -19,7 +20,7 @@ from medsilo.check.demands import limit_findings, limit_tables, privacy_findings
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
 from medsilo.check.leaks import leaks
 from medsilo.check.machine import check_device, check_disk, check_environment, check_memory, required_versions
-from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearsal_table, rehearse, within
+from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearsal_table, rehearse
 from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
@@ -172,8 +173,9 @@ def _look_at_data(
         report.findings.append(Finding("rehearsal", "note", told))
         return known
     compute = settings.compute()
-    most = settings.most_memory >> 20 if settings.isolation else None
-    there = within(most, visit.free_memory(compute), compute)
+    there = visit.free_memory(compute)
+    if settings.isolation and compute.device.type == "cpu":  # for a training process that is as large as this one
+        there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):
         report.findings.append(too_much)
         return known
