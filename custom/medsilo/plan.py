@@ -255,11 +255,9 @@ def load_plan(
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        values = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: the plan cannot be read: {why_unread(error, 'a plan.yaml')}") from error
-    try:
-        values = load_yaml(text)
     except YamlError as error:
         raise PlanError(f"{path.name}: {error}; correct it") from error
     if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:

@@ -1,5 +1,6 @@
 """Commands for a hospital's engineer: predict, export, check, ledger."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -244,7 +245,7 @@ def _visit(
     from medsilo.core.text import is_safe_name
     from medsilo.flare.jobs import CUSTOM, find_job, plan_of, scope_of
     from medsilo.plan import load_plan
-    from medsilo.site.settings import allowed_packages
+    from medsilo.site.settings import read_settings
     from medsilo.tasks.sources import DataSource
 
     if accept and not kit_folder:
@@ -252,7 +253,9 @@ def _visit(
     job = find_job(job_name) if job_name else None
     kit = read_kit(kit_folder) if kit_folder else None
     local = options.folder_of_settings(site_config, kit_folder)
-    allowed, plan = allowed_packages(local), None
+    plan, allowed = None, tuple[str, ...]()
+    with suppress(MedsiloError):  # what is wrong with the settings, the check says
+        allowed = read_settings(local).packages if local else ()
     if job:
         plan = plan_of(job, changes, plan_file, allowed)
     elif plan_file:

@@ -301,9 +301,7 @@ class AcceptedSettings:
 
     def begin(self, settings: SiteSettings) -> str:
         """The same; where nothing is remembered yet, remember settings that promise something."""
-        if self.file.exists():
-            return self.check()
-        return self.accept(settings)
+        return self.check() or self.accept(settings)
 
     def accept(self, settings: SiteSettings) -> str:
         """Remember the settings as they are now; nothing where they promise nothing. Returns since when they stand."""

@@ -265,11 +265,3 @@ def read_settings_of_all(folder: Path) -> SiteSettings:
     own = read_settings(folder)
     sites = {path.parent.name: read_settings(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))}
     return _each(own, sites) if sites else own
-
-
-def allowed_packages(folder: Path | None) -> tuple[str, ...]:
-    """Return the packages that the settings in a folder allow: none where there are no settings, or broken ones."""
-    try:
-        return read_settings(folder).packages if folder else ()
-    except MedsiloError:
-        return ()
