@@ -16,7 +16,6 @@ import pytest
 import torch
 from _pytest.junitxml import xml_key
 
-from medsilo.cli import parsed
 from medsilo.cli.options import USUAL_SEEDS
 from medsilo.core.package import package_facts
 from medsilo.plan import Plan, parse_plan
@@ -24,6 +23,7 @@ from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Asked, Study
+from tests.commands import parsed
 from tests.junit import BUILD
 
 torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have

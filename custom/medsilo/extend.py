@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.check.approving import keys_of, plan_in_words
     from medsilo.check.at_home import KitAtHome, files_of
     from medsilo.check.demands import limit_tables, price_list, privacy_findings
-    from medsilo.check.leaks import averages_images, describe, leaks, told_besides
+    from medsilo.check.leaks import averages_of, describe, leaks, told_besides
     from medsilo.cli import options
     from medsilo.cli.options import folder_of_settings, settings_of
     from medsilo.consortium import lead

@@ -190,8 +190,7 @@ class Plan(Section):
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
         with torch.random.fork_rng(devices=[]):
             seed_torch(seed_for(self.seed, "initial weights"))
-            networks = self.algorithm.modules(self._blueprint())
-        return networks
+            return self.algorithm.modules(self._blueprint())
 
     @cached_property
     def parameters(self) -> int:
@@ -256,11 +255,9 @@ def load_plan(
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        values = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: the plan cannot be read: {why_unread(error, 'a plan.yaml')}") from error
-    try:
-        values = load_yaml(text)
     except YamlError as error:
         raise PlanError(f"{path.name}: {error}; correct it") from error
     if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:
@@ -321,23 +318,33 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         _apply(values, change)
     if values.get("network") is None:  # which a change may say, too: the task's own then
         values.pop("network", None)
-    names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
-    own, network = values.get("layers"), values.get("network")
-    inner = {
-        f"layers.{place}": LAYERS.named_in(layer) for place, layer in enumerate(own if isinstance(own, list) else [])
-    }
-    key = "network"
-    while isinstance(network, dict) and "of" in network:  # a network around another
-        key, network = f"{key}.of", network["of"]
-        inner[key] = NETWORKS.named_in(network)
-    check_packages(names | inner, values.get("packages"), allowed)  # before anything of them is imported
+    names, given = _names_in(values), values.get("packages")
+    check_packages(names, given, allowed)  # before anything of them is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
     except ValidationError as error:
-        chosen = {key: TABLES[key].get(name) for key, name in names.items()}
+        chosen = {key: table.get(names[key]) for key, table in TABLES.items()}
         raise PlanError(in_words(error, Plan, chosen)) from error
-    return plan.model_copy(update={"packages": _packages(plan, values.get("packages"), allowed)})
+    if NETWORKS.get(plan.network.name) is not type(plan.network):
+        raise PlanError(
+            f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
+            "name; list it in the entry points 'medsilo.networks' of its package"
+        )
+    used = check_packages(_names_in(plan.resolved()), given, allowed)  # its network may have come with the task
+    return plan.model_copy(update={"packages": {name: OutsidePackage(**facts) for name, facts in used.items()}})
+
+
+def _names_in(values: dict[str, Any]) -> dict[str, str]:
+    """Return what is named in a plan, by its key: method, task, network and those within it, and layers."""
+    names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
+    layers, network, key = values.get("layers"), values.get("network"), "network"
+    for place, layer in enumerate(layers if isinstance(layers, list) else []):
+        names[f"layers.{place}"] = LAYERS.named_in(layer)
+    while isinstance(network, dict) and "of" in network:  # a network around another
+        key, network = f"{key}.of", network["of"]
+        names[key] = NETWORKS.named_in(network)
+    return names
 
 
 def _complete_network(values: dict[str, Any], task: str) -> None:
@@ -350,22 +357,6 @@ def _complete_network(values: dict[str, Any], task: str) -> None:
     except ValidationError:
         return  # what is wrong with the task is said when the plan is checked
     values["network"] = {**own.model_dump(mode="json"), **network}
-
-
-def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, OutsidePackage]:
-    """The packages that the checked plan uses beside medsilo; its network may have come with the task."""
-    if NETWORKS.get(plan.network.name) is not type(plan.network):
-        raise PlanError(
-            f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
-            "name; list it in the entry points 'medsilo.networks' of its package"
-        )
-    names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
-    names |= {f"layers.{place}": layer.name for place, layer in enumerate(plan.layers)}
-    key, inner = "network.of", getattr(plan.network, "of", None)
-    while isinstance(inner, Network):
-        names[key] = inner.name
-        key, inner = f"{key}.of", getattr(inner, "of", None)
-    return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 
 def key_like(word: str) -> str | None:

@@ -93,10 +93,10 @@ class PluginTable(Mapping[str, Any]):
             raise PlanError(told, private=str(error)) from error
         self._check(found, name, package)
         file = Path(sys.modules[entry.module].__file__ or "").resolve()
-        if not (place_in_package(str(file)) if package == OWN else file in _files(package)):
-            raise PlanError(
-                f"package {package}: {name!r} is imported from elsewhere; remove other copies of its modules"
-            )
+        own = place_in_package(str(file)) if package == OWN else file in map(Path.resolve, files_of(package).values())
+        if not own:
+            told = "is imported from elsewhere; remove other copies of its modules"
+            raise PlanError(f"package {package}: {name!r} {told}")
         return found
 
     def _check(self, found: Any, name: str, package: str) -> None:
@@ -176,10 +176,6 @@ class Registry(PluginTable):
             raise PlanError(f"package {package}: {name!r} is not a {base.__name__}; derive it from {self.base}")
         if found.model_fields["name"].default != name:
             raise PlanError(f'package {package}: {name!r} says another name; write name: Literal["{name}"] = "{name}"')
-
-
-def _files(package: str) -> set[Path]:
-    return {path.resolve() for path in files_of(package).values()}
 
 
 @cache
@@ -273,19 +269,13 @@ NETWORKS = Registry(
 PREDICTORS = PluginTable(
     "medsilo.predictors",
     "medsilo.deploy.predictor:Predictor",
-    {
-        "images": "medsilo.deploy.predict:PREDICTOR",
-        "tables": "medsilo.deploy.predicted_rows:PREDICTOR",
-    },
+    {"images": "medsilo.deploy.predict:PREDICTOR", "tables": "medsilo.deploy.predicted_rows:PREDICTOR"},
 )
 
 EXPORTERS = PluginTable(
     "medsilo.exporters",
     "medsilo.deploy.exporter:Exporter",
-    {
-        "monai": "medsilo.deploy.bundle:EXPORTER",
-        "monai.table": "medsilo.deploy.exporter:EXPORTER",
-    },
+    {"monai": "medsilo.deploy.bundle:EXPORTER", "monai.table": "medsilo.deploy.exporter:EXPORTER"},
 )
 
 LOOKERS = PluginTable(

@@ -18,7 +18,7 @@ from medsilo.extend import (
     Resolution,
     SiteSettings,
     Survey,
-    averages_images,
+    averages_of,
     describe,
     how_told,
     leaks,
@@ -298,7 +298,7 @@ def _limits(case: Case) -> Iterator[str]:
 def _report(case: Case) -> list[str]:
     """Return the leak report. Of filters that are not medsilo's the arguments are left out: they may name files."""
     own = tuple((path, args if path.startswith(OWN_FILTERS) else {}) for path, args in case.policy.filters)
-    unknown: dict[str, Any] = {"this hospital": "not counted here"} if averages_images(case.plan) else {}
+    unknown: dict[str, Any] = {"this hospital": "not counted here"} if averages_of(case.plan) else {}
     return describe(case.plan, unknown, case.settings, replace(case.policy, filters=own))
 
 

@@ -151,7 +151,7 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
     step, unit, least = settings.patients_in_step(synthetic), settings.count_unit(synthetic), settings.least(synthetic)
     own, known = (blocks if BLOCK * len(blocks) >= least else [] for blocks in (own, known))
     if settings.protects(synthetic):
-        data = data_set(settings.data.folder if settings.data else None, reference.task)
+        data = data_set(settings.data, reference.task)
         asker = Asker(f"release {watched.release.hash[:12]}", data, f"month {month}")
         book = Book((settings.records or folder) / reference.hospital)
         book.note(asker, {"test": bool(known) + bool(own)}, settings.limits)

@@ -30,6 +30,7 @@ from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.tasks.sources import DataSource
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
@@ -300,7 +301,8 @@ def test_each_expert_of_a_super_model_is_tested_by_itself(tmp_path: Path) -> Non
 
 
 def test_another_folder_of_data_has_another_ledger(photos: Path) -> None:
-    assert data_set(photos, "image-folder") != data_set(photos / "images", "image-folder")
+    one, other = (data_set(DataSource(folder=place), "image-folder") for place in (photos, photos / "images"))
+    assert one != other
 
 
 def test_a_hospital_that_only_sees_the_outcome_pays_for_its_numbers_alone(photos: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from medsilo.plan import parse_plan
 from medsilo.runs.schema import Summary
 from medsilo.site.book import ANSWERS, KEY, Asker, Book, data_set
 from medsilo.site.settings import Limits, make_settings
+from medsilo.tasks.sources import DataSource
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
 FIRST, SECOND = Asker("lead@a", "data", "one"), Asker("lead@a", "data", "two")
@@ -222,7 +223,8 @@ def test_a_place_is_free_again_when_a_study_ends(photos: Path, tmp_path: Path) -
 # ---------------------------------------------------------------------------------------------------- who is whom
 def test_the_same_folder_is_the_same_data_however_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
-    assert data_set(tmp_path / "link", "x") == data_set(tmp_path, "y") != data_set(None, "x")
+    link, folder = (data_set(DataSource(folder=place), "x") for place in (tmp_path / "link", tmp_path))
+    assert link == folder == data_set(DataSource(folder=tmp_path), "y") != data_set(None, "x")
 
 
 def test_groups_near_each_other(book: Book) -> None:

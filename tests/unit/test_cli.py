@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from medsilo.cli import NOW, all_commands, main, parsed
+from medsilo.cli import NOW, all_commands, main
 from medsilo.runs.schema import Round, SiteRound
 from medsilo.study.progress import StudyProgress, round_lines
+from tests.commands import parsed
 
 NAMES = [one.name for commands in all_commands().values() for one in commands]
 SMALL = ["--set", "task.patients=6", "--set", "task.size=32", "--set", "training.rounds=2", "--device", "cpu"]

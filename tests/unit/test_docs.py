@@ -14,9 +14,10 @@ from docs.links import anchors, for_the_site, is_outward, links, target_of
 from docs.tables import PAGES, TABLES, renewed
 from medsilo import __version__
 from medsilo.check.leaks import leaks, leaving
-from medsilo.cli import main, parsed
+from medsilo.cli import main
 from medsilo.core.files import load_yaml
 from medsilo.registry import METHODS
+from tests.commands import parsed
 from tests.conftest import make_plan
 
 

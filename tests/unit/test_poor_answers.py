@@ -22,6 +22,7 @@ from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.site.settings import read_settings
 from medsilo.tasks.sources import DataSource
+from tests.commands import parsed
 from tests.conftest import make_plan
 from tests.unit.test_cli import one_line
 
@@ -239,9 +240,9 @@ def test_help_and_version_in_every_spelling(line: str, capsys: pytest.CaptureFix
 
 def test_names_of_before_for_settings_and_jobs_are_understood(here: Path) -> None:
     before = ["check", "--job", "jobs/fedavg", "--site-config=x", "--site", "a"]
-    assert cli.parsed(before) == cli.parsed(["check", "jobs/fedavg", "--settings", "x", "--site", "a"])
+    assert parsed(before) == parsed(["check", "jobs/fedavg", "--settings", "x", "--site", "a"])
     before = ["leak-report", "jobs/fedavg", "--local", "x"]
-    assert cli.parsed(before) == cli.parsed(["leak-report", "jobs/fedavg", "--settings", "x"])
+    assert parsed(before) == parsed(["leak-report", "jobs/fedavg", "--settings", "x"])
 
 
 def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.cli import parsed
+from tests.commands import parsed
 from tests.conftest import wanted
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/reproduce.md").read_text()

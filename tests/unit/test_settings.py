@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.cli import parsed
 from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.simulator import prepare_workspace
 from medsilo.site.settings import SiteSettings, make_settings, read_settings, read_settings_of_all
 from medsilo.tasks.sources import DataSource
+from tests.commands import parsed
 
 
 @pytest.mark.parametrize(

@@ -59,27 +59,19 @@ def never_runs(home: KitAtHome, plan: Plan, limits: ApprovalLimits, sites: Colle
 
 def plan_in_words(plan: Plan) -> list[tuple[str, str]]:
     """Return what a plan is, for people: a heading and its text."""
-    training, who = plan.training, plan.participation
-    network = f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"
-    rows = [
+    training, who, own = plan.training, plan.participation, plan.privacy
+    promise = f"ε = {own.epsilon:g} at δ = {own.delta:g} for each {own.unit}" if own else "none"
+    return [
         ("method", f"{plan.algorithm.title} ({plan.algorithm.name})"),
         ("task", f"{plan.task.name}, scored by {plan.task.goal.metric}"),
-        ("network", network),
+        ("network", f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"),
         ("rounds", f"{plan.rounds}; passes over this hospital's training cases in each: {training.local_epochs}"),
         ("hospitals", ", ".join(who.everyone) or f"all that are connected, {who.minimum} at least"),
-    ]
-    if who.unseen:
-        rows.append(("only tested", ", ".join(who.unseen)))
-    if plan.privacy:
-        promise = f"ε = {plan.privacy.epsilon:g} at δ = {plan.privacy.delta:g} for each {plan.privacy.unit}"
-    else:
-        promise = "none"
-    rows += [
+        *([("only tested", ", ".join(who.unseen))] if who.unseen else []),
         ("differential privacy", promise),
         ("sealing", " ".join(plan.transport.promises) or "none"),
         ("packages beside medsilo", ", ".join(plan.packages) or "none"),
     ]
-    return rows
 
 
 def question_in_words(told: Mapping[str, Any]) -> list[str]:

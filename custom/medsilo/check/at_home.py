@@ -75,11 +75,6 @@ def files_of(kit: Kit) -> KitFiles:
 
 def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> Book | None:
     """Return what the site of a kit remembers; None where no settings say where that is."""
-    output = output_of(settings, local)
+    output = settings.output or (local.parent / "medsilo" if local else None)
     records = settings.records or (output / HOSPITAL if output else None)
     return Book(records / site) if records else None
-
-
-def output_of(settings: SiteSettings, local: Path | None) -> Path | None:
-    """Return where the site of a kit keeps its studies; None where no settings say where that is."""
-    return settings.output or (local.parent / "medsilo" if local else None)

@@ -13,7 +13,6 @@ HELD = " by structure, channel and column"  # ends the title of a table
 SMALL = 10  # patients of whom a score says little
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # times as many cases of one class as of another are worth a word
-SEVERITY: dict[str, Severity] = {"stops": "stops", "left out": "note", "note": "note"}
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
@@ -22,7 +21,8 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
     for problem in survey.problems:
         what, _, remedy = problem.counted.partition("; ")
         left = "; left out" if problem.severity == "left out" else ""
-        yield Finding(where, SEVERITY[problem.severity], f"{what}{left}", remedy, problem.private)
+        severity: Severity = "stops" if problem.severity == "stops" else "note"
+        yield Finding(where, severity, f"{what}{left}", remedy, problem.private)
     if not survey.parts:
         return
     if plan.task.goal.classifies:
@@ -30,14 +30,10 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         optional = {*getattr(plan.task, "may_be_absent", ())} & {*classes}
         hint = "name under data.absent what nobody looked for here" if optional else ""
         yield from _balance(survey.parts["train"].classes, len({*classes} - {*survey.absent}), least, unit, hint)
-    cases = {name: part.cases for name, part in survey.parts.items()}
-    tested = survey.parts["test"].patients
-    told = (
-        f"; a share of {tested} test patients is known to ± {min(98 / math.sqrt(tested), 50):.0f} points"
-        if tested
-        else ""
-    )
-    yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + f" {unit} read{told}")
+    told = f"{', '.join(f'{part.cases} {name}' for name, part in survey.parts.items())} {unit} read"
+    if tested := survey.parts["test"].patients:
+        told += f"; a share of {tested} test patients is known to ± {min(98 / math.sqrt(tested), 50):.0f} points"
+    yield Finding(where, "ok", told)
     yield from _small({name: part.patients for name, part in survey.parts.items()}, plan, least)
 
 
@@ -87,30 +83,19 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
     tables = [Table(unit.capitalize(), ("part", unit, "patients"), rows)]
     labels = sorted({label for part in survey.parts.values() for label in part.classes}, key=_number_first)
     if labels:
-        exclusive = plan.task.goal.classifies
-        columns = [
-            shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive)
-            for part in survey.parts.values()
-        ]
-        title = f"{unit} of each class" if exclusive else f"{unit} that show each label"
-        note = f"Counts from 1 to {least - 1} are not told (smallest_metric)." if least > 1 else ""
-        lines = [[label, *counts] for label, *counts in zip(labels, *columns, strict=True)]
-        no = ["not told apart" if exclusive else "not drawn"] * len(survey.parts)
-        lines = [[line[0], *no] if line[0] in survey.absent else line for line in lines]
-        tables.append(Table(title.capitalize(), ("class" if exclusive else "label", *survey.parts), lines, note))
+        tables.append(_classes(survey, labels, unit, least, plan.task.goal.classifies))
     structures = labels if isinstance(plan.task.goal, Segmentation) else []
     named = dict.fromkeys([*structures, *getattr(plan.task, "modalities", ()), *survey.absent])
     if held := [[name, *_held(name, name in structures, survey, least)] for name in named]:
-        tables.append(
-            Table(unit.capitalize() + HELD, ("name", "have it", "drawn, none there", "lack it or not drawn"), held)
-        )
-    ranges = [
-        *_along("size", "voxels", survey.size),
-        *_along("spacing", "mm", survey.spacing),
-        *_along("intensity", "", (survey.intensity,) if survey.intensity else None),
-        *_along("recordings", "s", (survey.seconds,) if survey.seconds else None),
-    ]
-    if ranges:
+        columns = ("name", "have it", "drawn, none there", "lack it or not drawn")
+        tables.append(Table(unit.capitalize() + HELD, columns, held))
+    measured = {
+        "size{}, voxels": survey.size,
+        "spacing{}, mm": survey.spacing,
+        "intensity": survey.intensity and (survey.intensity,),
+        "recordings, s": survey.seconds and (survey.seconds,),
+    }
+    if ranges := [line for name, found in measured.items() for line in _along(name, found or ())]:
         tables.append(Table("Ranges", ("quantity", "least", "greatest"), ranges))
     if survey.label_values:
         values = ", ".join(sorted(survey.label_values, key=_number_first))
@@ -120,6 +105,18 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         lines = [[name, count] for name, count in zip(survey.identifiers, counts, strict=True)]
         tables.append(Table("Identifiers in DICOM headers", ("element", "series"), lines, IDENTIFIERS))
     return tables
+
+
+def _classes(survey: Survey, labels: Sequence[str], unit: str, least: int, exclusive: bool) -> Table:
+    """Return the cases of each class; where a case may have several, those that show each label."""
+    parts = survey.parts.values()
+    columns = [shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive) for part in parts]
+    none = ["not told apart" if exclusive else "not drawn"] * len(parts)
+    rows = zip(labels, zip(*columns, strict=True), strict=True)
+    lines = [[label, *(none if label in survey.absent else counts)] for label, counts in rows]
+    title, first = (f"{unit} of each class", "class") if exclusive else (f"{unit} that show each label", "label")
+    note = f"Counts from 1 to {least - 1} are not told (smallest_metric)." if least > 1 else ""
+    return Table(title.capitalize(), (first, *survey.parts), lines, note)
 
 
 def _held(name: str, drawn: bool, survey: Survey, least: int) -> list[Cell]:
@@ -171,11 +168,10 @@ def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
     return shown
 
 
-def _along(name: str, unit: str, ranges: tuple[tuple[float, float], ...] | None) -> Iterator[list[Cell]]:
-    axes = ("x", "y", "z")
-    for axis, (low, high) in enumerate(ranges or ()):
-        which = f" {axes[axis]}" if len(ranges or ()) > 1 else ""
-        yield [f"{name}{which}{f', {unit}' if unit else ''}", low, high]
+def _along(name: str, ranges: Sequence[tuple[float, float]]) -> Iterator[list[Cell]]:
+    """Yield the range of a quantity; of one with several axes each, with the axis in its name."""
+    for axis, (low, high) in zip("xyz", ranges, strict=False):
+        yield [name.format(f" {axis}" if len(ranges) > 1 else ""), low, high]
 
 
 def _number_first(label: str) -> tuple[bool, float, str]:

@@ -15,7 +15,7 @@ from medsilo.federation.protection import SHARES, not_its_folds, planned_answers
 from medsilo.federation.sealed.identity import KitFiles, ledger_of
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Demands, Told, stricter
-from medsilo.site.book import PARTS, Book, data_set
+from medsilo.site.book import Book, data_set
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
@@ -33,7 +33,7 @@ def source_of(plan: Plan, settings: SiteSettings, book: Book | None, only_tested
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
         return source
     if book and book.has_key:
-        return with_own_split(source, book, data_set(source.folder, plan.task.name), writes=False)
+        return with_own_split(source, book, data_set(source, plan.task.name), writes=False)
     split = secrets.randbits(32) if source.split is None else source.split
     return source.model_copy(update={"shares": source.shares or SHARES, "split": split})
 
@@ -58,8 +58,7 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey
         told = "the plan deals a hospital's patients to simulated sites (task.partition)"
         yield Finding(where, "stops", told, "ask the lead to remove it")
     if fold_refused := not_its_folds(plan, settings):
-        what, _, remedy = fold_refused.partition("; ")
-        yield Finding(where, "stops", what, remedy)
+        yield Finding.stopping(where, fold_refused)
     if plan.task.split_by_site:
         yield _split(plan, settings, book)
     if book and book.has_key:
@@ -69,18 +68,16 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey
 def _split(plan: Plan, settings: SiteSettings, book: Book | None) -> Finding:
     own = settings.data.shares if settings.data and settings.data.shares else SHARES
     told = f"this site divides its patients by itself ({', '.join(map(str, own))}), whatever task.shares says"
-    drawn = (settings.data and settings.data.split is not None) or (book and book.has_key)
-    first = (
-        "" if drawn else "; who is in which part is drawn when its first study begins, so counts may differ a little"
-    )
-    return Finding("limits", "ok" if drawn else "note", told + first)
+    if (settings.data and settings.data.split is not None) or (book and book.has_key):
+        return Finding("limits", "ok", told)
+    first = "who is in which part is drawn when its first study begins, so counts may differ a little"
+    return Finding("limits", "note", f"{told}; {first}")
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: Book) -> Iterator[Finding]:
     """Compare the answers that the plan asks for with those that leads have left: a new one, and the one who used
     most."""
-    data = settings.data.folder if settings.data else None
-    used = book.used(data_set(data, plan.task.name))
+    used = book.used(data_set(settings.data, plan.task.name))
     for part, planned in planned_answers(plan).items():
         allowed, most = settings.limits.answers(part), max((count[part] for count in used.values()), default=0)
         told = f"{part}: the plan asks for {planned} answers with scores, one lead may have {allowed}"
@@ -130,18 +127,11 @@ def _steps(plan: Plan, settings: SiteSettings, survey: Survey) -> Table:
 
 
 def _answers(plan: Plan, settings: SiteSettings, book: Book) -> Table:
-    data = settings.data.folder if settings.data else None
-    used = book.used(data_set(data, plan.task.name))
-    rows: list[list[Cell]] = [
-        [
-            part,
-            planned_answers(plan)[part],
-            settings.limits.answers(part),
-            max((count[part] for count in used.values()), default=0),
-            sum(count[part] for count in used.values()),
-        ]
-        for part in PARTS
-    ]
+    used = book.used(data_set(settings.data, plan.task.name)).values()
+    rows: list[list[Cell]] = []
+    for part, planned in planned_answers(plan).items():
+        had = [count[part] for count in used]
+        rows.append([part, planned, settings.limits.answers(part), max(had, default=0), sum(had)])
     columns = ("part", "the plan asks for", "allowed per lead", "the lead who had most", "all leads")
     return Table("Answers with scores that left this site", columns, rows)
 
@@ -167,34 +157,32 @@ def privacy_findings(
         return
     spent_so_far = 0.0
     if book:
-        ledger = ledger_of(book, data_set(settings.data.folder if settings.data else None, plan.task.name), kit)
+        ledger = ledger_of(book, data_set(settings.data, plan.task.name), kit)
         try:
             spent_so_far = ledger.standing().epsilon(demands.delta) if ledger.exists else 0.0
         except MedsiloError as error:
-            what, _, todo = str(error).partition("; ")
-            yield Finding(where, "stops", what, todo)
+            yield Finding.stopping(where, str(error))
             return
     told += f"; earlier studies of these data cost ε = {in_words(spent_so_far)} of {demands.epsilon:g} allowed"
-    fits = spent_so_far < demands.epsilon
-    yield Finding(where, "ok" if fits else "stops", told, "" if fits else "see medsilo ledger show")
+    if spent_so_far < demands.epsilon:
+        yield Finding(where, "ok", told)
+    else:
+        yield Finding(where, "stops", told, "see medsilo ledger show")
 
 
 def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
     """Return what leaves and what it costs: noisy, declared public, withheld, or not protected."""
-    demands = settings.privacy
-    rows = []
     phases = [stretch.phase for stretch in plan.course.stretches()]
     once = {group.name for phase in phases if phase.releases for group in phase.sent}
+    prices = {}
     for group in dict.fromkeys(group.name for phase in phases for group in phase.sent):
-        price = _price_of_means(plan, demands) if group in once else _price_of_tensors(plan, demands)
-        rows.append((f"tensors: {group}", price))
-    for told in dict.fromkeys(told for numbers in NUMBERS.values() for told in numbers):
-        rows.append((WHAT[told], _price_of_numbers(plan, told, settings)))
+        price = _price_of_means if group in once else _price_of_tensors
+        prices[f"tensors: {group}"] = price(plan, settings.privacy)
+    prices |= {WHAT[told]: _price_of_numbers(plan, told, settings) for numbers in NUMBERS.values() for told in numbers}
     if plan.privacy:
-        rows.append(
-            ("the ledger's signed head", "0: hashes, the number of lines and the time, so that the server can tell")
-        )
-    return rows
+        head = "0: hashes, the number of lines and the time, so that the server can tell"
+        prices["the ledger's signed head"] = head
+    return [*prices.items()]
 
 
 def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
@@ -211,10 +199,11 @@ def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
 def _price_of_means(plan: Plan, demands: Demands | None) -> str:
     if plan.privacy is None or plan.privacy.statistics is None:
         return "not protected"
-    share = plan.privacy.statistics.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
+    promise, offer = stricter(plan.privacy, demands), plan.privacy.statistics
+    share = offer.epsilon * promise.epsilon / plan.privacy.epsilon
     return (
-        f"each {stricter(plan.privacy, demands).unit}'s part is cut to {plan.privacy.statistics.clip:g}, and the sum "
-        f"has Gaussian noise; ε = {share:.3g} for all of the study, part of the study's"
+        f"each {promise.unit}'s part is cut to {offer.clip:g}, and the sum has Gaussian noise; ε = {share:.3g} for all "
+        "of the study, part of the study's"
     )
 
 

@@ -62,37 +62,27 @@ def read_kit(kit: Path) -> Kit:
 def _described(startup: Path, name: str, values: dict[str, Any]) -> Kit:
     if name == "fed_admin.json":
         admin = values["admin"]
-        return Kit(
-            startup,
-            False,
-            admin["username"],
-            admin["host"],
-            int(admin["port"]),
-            Path(admin["client_cert"]).name,
-            Path(admin["client_key"]).name,
-            Path(admin["ca_cert"]).name,
-        )
+        own = (Path(admin[key]).name for key in ("client_cert", "client_key", "ca_cert"))
+        return Kit(startup, False, admin["username"], admin["host"], int(admin["port"]), *own)
     if name == "fed_relay.json":
-        own = ("client.crt", "client.key", "rootCA.pem")  # NVFlare's names for them, which stand in no file of this kit
-        return Kit(startup, False, values["identity"], *_onward(values["connect_to"]), *own, _met(values["connect_to"]))
+        names = ("client.crt", "client.key", "rootCA.pem")  # NVFlare's, which stand in no file of this kit
+        return _connected(startup, values["identity"], names, values["connect_to"])
     serves, server = name == "fed_server.json", values["servers"][0]
     host, _, port = server["service"]["target"].rpartition(":")
     files = server if serves else values["client"]
     party = host if serves else files["fqsn"].rpartition(".")[2]
-    own = (files["ssl_cert"], files["ssl_private_key"], files["ssl_root_cert"])
+    names = (files["ssl_cert"], files["ssl_private_key"], files["ssl_root_cert"])
     if (startup.parent / RELAY).is_file():
         relay = json.loads((startup.parent / RELAY).read_text(encoding="utf-8"))["relay_config"]
-        return Kit(startup, False, party, *_onward(relay), *own, _met(relay))
-    return Kit(startup, serves, party, host, int(port), *own)
+        return _connected(startup, party, names, relay)
+    return Kit(startup, serves, party, host, int(port), *names)
 
 
-def _onward(connection: dict[str, str]) -> tuple[str, int]:
-    host, _, port = connection["address"].rpartition(":")
-    return host, int(port)
-
-
-def _met(connection: dict[str, str]) -> str:
-    return "the server" if connection["fqcn"] == "server" else f"the relay {connection['identity']}"
+def _connected(startup: Path, party: str, names: tuple[str, str, str], to: dict[str, str]) -> Kit:
+    """Return the kit of a party that connects to a relay, or is one. names: of its certificate, key and root."""
+    host, _, port = to["address"].rpartition(":")
+    meets = "the server" if to["fqcn"] == "server" else f"the relay {to['identity']}"
+    return Kit(startup, False, party, host, int(port), *names, meets)
 
 
 def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Finding]:
@@ -166,10 +156,8 @@ def check_seal(kit: Kit) -> Iterator[Finding]:
         except (OSError, InvalidSignature):
             changed.append(name)
     if changed:
-        told = (
-            f"{', '.join(sorted(changed))} in startup/ changed since the lead signed the kit, so NVFlare won't start it"
-        )
-        yield Finding("certificates", "stops", told, AGAIN)
+        told = f"{', '.join(sorted(changed))} in startup/ changed since the lead signed the kit"
+        yield Finding("certificates", "stops", f"{told}, so NVFlare won't start it", AGAIN)
     else:
         yield Finding("certificates", "ok", "startup/ is as the lead signed it")
 

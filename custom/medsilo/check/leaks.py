@@ -1,12 +1,13 @@
 """The leak report: every group of tensors that leaves a site under a plan, its bytes, and what it averages."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from medsilo.check.demands import price_list
+from medsilo.check.result import aligned
 from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.core.text import size_text
@@ -22,6 +23,12 @@ from medsilo.site.policy import Policy
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.decisions import RELIABILITY
 from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION
+
+COUNTED = {
+    CONFUSION: "how often each class was found to be each: {} counts",
+    CHANCES: "histograms of each class's probability: {} counts, for the area under the curve",
+    RELIABILITY: "sums of probabilities, by tenths of them: {} numbers, for calibration",
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,10 @@ def told_besides(plan: Plan) -> list[str]:
 
 
 def averages_of(plan: Plan) -> list[tuple[Stretch, str, Average]]:
-    """Return the groups that are an average of a site's images, by name, and when they leave."""
+    """Return the groups that are an average of a site's images, by name, and when they leave.
+
+    Of these the report says how many images they cover.
+    """
     return [
         (stretch, group.name, group.average)
         for stretch in plan.course.stretches()
@@ -91,36 +101,28 @@ def averages_of(plan: Plan) -> list[tuple[Stretch, str, Average]]:
     ]
 
 
-def averages_images(plan: Plan) -> bool:
-    """Return whether an average over a site's images leaves it, so that the report says how many it covers."""
-    return bool(averages_of(plan))
-
-
 def describe(
     plan: Plan, images: Mapping[str, int | str], settings: SiteSettings, policy: Policy | None = None
 ) -> list[str]:
     """The report as lines. images: every site's number of training images, or why it is not known; policy: the
     site's own, where it is known."""
-    given, policy = policy, policy or Policy()
-    lines = [f"What leaves a site under {plan.algorithm.title}, task {plan.task.name} (plan {plan.hash[:12]})", ""]
-    found = leaks(plan)
-    lines += _groups(found, policy) if found else ["no tensor"]
-    least = settings.least(plan.task.synthetic)
-    if found:
-        lines += ["", *through_features(plan)]
-    lines += ["", *_numbers(plan, settings)]
-    if settings.protects(plan.task.synthetic):
-        lines += ["", *_coarse(plan, settings)]
-    if plan.privacy or settings.privacy:
-        lines += ["", "What each costs (docs/privacy.md):", *_aligned([("what", "price"), *price_list(plan, settings)])]
-    told = told_besides(plan)
-    if told:
-        lines += ["", *told]
-    if averages_images(plan):
-        lines += ["", *_averages(plan, images, settings)]
-    lines += ["", *_logs(policy), "", "No image, no label of a case, no file name, no patient's name leaves."]
-    lines += ["", *_remedies(plan, found, settings, policy, least)]
-    return [*lines, "", *_filters(given)] if given else lines
+    found, own = leaks(plan), policy or Policy()
+    prices = aligned([("what", "price"), *price_list(plan, settings)])
+    parts = [
+        [f"What leaves a site under {plan.algorithm.title}, task {plan.task.name} (plan {plan.hash[:12]})"],
+        _groups(found, own) if found else ["no tensor"],
+        through_features(plan) if found else [],
+        _numbers(plan, settings),
+        _coarse(plan, settings) if settings.protects(plan.task.synthetic) else [],
+        ["What each costs (docs/privacy.md):", *prices] if plan.privacy or settings.privacy else [],
+        told_besides(plan),
+        _averages(plan, images, settings),
+        _logs(own),
+        ["No image, no label of a case, no file name, no patient's name leaves."],
+        _remedies(plan, found, settings, own),
+        _filters(policy) if policy else [],
+    ]
+    return [line for part in parts if part for line in ("", *part)][1:]
 
 
 def left_in_short(plan: Plan) -> list[str]:
@@ -151,12 +153,7 @@ def _groups(found: list[Leak], policy: Policy) -> list[str]:
         verdict = "leaves" if policy.lets_out(leak.group) else "REFUSED by privacy.json"
         count = str(len(leak.tensors))
         rows.append((leak.when, leak.group, count, f"{leak.bytes:,}", f"{leak.bytes * leak.rounds:,}", verdict))
-    return _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned(rows)
 
 
 def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
@@ -176,17 +173,9 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]
     for name, length in plan.task.goal.layout.items():
-        if name == RELIABILITY and not settings.calibration:
-            continue
-        if name == CONFUSION:
-            told = f"how often each class was found to be each: {length} counts"
-        elif name == CHANCES:
-            told = f"histograms of each class's probability: {length} counts, for the area under the curve"
-        elif name == RELIABILITY:
-            told = f"sums of probabilities, by tenths of them: {length} numbers, for calibration"
-        else:
-            told = "the sum over " + ("patients" if name.endswith(BY_PATIENT) else "cases") + " and their number"
-        lines.append(f"  {name}: {told}")
+        summed = f"the sum over {'patients' if name.endswith(BY_PATIENT) else 'cases'} and their number"
+        if name != RELIABILITY or settings.calibration:
+            lines.append(f"  {name}: {COUNTED.get(name, summed).format(length)}")
     if CONFUSION in plan.task.goal.layout and least > 1:
         lines.append(
             f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has {least} test cases"
@@ -238,14 +227,13 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
 
 
 def _logs(policy: Policy) -> list[str]:
-    lines = [
-        "Error texts and warnings: in medsilo's own words, without file names; errors.log, which has the rest, stays."
-    ]
+    log = "stays (allow_log_streaming is false in resources.json)"
     if policy.streams_logs:
-        lines.append("NVFlare's error log: streamed to the server while a job runs (allow_log_streaming).")
-    else:
-        lines.append("NVFlare's error log: stays (allow_log_streaming is false in resources.json).")
-    return lines
+        log = "streamed to the server while a job runs (allow_log_streaming)"
+    return [
+        "Error texts and warnings: in medsilo's own words, without file names; errors.log, which has the rest, stays.",
+        f"NVFlare's error log: {log}.",
+    ]
 
 
 def _filters(policy: Policy) -> list[str]:
@@ -256,27 +244,28 @@ def _filters(policy: Policy) -> list[str]:
     return [f"privacy.json, scope {policy.scope}, does to every answer:", *(lines or ["  nothing"])]
 
 
-def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Policy, least: int) -> list[str]:
+def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Policy) -> list[str]:
     """Return what the hospital can do about each, in files that no job overrides."""
     rows = [("what", "what can be done about it")]
     if found:
-        rows.append(("a group", "privacy.json: OnlyTheseGroups without it; this site then can't join such a method"))
-        rows.append(
-            ("the values in it", "privacy.json: Clipped, Noisy, EnoughCases (medsilo.flare.filters) or your own")
-        )
-    if averages_images(plan):
+        rows += [
+            ("a group", "privacy.json: OnlyTheseGroups without it; this site then can't join such a method"),
+            ("the values in it", "privacy.json: Clipped, Noisy, EnoughCases (medsilo.flare.filters) or your own"),
+        ]
+    if averages_of(plan):
         rows.append(("averages over images", f"medsilo.yaml: smallest_average (here {settings.smallest_average})"))
     if any(group.personal and group.stand_in for group in plan.course.delivery.given):
         shares = settings.shares(plan.task.synthetic)
         rows.append(("personal model to others", f"medsilo.yaml: share_personal_model (here {str(shares).lower()})"))
     coarse = ", score_cases, limits.*_answers" if settings.protects(plan.task.synthetic) else ""
+    least = settings.least(plan.task.synthetic)
     rows.append(("scores and counts", f"medsilo.yaml: smallest_metric (here {least}){coarse}"))
     if plan.task.goal.classifies:
-        here = f"(here {str(settings.calibration).lower()})"
-        rows.append(("calibration and threshold", f"medsilo.yaml: calibration {here}"))
+        here = str(settings.calibration).lower()
+        rows.append(("calibration and threshold", f"medsilo.yaml: calibration (here {here})"))
     state = "" if policy.streams_logs else "; done"
     rows.append(("error logs", f"resources.json: allow_log_streaming false, without the SiteLogStreamer{state}"))
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:

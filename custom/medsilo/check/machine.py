@@ -3,10 +3,11 @@
 import importlib.metadata
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+import torch
 
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
@@ -58,20 +59,13 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding(where, "ok", f"Python {python}, {len(required)} packages looked at")
 
 
-def free_space(folder: Path) -> int:
-    """Bytes that are free where this folder is or will be."""
-    return shutil.disk_usage(folder).free
-
-
 def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> Finding:
     """The results' folder: writable, with room for what a run keeps there."""
     while not output.exists():
         output = output.parent
     if not output.is_dir() or not os.access(output, os.W_OK):
-        told = "the folder for results can't be written by this account"
-        return Finding(
-            "disk", "stops", told, "correct 'output' in medsilo.yaml, or the folder's rights", (str(output),)
-        )
+        told, remedy = "the folder for results can't be written by this account", "correct 'output' in medsilo.yaml"
+        return Finding("disk", "stops", told, f"{remedy}, or the folder's rights", (str(output),))
     there, needed = free(output), kept(plan) if plan else 0
     told = f"{size_text(there)} free" + (f", a run keeps at most {size_text(needed)}" if plan else "")
     if there < needed:
@@ -83,8 +77,6 @@ def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> 
 
 def weights_of(plan: Plan) -> tuple[int, int]:
     """Bytes of all the method's networks, and of what optimizers keep beside them at most."""
-    import torch
-
     with torch.device("meta"):
         networks = plan.build_networks()
     weights = sum(tensor.nbytes for module in networks.values() for tensor in module.state_dict().values())
@@ -107,17 +99,8 @@ def check_memory(plan: Plan, free: int) -> Finding | None:
     return Finding("memory", "stops", told, "end other programs, or use a machine with more memory")
 
 
-def gpus() -> int:
-    """Return how many there are."""
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def check_device(settings: SiteSettings) -> Iterator[Finding]:
     """The device and precision of the settings."""
-    import torch
-
     where = "device"
     try:
         compute = settings.compute()
@@ -126,9 +109,8 @@ def check_device(settings: SiteSettings) -> Iterator[Finding]:
         return
     cores, kind = os.cpu_count() or 1, compute.device.type
     name = torch.cuda.get_device_name(compute.device) if kind == "cuda" else f"{cores} CPU cores"
-    yield Finding(
-        where, "ok", f"{compute.device} ({name}), {settings.precision}, {counted(settings.threads, 'thread')}"
-    )
+    told = f"{compute.device} ({name}), {settings.precision}, {counted(settings.threads, 'thread')}"
+    yield Finding(where, "ok", told)
     if kind == "cpu" and settings.precision == "bfloat16":
         yield Finding(where, "note", "bfloat16 on a CPU is mostly slower", "set precision: float32 in medsilo.yaml")
     if kind == "cuda" and settings.precision == "bfloat16" and not torch.cuda.is_bf16_supported():

@@ -65,13 +65,6 @@ def free_memory(compute: Compute) -> int:
     return psutil.virtual_memory().available
 
 
-def within(limit: int | None, free: int, compute: Compute) -> int:
-    """Return the memory that is free under the site's own limit, for a training process as large as this one."""
-    if limit is None or compute.device.type == "cuda":
-        return free
-    return max(0, min(free, (limit << 20) - psutil.Process().memory_info().rss))
-
-
 def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int], there: int) -> Iterator[Finding]:
     """The memory against what was free, the time against what the plan grants."""
     most = max(tried, key=lambda one: one.peak)
@@ -144,9 +137,8 @@ class _Rehearsing(Participant):
 
     def holds(self) -> tuple[int, int, int]:
         """Bytes of networks, gradients and optimizer state."""
-        weights = sum(
-            tensor.nbytes for module in self.state.modules.values() for tensor in module.state_dict().values()
-        )
+        states = (module.state_dict().values() for module in self.state.modules.values())
+        weights = sum(tensor.nbytes for state in states for tensor in state)
         parameters = [parameter for module in self.state.modules.values() for parameter in module.parameters()]
         gradients = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
         memories = (memory for optimizer in self.state.optimizers.values() for memory in optimizer.state.values())
@@ -169,15 +161,14 @@ def rehearse(
     place = Place(plan, site, sites, settings, folder)
     Participant(place, data)  # all that is asked before the first round
     short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
-    tried, seen = [], set[str]()
+    tried: dict[str, Rehearsal] = {}
     for stretch, short_stretch in zip(plan.course.stretches(), short.course.stretches(), strict=True):
         phase = short_stretch.phase
-        if phase.trains and phase.name not in seen:
+        if phase.trains and phase.name not in tried:
             rounds = sum(own.rounds for own in plan.course.phases if own.name == phase.name)
             site_alone = _Rehearsing(replace(place, plan=short), data)
-            tried.append(_try(site_alone, phase, rounds, stretch.first))
-            seen.add(phase.name)
-    return tried
+            tried[phase.name] = _try(site_alone, phase, rounds, stretch.first)
+    return [*tried.values()]
 
 
 def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal:

@@ -1,6 +1,6 @@
 """Findings of a check, as a table on the terminal, as JSON and as a page. Nothing in them may not be mailed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,12 @@ class Finding:
     remedy: str = ""
     private: tuple[str, ...] = ()  # what only the hospital may read: names of files
 
+    @classmethod
+    def stopping(cls, where: str, told: str, private: str = "") -> "Finding":
+        """Return what stops a site, of an error's words: what is wrong, and after a semicolon what to do."""
+        what, _, remedy = told.partition("; ")
+        return cls(where, "stops", what, remedy, (private,) if private else ())
+
     def as_json(self) -> dict[str, str]:
         return {"where": self.where, "severity": self.severity, "what": self.what, "remedy": self.remedy}
 
@@ -42,7 +48,8 @@ class Table:
 
     def as_text(self) -> list[str]:
         """Return its lines for a terminal."""
-        return [self.title, *_aligned([self.columns, *self.rows]), *([self.note] if self.note else [])]
+        lines = aligned([self.columns, *self.rows])
+        return [self.title, *(f"  {line}" for line in lines), *([self.note] if self.note else [])]
 
 
 def _shortened(cell: Cell) -> Cell:
@@ -91,8 +98,8 @@ class Report:
     def as_text(self) -> str:
         """The report for a terminal."""
         lines = [f"{name}: {value}" for name, value in self.facts.items()]
-        width = max((len(finding.where) for finding in self.findings), default=0)
         lines.append("")
+        width = max((len(finding.where) for finding in self.findings), default=0)
         for finding in self.findings:
             lines.append(f"{MARKS[finding.severity]}  {finding.where.ljust(width)}  {finding.what}")
             if finding.remedy:
@@ -128,22 +135,12 @@ class Report:
         return bool(lines)
 
 
-def _aligned(rows: Iterable[Sequence[Cell]]) -> list[str]:
-    """Rows with their cells below each other: text to the left, numbers to the right."""
-    rows = list(rows)
-    texts = [[words_of(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    numeric = [all(isinstance(cell, int | float) for cell in column) for column in zip(*rows[1:], strict=True)]
-    return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric or [False] * len(row), strict=True)
-        ).rstrip()
-        for row in texts
-    ]
-
-
-def words_of(cell: Cell) -> str:
-    """A cell as people read it."""
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+def aligned(rows: Sequence[Sequence[Cell]]) -> list[str]:
+    """Rows below a heading, with their cells below each other: text to the left, numbers to the right."""
+    columns = []
+    for column in zip(*rows, strict=True):
+        texts = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in column]
+        numeric = len(rows) > 1 and all(isinstance(cell, int | float) for cell in column[1:])
+        width = max(map(len, texts))
+        columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

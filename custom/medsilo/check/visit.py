@@ -5,8 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
+from shutil import disk_usage
 from tempfile import TemporaryDirectory
+
+import psutil
+import torch
 
 from medsilo.check.approving import accepted_findings, approval_findings
 from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
@@ -14,16 +19,8 @@ from medsilo.check.data import data_findings, data_tables
 from medsilo.check.demands import limit_findings, limit_tables, privacy_findings, source_of
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
 from medsilo.check.leaks import leaks
-from medsilo.check.machine import (
-    check_device,
-    check_disk,
-    check_environment,
-    check_memory,
-    free_space,
-    gpus,
-    required_versions,
-)
-from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearsal_table, rehearse, within
+from medsilo.check.machine import check_device, check_disk, check_environment, check_memory, required_versions
+from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearsal_table, rehearse
 from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
@@ -49,7 +46,7 @@ class Visit:
     kit: Kit | None = None
     source: DataSource | None = None  # instead of the one in medsilo.yaml
     required: Mapping[str, str] = field(default_factory=required_versions)
-    free_disk: Callable[[Path], int] = free_space
+    free_disk: Callable[[Path], int] = lambda folder: disk_usage(folder).free
     free_memory: Callable[[Compute], int] = free_memory
     now: datetime | None = None
     accept: bool = False  # whether the engineer says that the settings are as they should be
@@ -65,46 +62,41 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
         facts["job"] = f"{visit.plan.algorithm.title}, task {visit.plan.task.name}, plan {visit.plan.hash[:12]}"
     report = Report(facts, whole=visit.plan is not None)
 
-    def note(findings: Iterable[Finding]) -> None:
-        report.findings.extend(findings)
+    def note(where: str, *found: Iterable[Finding]) -> None:
+        with _guarded(where, report):
+            report.findings.extend(chain(*found))
 
     say("looking at the machine")
     settings = _settings(visit, report)
+    hospital = visit.kit if visit.kit and not visit.kit.serves else None
     is_read = report.go
-    with _guarded("policy", report):
-        note(_ways_around(visit, settings))
-    with _guarded("settings", report):
-        if visit.kit and not visit.kit.serves and is_read:
-            note(accepted_findings(visit.kit, settings, visit.accept))
-    with _guarded("environment", report):
-        note(check_environment(visit.required))
+    note("policy", _ways_around(visit, settings))
+    if hospital and is_read:
+        note("settings", accepted_findings(hospital, settings, visit.accept))
+    note("environment", check_environment(visit.required))
     with _guarded("disk", report):
         output = settings.output or (visit.local.parent if visit.local else Path.cwd())
         report.findings.append(check_disk(output.absolute(), visit.plan, visit.free_disk))
-    with _guarded("device", report):
-        note(check_device(settings))
+    note("device", check_device(settings))
     if visit.kit:
         say("looking at the kit and the network")
-        with _guarded("certificates", report):
-            note(check_certificates(visit.kit, now))
-            note(check_seal(visit.kit))
+        note("certificates", check_certificates(visit.kit, now), check_seal(visit.kit))
         with _guarded("network", report):
             report.findings.append(check_network(visit.kit))
-            note(check_expelled(visit.kit))
+        note("network", check_expelled(visit.kit))
     if visit.plan is None:
         with _guarded("data", report):
             if settings.data:
                 settings.data.check_folder()
-            note([Finding("data", "note", UNSEEN, "give a job or --plan")])
+            report.findings.append(Finding("data", "note", UNSEEN, "give a job or --plan"))
         return report
     cases = None
     with _guarded("data", report):
         cases = _look_at_data(visit, visit.plan, settings, report, say)
-    with _guarded("policy", report):
-        note(_policy(visit, visit.plan, cases))
-    with _guarded("approval", report):
-        if visit.kit and not visit.kit.serves:
-            note(approval_findings(KitAtHome.read(visit.kit.folder.parent), visit.plan))
+    note("policy", _policy(visit, visit.plan, cases))
+    if hospital:
+        with _guarded("approval", report):
+            report.findings.extend(approval_findings(KitAtHome.read(hospital.folder.parent), visit.plan))
     return report
 
 
@@ -114,17 +106,14 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
     if visit.local is None:
         found = Finding("settings", "note", "the defaults are used", f"give --kit, or --settings with a {FILE_NAME}")
     elif not (visit.local / FILE_NAME).exists():
-        found = Finding(
-            "settings",
-            "note",
-            f"there is no {FILE_NAME}: the defaults are used",
-            "copy that of site_configs/example there",
-        )
+        told = f"there is no {FILE_NAME}: the defaults are used"
+        found = Finding("settings", "note", told, "copy that of site_configs/example there")
     else:
         try:
             settings = read_settings(visit.local)
         except MedsiloError as error:
-            found = Finding("settings", "stops", str(error), "see site_configs/example", _named(error))
+            private = (error.private,) if error.private else ()
+            found = Finding("settings", "stops", str(error), "see site_configs/example", private)
     report.findings.append(found)
     return settings.model_copy(update={"data": visit.source}) if visit.source else settings
 
@@ -148,7 +137,7 @@ def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
     if not policy.starts and not visit.carries_code:  # NVFlare asks the list only where a job brings no code
         told = "class_allow_list in local/resources.json has none of medsilo's classes"
         yield Finding("policy", "stops", told, f"add {EXECUTOR} to it, as the example site_configs do")
-    if policy.gpus > (there := gpus()):
+    if policy.gpus > (there := torch.cuda.device_count()):
         told = f"local/resources.json promises {policy.gpus} GPUs, and {there} are here; NVFlare will not start"
         yield Finding("policy", "stops", told, "set num_of_gpus (and mem_per_gpu_in_GiB) to what is there, or 0")
     if held := sorted({leak.group for leak in leaks(plan) if not policy.lets_out(leak.group, cases)}):
@@ -184,8 +173,9 @@ def _look_at_data(
         report.findings.append(Finding("rehearsal", "note", told))
         return known
     compute = settings.compute()
-    most = settings.most_memory >> 20 if settings.isolation else None
-    there = within(most, visit.free_memory(compute), compute)
+    there = visit.free_memory(compute)
+    if settings.isolation and compute.device.type == "cpu":  # for a training process that is as large as this one
+        there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):
         report.findings.append(too_much)
         return known
@@ -200,18 +190,13 @@ def _look_at_data(
     return known
 
 
-def _named(error: MedsiloError) -> tuple[str, ...]:
-    return (error.private,) if error.private else ()
-
-
 @contextmanager
 def _guarded(where: str, report: Report) -> Iterator[None]:
     """Turn what fails inside into a finding in our own words: other libraries' messages name files."""
     try:
         yield
     except MedsiloError as error:
-        what, _, remedy = str(error).partition("; ")
-        report.findings.append(Finding(where, "stops", what, remedy, _named(error)))
+        report.findings.append(Finding.stopping(where, str(error), error.private))
     except Exception as error:
         private = tuple("".join(traceback.format_exception(error)).splitlines())
         if isinstance(error, MemoryError) or "out of memory" in str(error).lower():

@@ -15,21 +15,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from medsilo import __version__
-from medsilo.cli import (
-    hospital,
-    leading,
-    operating,
-    reviewing,
-    running,
-    starting,
-)
+from medsilo.cli import hospital, leading, operating, reviewing, running, starting
 from medsilo.cli.show import Command, command, failure
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain, simplified
 from medsilo.registry import COMMANDS as PLUGGED_IN
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only if everything succeeded."
-Example = tuple[Callable[..., int], str]
+Example = tuple[Callable[..., int | None], str]
 
 # Every command of the engine with an example, by the people it serves; plug-ins bring more.
 COMMANDS: dict[str, tuple[Example, ...]] = {
@@ -226,15 +219,6 @@ def _today(arguments: Sequence[str]) -> list[str]:
     return [word.removeprefix("--job=") for word in words if word != "--job"]  # a job is an argument everywhere
 
 
-def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Return the command of a command line and the values of its options, checked; nothing is run."""
-    ctx = _program().make_context("medsilo", _today(arguments))
-    while isinstance(ctx.command, Commands):
-        name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
-        ctx = chosen.make_context(name, rest, parent=ctx)
-    return ctx.command_path.removeprefix("medsilo "), dict(ctx.params)
-
-
 # ---------------------------------------------------------------------------------------------------- wrong use
 def _meant(given: str, known: Sequence[str]) -> str:
     near = get_close_matches(given.lower(), known, 1)
@@ -270,10 +254,10 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     if error.message == "Missing command.":
         own = getattr(ctx.command, "commands", {}) if ctx and ctx.parent else {}
         return f"give a command: {', '.join(own)}" if own else "give a command, for example 'medsilo demo'"
-    unexpected = error.message.partition("unexpected extra argument")[2]
+    unexpected = error.message.partition("unexpected extra argument")[2].rpartition("(")[2].rstrip(").")
     if unexpected and "--json" in given:
-        return f"{_within(unexpected)} is not expected here; to keep the JSON in a file, write --json > FILE"
-    return f"{_within(unexpected)} is not expected here" if unexpected else error.message
+        return f"{unexpected} is not expected here; to keep the JSON in a file, write --json > FILE"
+    return f"{unexpected} is not expected here" if unexpected else error.message
 
 
 def _of_the_plan(ctx: Any, option: str) -> str | None:
@@ -283,11 +267,6 @@ def _of_the_plan(ctx: Any, option: str) -> str | None:
     from medsilo.plan import key_like
 
     return key_like(option.strip("-").replace("-", "_"))
-
-
-def _within(text: str) -> str:
-    """Return the text in the last parentheses."""
-    return text.rpartition("(")[2].rstrip(").")
 
 
 def _name(param: Any) -> str:

@@ -1,11 +1,13 @@
 """Commands for a hospital's engineer: predict, export, check, ledger."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option, several
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
@@ -29,19 +31,12 @@ def predict(
     site: options.ModelOf = "",
     others: Annotated[
         list[Path],
-        typer.Option(
-            "--with",
-            metavar="MODEL",
-            default_factory=list,
-            help="a further model of the same task, which may be repeated: all answer together",
-            show_default=False,
-        ),
+        several("MODEL", "a further model of the same task, which may be repeated: all answer together", "--with"),
     ],
-    device: Annotated[str, typer.Option(metavar="DEVICE", help=options.DEVICES)] = "auto",
+    device: Annotated[str, option("DEVICE", options.DEVICES)] = "auto",
     site_config: options.SiteConfig = None,
     send: Annotated[
-        str | None,
-        typer.Option(metavar="TITLE@HOST:PORT", help="a DICOM node that gets the results of a dicom-folder model"),
+        str | None, option("TITLE@HOST:PORT", "a DICOM node that gets the results of a dicom-folder model")
     ] = None,
 ) -> int:
     """Find masks or classes in a hospital's own images or recordings, or what a table's lines ask for.
@@ -97,13 +92,13 @@ def export(
     site: options.ModelOf = "",
     to: Annotated[
         str,
-        typer.Option(
-            metavar="FORM",
+        option(
+            "FORM",
+            "monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
             parser=options.form,
-            help="monai; nnunet, the form of task nnunet, is a model folder for nnUNetv2_predict_from_modelfolder",
         ),
     ] = "monai",
-) -> int:
+) -> None:
     """Write a run's model or super model as a MONAI Bundle.
 
     docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
@@ -116,7 +111,6 @@ def export(
         what = write(open_source(model, site), out, to)
     screen.say(f"{what}: {out}")
     screen.answer(folder=out)
-    return 0
 
 
 def check(
@@ -127,23 +121,13 @@ def check(
     changes: options.Changes,
     kit: options.SiteKit = None,
     site_config: options.SiteConfig = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="another data folder than the settings name")
-    ] = None,
-    site: Annotated[
-        str | None, typer.Option(metavar="SITE", help="this site's name in the job (default: the kit's)")
-    ] = None,
+    data: Annotated[Path | None, option("FOLDER", "another data folder than the settings name")] = None,
+    site: Annotated[str | None, option("SITE", "this site's name in the job (default: the kit's)")] = None,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PAGE", parser=options.output_file, help="write the report as a page that may be mailed, too"
-        ),
+        Path | None, option("PAGE", "write the report as a page that may be mailed, too", parser=options.output_file)
     ] = None,
     private: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", parser=options.output_file, help="where names of files go that only this hospital may see"
-        ),
+        Path, option("FILE", "where names of files go that only this hospital may see", parser=options.output_file)
     ] = Path("medsilo-check-private.txt"),
     accept: Annotated[
         bool,
@@ -155,16 +139,13 @@ def check(
     Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: wrong command line.
     """
     screen.note("loading PyTorch")
-    import dataclasses
     import sys
 
     from medsilo.check.visit import check
     from medsilo.core.files import write_text
 
     try:
-        if accept and not kit:
-            raise MedsiloError("--accept is about a kit; give --kit")
-        visit = dataclasses.replace(_visit(job, plan, changes, kit, site_config, data, site), accept=accept)
+        visit = _visit(job, plan, changes, kit, site_config, data, site, accept)
     except MedsiloError as error:
         return screen.fail(error, 2)
     found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
@@ -181,24 +162,18 @@ def check(
 def ledger(
     screen: Screen,
     action: Annotated[
-        str,
-        typer.Argument(
-            metavar="ACTION",
-            parser=options.one_of(LEDGER_ACTIONS),
-            help=", ".join(LEDGER_ACTIONS),
-        ),
+        str, typer.Argument(metavar="ACTION", parser=options.one_of(LEDGER_ACTIONS), help=", ".join(LEDGER_ACTIONS))
     ] = "show",
     *,
     kit: options.SiteKit = None,
     records: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="without a kit: what the site remembers, <output>/_hospital/<site>"),
+        Path | None, option("FOLDER", "without a kit: what the site remembers, <output>/_hospital/<site>")
     ] = None,
     site_config: options.SiteConfig = None,
     old_kit: Annotated[
-        Path | None, typer.Option(metavar="KIT", help="accept: the kit whose key signed before, if it is still there")
+        Path | None, option("KIT", "accept: the kit whose key signed before, if it is still there")
     ] = None,
-) -> int:
+) -> None:
     """Show what studies have cost this hospital's patients.
 
     show: per data set and study the ε so far, once every line, whose key signs, and the heads here and in the kit are
@@ -218,28 +193,28 @@ def ledger(
 
     local = options.folder_of_settings(site_config, kit)
     settings = read_settings(local) if local else SiteSettings()
-    book = book_of_kit(settings, local, read_kit(kit).name) if kit else Book(records) if records else None
+    own = read_kit(kit) if kit else None
+    book = book_of_kit(settings, local, own.name) if own else Book(records) if records else None
     if book is None:
         raise MedsiloError("where is the ledger? give --kit, or --records with the folder of what the site remembers")
     if old_kit and action != "accept":
         raise MedsiloError("--old-kit belongs to accept")
-    files = files_of(read_kit(kit)) if kit else None
+    files = files_of(own) if own else None
     found = [ledger_of(book, data, files) for data in ledgers(book.folder, files.kit if files else None)]
     if not found:
         raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(book.folder))
     if action == "accept":
-        return _accept_ledgers(screen, found, files, old_kit)
+        _accept_ledgers(screen, found, files, old_kit)
+        return
     told = [spent(one, settings.privacy) for one in found]  # each line is checked
     for view in told:
-        for line in spending_lines(view):
-            screen.say(line)
+        screen.say(*spending_lines(view))
         if not files:
             screen.say("  by whom, only the kit can tell: give --kit")
     screen.answer(ledgers=[asdict(view) for view in told])
-    return 0
 
 
-def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | None", old_kit: Path | None) -> int:
+def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | None", old_kit: Path | None) -> None:
     """Let the kit's key sign what is there."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
@@ -252,7 +227,6 @@ def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | No
         known = one.accept(old)
         told = "" if known else "; the key before it did not sign that: it is not in --old-kit"
         screen.say(f"data set {one.data}: the kit's key signs from here on{told}")
-    return 0
 
 
 def _visit(
@@ -263,6 +237,7 @@ def _visit(
     site_config: Path | None,
     data: Path | None,
     site: str | None,
+    accept: bool,
 ) -> "Visit":
     """Return who is checked for what; raise an error where the command line is wrong."""
     from medsilo.check.kit import read_kit
@@ -270,17 +245,22 @@ def _visit(
     from medsilo.core.text import is_safe_name
     from medsilo.flare.jobs import CUSTOM, find_job, plan_of, scope_of
     from medsilo.plan import load_plan
-    from medsilo.site.settings import allowed_packages
+    from medsilo.site.settings import read_settings
     from medsilo.tasks.sources import DataSource
 
+    if accept and not kit_folder:
+        raise MedsiloError("--accept is about a kit; give --kit")
     job = find_job(job_name) if job_name else None
     kit = read_kit(kit_folder) if kit_folder else None
     local = options.folder_of_settings(site_config, kit_folder)
-    allowed = allowed_packages(local)
-    plan = load_plan(plan_file, changes, allowed) if plan_file else None
+    plan, allowed = None, tuple[str, ...]()
+    with suppress(MedsiloError):  # what is wrong with the settings, the check says
+        allowed = read_settings(local).packages if local else ()
     if job:
         plan = plan_of(job, changes, plan_file, allowed)
-    if changes and not plan:
+    elif plan_file:
+        plan = load_plan(plan_file, changes, allowed)
+    elif changes:
         raise MedsiloError("--set changes a plan, and there is none; give a job or --plan")
     site = site or (kit.name if kit else None)
     if site is None and plan and plan.participation.everyone:
@@ -289,7 +269,6 @@ def _visit(
     site = site or "this-site"
     if not is_safe_name(site):
         raise MedsiloError(f"--site {site!r} has odd characters; use letters, digits, '.', '_' and '-'")
-    scope = scope_of(job) if job else None
+    scope, carries_code = (scope_of(job), (job / CUSTOM).is_dir()) if job else (None, False)
     source = DataSource(folder=data) if data else None
-    carries_code = job is not None and (job / CUSTOM).is_dir()
-    return Visit(site, plan, scope, carries_code, local, kit, source)
+    return Visit(site, plan, scope, carries_code, local, kit, source, accept=accept)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option, several
 from medsilo.cli.running import conclude
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
@@ -24,14 +25,11 @@ def provision(
     consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
     *,
     out: options.OutFolder,
-    renew: Annotated[
-        list[str],
-        typer.Option(metavar="NAME", default_factory=list, show_default=False, help="give NAME a new certificate"),
-    ],
+    renew: Annotated[list[str], several("NAME", "give NAME a new certificate")],
     requests: Annotated[
         bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
     ] = False,
-) -> int:
+) -> None:
     """Make signed kits for a consortium, or for its new members.
 
     Existing kits are not changed. provisioning/README.md says who gets which kit, and what to keep safe.
@@ -44,24 +42,22 @@ def provision(
         write_requests(described, consortium.parent, out)
         screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
         screen.answer(requests=out)
-        return 0
+        return
     new = provision(described, consortium.parent, out, renew)
-    for name in new:
-        screen.say(f"kit: {out / name}")
+    screen.say(*(f"kit: {out / name}" for name in new))
     screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
     screen.answer(kits=[out / name for name in new])
-    return 0
 
 
 def submit(
     screen: Screen,
     job: options.Job,
     *,
-    kit: Annotated[Path | None, typer.Option(metavar="KIT", help=options.OWN_KIT)] = None,
+    kit: Annotated[Path | None, option("KIT", options.OWN_KIT)] = None,
     plan: options.PlanFile = None,
     changes: options.Changes,
     out: options.OutFolderOrNone = None,
-) -> int:
+) -> None:
     """Submit a job to a consortium, or write it into a folder as it would be submitted.
 
     Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id. With --out
@@ -83,7 +79,6 @@ def submit(
         submitted = out
     screen.say(f"job: {submitted}" if out else str(submitted))
     screen.answer(job=submitted)
-    return 0
 
 
 def status(
@@ -93,8 +88,7 @@ def status(
     kit: options.Kit,
     watch: Annotated[bool, typer.Option("--watch", help="show the job's rounds, until it ends")] = False,
     require: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="for monitoring: end with 1 unless all these hospitals are connected"),
+        str | None, option("A,B", "for monitoring: end with 1 unless all these hospitals are connected")
     ] = None,
 ) -> int:
     """Say who is connected and what runs; with --watch show a job's rounds, one line per site, until it ends.
@@ -111,8 +105,7 @@ def status(
             raise MedsiloError("which job? give the id that submit printed; 'medsilo status' lists the latest")
         return _watch(screen, job, kit)
     state = lead.status(kit, None if require else job)
-    for line in state.lines():
-        screen.say(line)
+    screen.say(*state.lines())
     screen.answer(**state.as_json())
     here = {hospital.name for hospital in state.hospitals if hospital.connected}
     missing = sorted({name.strip() for name in (require or "").split(",") if name.strip()} - here)
@@ -148,7 +141,7 @@ def _watch(screen: Screen, job: str, kit: Path) -> int:
     return 1
 
 
-def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
+def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> None:
     """End a job.
 
     What is finished is kept: 'medsilo resume' goes on from there.
@@ -159,10 +152,9 @@ def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
     said = lead.abort(job, kit)
     screen.say(said)
     screen.answer(job=job, server=said)
-    return 0
 
 
-def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> int:
+def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.OutFolder = Path("runs")) -> None:
     """Download a job's results and write the report.
 
     Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.
@@ -170,4 +162,4 @@ def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.
     screen.note(CONNECTING)
     from medsilo.consortium import lead
 
-    return conclude(screen, lead.fetch(job, kit, out))
+    conclude(screen, lead.fetch(job, kit, out))

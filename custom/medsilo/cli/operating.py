@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option, several
 from medsilo.cli.show import Screen
 from medsilo.runs import paths
 
@@ -19,14 +20,12 @@ def report(
     *,
     out: options.OutFileOrNone = None,
     statistics: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="an answer of 'medsilo statistics' about these hospitals, to show beside"),
+        Path | None, option("FOLDER", "an answer of 'medsilo statistics' about these hospitals, to show beside")
     ] = None,
     hospitals: Annotated[
-        bool,
-        typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital"),
+        bool, typer.Option("--hospitals", help="of a comparison: also a decision sheet for each hospital")
     ] = False,
-) -> int:
+) -> None:
     """Write one HTML page about one or more runs.
 
     A folder with several runs means all of them; that of a comparison gives the comparison's page. The page
@@ -52,10 +51,8 @@ def report(
         from medsilo.report.gains import write_sheets
 
         own = write_sheets(runs[0], _leaving)
-    for page in own:
-        screen.say(f"hospital's sheet: {page}")
+    screen.say(*(f"hospital's sheet: {page}" for page in own))
     screen.answer(report=written, runs=found, hospitals=own)
-    return 0
 
 
 def _leaving(run: Path) -> list[str]:
@@ -71,20 +68,17 @@ def clean(
         Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
     ] = Path("runs"),
     *,
-    older_than: Annotated[
-        float,
-        typer.Option(metavar="DAYS", parser=options.length, help="what was last changed before"),
-    ] = 7.0,
+    older_than: Annotated[float, option("DAYS", "what was last changed before", parser=options.length)] = 7.0,
     unfinished: Annotated[
         float | None,
-        typer.Option(
-            metavar="DAYS",
+        option(
+            "DAYS",
+            "also what studies that did not end, and were left for so long, would go on from",
             parser=options.length,
-            help="also what studies that did not end, and were left for so long, would go on from",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
-) -> int:
+) -> None:
     """List what old runs no longer need, with sizes and ages, and remove it with --yes.
 
     That is what was kept for going on with studies that have finished since, and half-written files. Models, scores
@@ -99,8 +93,7 @@ def clean(
 
     find = find_in_kit if (folder / "startup").is_dir() else find_old
     old = find(folder, older_than, inf if unfinished is None else unfinished)
-    for one in old:
-        screen.say(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}")
+    screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
     total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
     if yes:
         remove(old)
@@ -108,15 +101,11 @@ def clean(
     else:
         screen.say(f"may go: {total}" + ("; with --yes they are removed" if old else ""))
     screen.answer(files=[asdict(one) for one in old], removed=yes)
-    return 0
 
 
 def backup(
-    screen: Screen,
-    kit: Annotated[Path, typer.Argument(help="the server's kit")],
-    *,
-    out: options.OutFile,
-) -> int:
+    screen: Screen, kit: Annotated[Path, typer.Argument(help="the server's kit")], *, out: options.OutFile
+) -> None:
     """Write all that a server needs to start again into one file, also while it runs.
 
     This includes its kit with the studies and the list of expelled hospitals, and the jobs in server.storage. The file
@@ -128,21 +117,15 @@ def backup(
     kept = back_up(kit, out)
     screen.say(f"backup: {out}, {kept.files} files; expelled: {', '.join(kept.expelled) or 'nobody'}")
     screen.answer(backup=out, files=kept.files, expelled=kept.expelled)
-    return 0
 
 
 def restore(
     screen: Screen,
     file: Annotated[Path, typer.Argument(help="what 'medsilo backup' wrote")],
     *,
-    kit: Annotated[Path, typer.Option(metavar="KIT", help="where the server's kit is to be: a new folder")],
-    expelled: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME", default_factory=list, show_default=False, help="a hospital that was expelled since then"
-        ),
-    ],
-) -> int:
+    kit: Annotated[Path, option("KIT", "where the server's kit is to be: a new folder")],
+    expelled: Annotated[list[str], several("NAME", "a hospital that was expelled since then")],
+) -> None:
     """Put a server's kit and its jobs back from a backup. Nothing is overwritten."""
     from medsilo.consortium.backup import put_back
 
@@ -151,4 +134,3 @@ def restore(
     screen.say(f"kit: {kit}, as it was on {kept.made}; jobs: {kept.storage}")
     screen.say(f"expelled: {', '.join(kept.expelled) or 'nobody'}. Who was expelled since then: --expelled NAME")
     screen.answer(kit=kit, made=kept.made, expelled=kept.expelled)
-    return 0

@@ -19,7 +19,6 @@ from medsilo.core.errors import MedsiloError
 if TYPE_CHECKING:
     from medsilo.site.settings import SiteSettings
 
-ENGINES = ("simulator", "inprocess")
 PRIMARIES = ("mean", "pooled", "worst-site")
 PROTOCOLS = ("paper", "released-code", "clinical")
 
@@ -128,24 +127,28 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
         raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
 
 
-def forms() -> list[str]:
-    """Return the forms in which models are exported; those of one task have a dot in their name."""
+def form(value: object) -> str:
+    """Return a form in which models are exported; those of one task alone have a dot in their name."""
     from medsilo.registry import EXPORTERS
 
-    return [name for name in EXPORTERS if "." not in name]
-
-
-def form(value: object) -> str:
-    """Return one of these."""
-    return one_of(forms())(value)
+    return one_of(name for name in EXPORTERS if "." not in name)(value)
 
 
 # ---------------------------------------------------------------------------------------------------- options
+def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    """Return an option that takes a value. names: where it is called otherwise than its parameter."""
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
+def several(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    """Return an option that may be repeated."""
+    return option(metavar, help, *names, default_factory=list, show_default=False, **more)
+
+
 DEVICES = "auto, cpu, cuda or cuda:<n>"
 SITE_CONFIG = "a folder with a medsilo.yaml, which describes the data and names the labels (docs/your-data.md)"
 SITE_CONFIGS = f"{SITE_CONFIG}; a site with a folder of its name in it, with a medsilo.yaml, has that"
 DATA = "folder with the sites' data, for tasks that need one"
-OUT = ("--out", "-o")
 
 A_JOB = typer.Argument(help="a job's folder, for example jobs/fedavg, or the name of a job in ./jobs")
 Job = Annotated[str, A_JOB]
@@ -158,54 +161,47 @@ PlanFile = Annotated[
 ]
 Changes = Annotated[
     list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        default_factory=list,
-        show_default=False,
-        help="change the plan, as often as wanted: training.rounds=3 (docs/plan.md has every key)",
+    several(
+        "KEY=VALUE", "change the plan, as often as wanted: training.rounds=3 (docs/plan.md has every key)", "--set"
     ),
 ]
-_FOLDER = typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="the folder that is written")
-_FILE = typer.Option(*OUT, metavar="FILE", parser=output_file, help="the file that is written")
+_FOLDER = option("FOLDER", "the folder that is written", "--out", "-o", parser=output_folder)
+_FILE = option("FILE", "the file that is written", "--out", "-o", parser=output_file)
 OutFolder = Annotated[Path, _FOLDER]
 OutFolderOrNone = Annotated[Path | None, _FOLDER]
 OutFile = Annotated[Path, _FILE]
 OutFileOrNone = Annotated[Path | None, _FILE]
 Engine = Annotated[
     Literal["simulator", "inprocess"],
-    typer.Option(
-        metavar="ENGINE",
-        parser=one_of(ENGINES),
-        help="simulator, or inprocess: the same numbers in one process, without NVFlare",
+    option(
+        "ENGINE",
+        "simulator, or inprocess: the same numbers in one process, without NVFlare",
+        parser=one_of(("simulator", "inprocess")),
     ),
 ]
 Primary = Annotated[
     Literal["mean", "pooled", "worst-site"],
-    typer.Option(
-        metavar="ENDPOINT",
+    option(
+        "ENDPOINT",
+        f"the question, declared before the runs: {', '.join(PRIMARIES)}; all else is exploratory",
         parser=one_of(PRIMARIES),
-        help=f"the question, declared before the runs: {', '.join(PRIMARIES)}; all else is exploratory",
     ),
 ]
 OWN_KIT = "your own kit, from the consortium's lead"
-Kit = Annotated[Path, typer.Option(metavar="KIT", help=OWN_KIT)]
+Kit = Annotated[Path, option("KIT", OWN_KIT)]
 SITES_KIT = "this site's kit, with its settings, certificates and network"
-SiteKit = Annotated[Path | None, typer.Option("--kit", metavar="KIT", help=SITES_KIT)]
+SiteKit = Annotated[Path | None, option("KIT", SITES_KIT, "--kit")]
 Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", parser=positive, help="sites that work at once (default: all that memory has room for)"),
+    int | None, option("N", "sites that work at once (default: all that memory has room for)", parser=positive)
 ]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVICES} (default: auto)")]
-DeviceOfRun = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVICES} (default: the run's)")]
-Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help=DATA)]
-DataOfRun = Annotated[Path | None, typer.Option(metavar="FOLDER", help=f"{DATA} (default: the run's)")]
-SiteConfig = Annotated[Path | None, typer.Option("--settings", metavar="FOLDER", help=SITE_CONFIG)]
-SiteConfigs = Annotated[Path | None, typer.Option("--settings", metavar="FOLDER", help=SITE_CONFIGS)]
+Device = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: auto)")]
+DeviceOfRun = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: the run's)")]
+Data = Annotated[Path | None, option("FOLDER", DATA)]
+DataOfRun = Annotated[Path | None, option("FOLDER", f"{DATA} (default: the run's)")]
+SiteConfig = Annotated[Path | None, option("FOLDER", SITE_CONFIG, "--settings")]
+SiteConfigs = Annotated[Path | None, option("FOLDER", SITE_CONFIGS, "--settings")]
 Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
-ModelOf = Annotated[
-    str, typer.Option("--site", metavar="SITE", help="the run's model of this hospital instead of the shared one")
-]
+ModelOf = Annotated[str, option("SITE", "the run's model of this hospital instead of the shared one", "--site")]
 Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id, as submit printed it")]
 
@@ -231,19 +227,15 @@ def settings_of(
 
     They are for work that stays on this machine, which needs no approval.
     """
-    from medsilo.site.settings import FILE_NAME, EachSites, SiteSettings, make_settings, read_settings_of_all
+    from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings_of_all
 
     local = folder_of_settings(site_config)
     if local and not any(local.glob(FILE_NAME)) and not any(local.glob(f"*/{FILE_NAME}")):
         raise MedsiloError(f"the folder of settings has no {FILE_NAME}; give the one that has it", str(local))
     settings = read_settings_of_all(local) if local else before or SiteSettings()
-    given = {"device": device, "data": data and data.resolve()}
-    said: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    said["approval"] = "none"
-    if isinstance(settings, EachSites):
-        settings = settings.changed({**said, **more}, "the command line")
-    else:
-        settings = make_settings({**settings.model_dump(), **said, **more}, "the command line")
+    given = {"device": device, "data": data and data.resolve(), "approval": "none"}
+    said = {key: value for key, value in given.items() if value is not None}
+    settings = settings.changed({**said, **more}, "the command line")
     if device:
         check_device(settings)
     return settings

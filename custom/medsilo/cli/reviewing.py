@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
@@ -35,29 +36,24 @@ def approve(
         ),
     ] = None,
     *,
-    kit: Annotated[Path, typer.Option(metavar="KIT", help=options.SITES_KIT)],
+    kit: Annotated[Path, option("KIT", options.SITES_KIT)],
     plan: options.PlanFile = None,
     changes: options.Changes,
     expires: Annotated[
-        int | None,
-        typer.Option(metavar="TIME", parser=lasting, help="maximum duration: 12h, 30d or 8w (default: no end)"),
+        int | None, option("TIME", "maximum duration: 12h, 30d or 8w (default: no end)", parser=lasting)
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            parser=options.positive,
-            help="answer so many rounds of this plan at most, over all its studies",
-        ),
+        option("N", "answer so many rounds of this plan at most, over all its studies", parser=options.positive),
     ] = None,
-    sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
+    sites: Annotated[str, option("SITE,SITE", "only while nobody else takes part")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
-    by: Annotated[str, typer.Option(metavar="NAME", help="who decides (default: this account's name)")] = "",
+    by: Annotated[str, option("NAME", "who decides (default: this account's name)")] = "",
     page: Annotated[
         bool, typer.Option("--page", help="a page to read plans, decide, and watch studies, on this machine only")
     ] = False,
-    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="of the page; 0: any that is free")] = 0,
-) -> int:
+    port: Annotated[int, option("PORT", "of the page; 0: any that is free", min=0, max=65_535)] = 0,
+) -> None:
     """At a hospital: let a plan run here, by its hash; list those that asked; or --decline one.
 
     Signed with the key of the kit. With 'approval: required' in medsilo.yaml nothing else runs. Without a plan: those
@@ -65,27 +61,22 @@ def approve(
     is declined; after an approval --decline withdraws it: the study stops here before its next answer leaves, and what
     has already left can not be taken back. --page serves a page at a one-time address until Ctrl-C; studies go on.
     """
-    if page:
-        return _show_page(screen, kit, port)
-    if hash is None:
-        if plan or changes or decline:
-            raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
-        return _list(screen, kit)
-    import time
-
     from medsilo.site.approvals import ApprovalLimits
 
-    limits = ApprovalLimits.of(
-        expires=None if expires is None else int(time.time()) + 3600 * expires,
-        rounds=rounds,
-        sites=tuple(sorted(filter(None, (site.strip() for site in sites.split(","))))),
-    )
-    if decline and limits.words():
-        raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
-    return _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)
+    if page:
+        _show_page(screen, kit, port)
+    elif hash is not None:
+        limits = ApprovalLimits.lasting(expires, rounds, sites)
+        if decline and limits.words():
+            raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
+        _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)
+    elif plan or changes or decline:
+        raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
+    else:
+        _list(screen, kit)
 
 
-def _list(screen: Screen, kit: Path) -> int:
+def _list(screen: Screen, kit: Path) -> None:
     from medsilo.check.at_home import KitAtHome
     from medsilo.site.approvals import moment
 
@@ -99,17 +90,15 @@ def _list(screen: Screen, kit: Path) -> int:
         names = f"question {one.question.get('title', '')}" if one.question else ", ".join(parts)
         by = f", submitted by {one.lead}" if one.lead else ""
         screen.say(f"{one.hash[:12]}  {verdict}: {names}, study {one.study or '–'}{by}, asked {moment(one.at)}")
-    for decision in decided:
-        screen.say(_line(decision))
+    screen.say(*map(_line, decided))
     screen.answer(
         approval=home.settings.approval,
         asked=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
         decisions=[one.model_dump(mode="json") for one in decided],
     )
-    return 0
 
 
-def _show_page(screen: Screen, kit: Path, port: int) -> int:
+def _show_page(screen: Screen, kit: Path, port: int) -> None:
     screen.in_lines = True
     from medsilo.site_page.page_server import PageServer
     from medsilo.site_page.pages import SitePages
@@ -125,7 +114,6 @@ def _show_page(screen: Screen, kit: Path, port: int) -> int:
             server.serve_forever()
         except KeyboardInterrupt:
             screen.say("the page has ended; studies go on")
-    return 0
 
 
 def _decide(
@@ -137,7 +125,7 @@ def _decide(
     changes: list[str],
     by: str,
     limits: "ApprovalLimits",
-) -> int:
+) -> None:
     import getpass
 
     from medsilo.check.at_home import KitAtHome
@@ -147,16 +135,14 @@ def _decide(
     if asked and asked.question:
         from medsilo.check.approving import question_in_words
 
-        for line in question_in_words(asked.question):
-            screen.say(line)
+        screen.say(*question_in_words(asked.question))
     elif asked and verdict == "approved":  # the others need no plan that can be read
         from medsilo.check.approving import never_runs, plan_in_words
 
         plan = home.plan_of(asked)
         if why := never_runs(home, plan, limits, asked.sites):
             raise MedsiloError(f"it would never run here: {why}; nothing is approved")
-        for name, words in plan_in_words(plan):
-            screen.say(f"{name}: {words}")
+        screen.say(*(f"{name}: {words}" for name, words in plan_in_words(plan)))
     if asked and given.strip(HEXADECIMAL):
         home.approvals.keep(asked)  # also a plan that did not ask
     before = home.approvals.last(meant)
@@ -167,7 +153,6 @@ def _decide(
     if verdict == "approved" and home.settings.approval == "none":
         screen.warn("medsilo.yaml has no 'approval: required', so plans without an approval run here, too")
     screen.answer(**decision.model_dump(mode="json"))
-    return 0
 
 
 def _meant(
@@ -206,7 +191,7 @@ def leak_report(
     data: options.Data = None,
     kit: options.SiteKit = None,
     local: options.SiteConfig = None,
-) -> int:
+) -> None:
     """Say what leaves a site under a job, or a hospital under a question's file, before anything runs.
 
     Every group of tensors with its bytes, every number that is told, and what can be done about each. docs/privacy.md
@@ -215,56 +200,49 @@ def leak_report(
     if data and not data.is_dir():
         raise MedsiloError("there is no such data folder; correct --data", str(data))
     if (question := Path(job)).is_file():
-        return _print_question(screen, question)
-    return _print(screen, job, changes, plan, data, options.folder_of_settings(local, kit))
-
-
-def _print_question(screen: Screen, file: Path) -> int:
-    from medsilo.registry import INQUIRIES
-
-    (inquiry,) = (own for own in map(INQUIRIES.__getitem__, INQUIRIES) if own.leaves)
-    question = inquiry.read(file)
-    lines = [f"What leaves a hospital under the question {question.hash[:12]}", "", *inquiry.leaves(question)]
-    for line in lines:
-        screen.say(line)
-    screen.answer(question=question.hash, lines=lines)
-    return 0
-
-
-def _print(
-    screen: Screen, job: str, changes: list[str], plan: Path | None, data: Path | None, local: Path | None
-) -> int:
+        _print_question(screen, question)
+        return
+    folder = options.folder_of_settings(local, kit)
     screen.note("reading the plan")
     import dataclasses
 
-    from medsilo.check.leaks import averages_images, describe, leaks
+    from medsilo.check.leaks import averages_of, describe, leaks
     from medsilo.federation.protection import read_for
     from medsilo.flare.jobs import find_job, plan_of, scope_of
+    from medsilo.registry import ANY
     from medsilo.site.policy import Policy, read_policy
     from medsilo.site.settings import SiteSettings, read_settings
     from medsilo.tasks.sources import DataSource
 
-    found, folder = find_job(job), local
-    settings = read_settings(folder) if folder else SiteSettings()
-    study = plan_of(found, changes, plan, settings.packages) if folder else plan_of(found, changes, plan)
+    found = find_job(job)
+    settings = read_settings(folder) if folder else SiteSettings(packages=ANY)
+    study = plan_of(found, changes, plan, settings.packages)
     policy = read_policy(folder, scope_of(found)) if folder else Policy()
     source = read_for(study, DataSource(folder=data) if data else settings.data)
     images: dict[str, int | str] = {}
-    for site in study.participation.sites if averages_images(study) else ():
+    for site in study.participation.sites if averages_of(study) else ():
         try:
             data_of = study.task.site_data(site, study.participation.sites, study.seed, source)
             images[site] = len(data_of.train)  # type: ignore[arg-type]
         except MedsiloError as error:
             images[site] = str(error)
     lines = describe(study, images, settings, policy)
-    for line in lines:
-        screen.say(line)
+    screen.say(*lines)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
     screen.answer(plan=study.hash, groups=groups, images_averaged=images, lines=lines)
-    return 0
 
 
-def list_(screen: Screen) -> int:
+def _print_question(screen: Screen, file: Path) -> None:
+    from medsilo.registry import INQUIRIES
+
+    (inquiry,) = (own for own in map(INQUIRIES.__getitem__, INQUIRIES) if own.leaves)
+    question = inquiry.read(file)
+    lines = [f"What leaves a hospital under the question {question.hash[:12]}", "", *inquiry.leaves(question)]
+    screen.say(*lines)
+    screen.answer(question=question.hash, lines=lines)
+
+
+def list_(screen: Screen) -> None:
     """List the methods, each with its paper and what leaves a hospital, and the tasks, each with its metric.
 
     A plan names them as algorithm.name and task.name.
@@ -273,24 +251,19 @@ def list_(screen: Screen) -> int:
     from medsilo.check.leaks import leaving
     from medsilo.registry import METHODS, TASKS
 
-    methods = [(name, method.title, method.paper, leaving(method())) for name, method in METHODS.items()]
-    width = max(len(paper) for _, _, paper, _ in methods)
-    lines = [f"{name:<14} {paper:<{width}} leaves: {leaves}" for name, _, paper, leaves in methods]
-    _table(screen, "methods", ("name", "title", "paper", "leaves"), methods, lines)
+    methods = [
+        {"name": name, "title": own.title, "paper": own.paper, "leaves": leaving(own())}
+        for name, own in METHODS.items()
+    ]
+    width = max(len(one["paper"]) for one in methods)
+    screen.say(*("{name:<14} {paper:<{width}} leaves: {leaves}".format(**one, width=width) for one in methods))
     screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
-    tasks = [(name, task.title, _metric_of(task)) for name, task in TASKS.items()]
-    lines = [f"{name:<19} {title} ({metric})" for name, title, metric in tasks]
-    _table(screen, "tasks", ("name", "title", "metric"), tasks, lines)
-    return 0
+    tasks = [{"name": name, "title": task.title, "metric": _metric_of(task)} for name, task in TASKS.items()]
+    screen.say(*("{name:<19} {title} ({metric})".format(**one) for one in tasks))
+    screen.answer(methods=methods, tasks=tasks)
 
 
 def _metric_of(task: Any) -> str:
     """Return the metric of a class of tasks, by its goal or the kind of that; else as without a plan."""
     kind = get_type_hints(task.goal.fget)["return"] if isinstance(task.goal, property) else task.goal
     return getattr(kind, "metric", None) or task().goal.metric
-
-
-def _table(screen: Screen, kind: str, columns: tuple[str, ...], rows: list[tuple], lines: list[str]) -> None:
-    for line in lines:
-        screen.say(line)
-    screen.answer(**{kind: [dict(zip(columns, row, strict=True)) for row in rows]})

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option, several
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import counted
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 def demo(
     screen: Screen,
     *,
-    rounds: Annotated[int, typer.Option(metavar="N", parser=options.positive, help="of each study")] = 12,
+    rounds: Annotated[int, option("N", "of each study", parser=options.positive)] = 12,
     seeds: Annotated[
-        options.Seeds, typer.Option(metavar="N,N,N", parser=options.seeds, help="of data, weights and order")
+        options.Seeds, option("N,N,N", "of data, weights and order", parser=options.seeds)
     ] = options.DEMO_SEEDS,
     out: options.OutFolder = Path("runs"),
 ) -> int:
@@ -62,7 +63,7 @@ def run(
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
-) -> int:
+) -> None:
     """Run a job in NVFlare's simulator, with all its sites on this machine.
 
     Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md).
@@ -81,11 +82,9 @@ def run(
         raise MedsiloError(f"--name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = out / (name or new_study(study))
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
-    for line in study.cautions(study.participation.sites):
-        screen.say(f"caution: {line}")
-    job_of_run = found if engine == "simulator" else None
-    _study(screen, study, folder, settings, job=job_of_run, threads=threads)
-    return conclude(screen, folder)
+    screen.say(*(f"caution: {line}" for line in study.cautions(study.participation.sites)))
+    _study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
+    conclude(screen, folder)
 
 
 def _study(
@@ -125,72 +124,55 @@ def compare(
     screen: Screen,
     ctx: typer.Context,
     *,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TASK",
-            help="the task, of 'medsilo list' (default: synthetic-histology)",
-        ),
-    ] = None,
+    task: Annotated[str | None, option("TASK", "the task, of 'medsilo list' (default: synthetic-histology)")] = None,
     plan: Annotated[Path | None, typer.Option(help="a plan or a job's folder that the rows change")] = None,
     methods: Annotated[
         list[str],
-        typer.Option(
-            metavar="M,M:KEY=VALUE",
-            default_factory=list,
-            show_default=False,
-            help="rows: methods, each with changes of its own section: local,fedavg,fedprox:mu=0.1",
-        ),
+        several("M,M:KEY=VALUE", "rows: methods, each with changes of its own section: local,fedavg,fedprox:mu=0.1"),
     ],
     row: Annotated[
         list[str],
-        typer.Option(
-            metavar="'TITLE: KEY=VALUE ...'",
+        several(
+            "'TITLE: KEY=VALUE ...'",
+            "a row with changes anywhere in the plan: 'slow: algorithm.name=fedavg training.learning_rate=0.001'",
             parser=options.row,
-            default_factory=list,
-            show_default=False,
-            help="a row with changes anywhere in the plan: 'slow: algorithm.name=fedavg training.learning_rate=0.001'",
         ),
     ],
     seeds: Annotated[
-        options.Seeds | None,
-        typer.Option(metavar="N,N,N", parser=options.seeds, help="every row runs with each (default: 0,1,2)"),
+        options.Seeds | None, option("N,N,N", "every row runs with each (default: 0,1,2)", parser=options.seeds)
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            metavar="N",
-            min=0.1,
-            help="instead of --seeds: as many as fit into this time, estimated from the first; ends earlier once it "
+        option(
+            "N",
+            "instead of --seeds: as many as fit into this time, estimated from the first; ends earlier once it "
             "is answered whether joining pays",
+            min=0.1,
         ),
     ] = None,
     folds: Annotated[
         int | None,
-        typer.Option(
-            metavar="K",
+        option(
+            "K",
+            "every seed K times, each time with other patients in the test part (default: the task's own parts)",
             parser=options.folds,
-            help="every seed K times, each time with other patients in the test part (default: the task's own parts)",
         ),
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="ROW", help="the row that all are compared with (default: fedavg)")
-    ] = None,
+    against: Annotated[str | None, option("ROW", "the row that all are compared with (default: fedavg)")] = None,
     primary: options.Primary = "mean",
     protocol: Annotated[
         str | None,
-        typer.Option(
-            metavar="PROTOCOL",
+        option(
+            "PROTOCOL",
+            f"whose numbers every row declares and follows: {', '.join(options.PROTOCOLS)} (default: the plan's)",
             parser=options.one_of(options.PROTOCOLS),
-            help=f"whose numbers every row declares and follows: {', '.join(options.PROTOCOLS)} (default: the plan's)",
         ),
     ] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
     engine: options.Engine = "simulator",
     at_once: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=options.positive, help="runs side by side (default: 2 if they fit)"),
+        int | None, option("N", "runs side by side (default: 2 if they fit)", parser=options.positive)
     ] = None,
     title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
     device: options.Device = None,
@@ -257,14 +239,12 @@ def resume(
     screen: Screen,
     run: Annotated[str, typer.Argument(help="the run's folder; with --kit also the id of the job that ended")],
     *,
-    kit: Annotated[
-        Path | None, typer.Option(metavar="KIT", help="your own kit: go on in the consortium, not here")
-    ] = None,
+    kit: Annotated[Path | None, option("KIT", "your own kit: go on in the consortium, not here")] = None,
     threads: options.Threads = None,
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,
     site_config: options.SiteConfigs = None,
-) -> int:
+) -> None:
     """Go on with a run that stopped, from its last finished round.
 
     The numbers are those of a run that never stopped. In a consortium: waits as submit does, prints the new id.
@@ -274,10 +254,10 @@ def resume(
         screen.note("connecting to the server")
         from medsilo.consortium import lead
 
-        job = lead.resume(run, kit, screen.warn)
-        screen.say(job)
-        screen.answer(job=job)
-        return 0
+        submitted = lead.resume(run, kit, screen.warn)
+        screen.say(submitted)
+        screen.answer(job=submitted)
+        return
     folder = Path(run)
     if not (folder / "plan.yaml").is_file():
         raise MedsiloError(
@@ -291,14 +271,12 @@ def resume(
     Record(folder).check_unfinished()
     plan = load_plan(folder / "plan.yaml")
     settings = options.settings_of(device, data, site_config, run_settings(folder), **ALL_MINE)
-    job_of_run = (
-        folder / paths.JOB if (folder / paths.JOB).is_dir() else None
-    )  # else it was begun with --engine inprocess
-    _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True)
-    return conclude(screen, folder)
+    job = folder / paths.JOB  # which a run with --engine inprocess has not
+    _study(screen, plan, folder, settings, job=job if job.is_dir() else None, threads=threads, resumes=True)
+    conclude(screen, folder)
 
 
-def conclude(screen: Screen, folder: Path) -> int:
+def conclude(screen: Screen, folder: Path) -> None:
     """Show the table of a run's scores, write its page, and say where it is."""
     from medsilo.report.formats import text_table
     from medsilo.report.page import write
@@ -308,9 +286,7 @@ def conclude(screen: Screen, folder: Path) -> int:
     screen.doing("writing the report")
     screen.say("\n" + text_table(read_all([folder])))
     summary = read_summary(folder)
-    for line in (line for lines in summary.stands_out.values() for line in lines):
-        screen.say(f"stands out: {line}")
+    screen.say(*(f"stands out: {line}" for lines in summary.stands_out.values() for line in lines))
     page = write([folder], folder / paths.REPORT, folder.name)
     screen.say(f"\nreport: {page}")
     screen.answer(run=folder, report=page, summary=summary.as_json())
-    return 0

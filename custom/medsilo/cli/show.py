@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,17 +29,16 @@ class Command:
     """A command: its function's name with dashes, its parameters are options, its docstring is what --help says.
 
     >>> from medsilo.extend import Command, Screen
-    >>> def count(screen: Screen, number: int = 3) -> int:
+    >>> def count(screen: Screen, number: int = 3) -> None:
     ...     "Count."
     ...     screen.say(str(number))
-    ...     return 0
     >>> Command(count, "--number 5", "For a hospital's engineer").name
     'count'
     >>> Command(count, "", "For a hospital's engineer", of="cases").name
     'cases count'
     """
 
-    does: Callable[..., int]  # gets a Screen first; 0 is success
+    does: Callable[..., int | None]  # gets a Screen first; returns another code than 0 where it did not succeed
     example: str  # the arguments of one
     people: str  # the heading that it is under
     of: str = ""  # the command that it is one of several acts of
@@ -56,7 +55,7 @@ STOPPED = "stopped"
 AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
 ]
-Does = Callable[..., int]
+Does = Callable[..., int | None]
 Tell = Callable[[], str]
 
 
@@ -83,16 +82,19 @@ class Screen:
         self._saying = threading.Lock()
         self._doing: Tell | None = None  # what goes on, in words
         self._aside = False  # whether that is for a person at the terminal alone
-        self._ticker: _Ticker | None = None
+        self._watcher: threading.Thread | None = None  # breaks the silence
+        self._ended = threading.Event()
 
-    def say(self, line: str) -> None:
-        """Show a line, or several, to a person."""
-        line = "\n".join(map(printable, line.split("\n")))
+    def say(self, *lines: str) -> None:
+        """Show lines to a person."""
+        if not lines:
+            return
+        text = "\n".join(map(printable, "\n".join(lines).split("\n")))
         with self._saying:
             if self._print:
-                self._print(line)
+                self._print(text)
             else:
-                print(line, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+                print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
             self._said = time.monotonic()
 
     def begin(self, what: str) -> None:
@@ -105,18 +107,22 @@ class Screen:
         self._aside = aside
         started = time.monotonic()
         self._doing = what if callable(what) else lambda: f"{what} ({time.monotonic() - started:.0f} s)"
-        if self._ticker is None:
-            self._ticker = _Ticker(self._break_silence)
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._break_silence, daemon=True)
+            self._watcher.start()
 
     def end(self) -> None:
         """Say no more of what goes on."""
-        if self._ticker:
-            self._ticker.stop()
+        self._ended.set()
+        if self._watcher:
+            self._watcher.join()
 
     def _break_silence(self) -> None:
-        """Say what goes on, where nothing has been said for long and nothing on the terminal shows it."""
-        if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
-            self._told_aside(self._doing()) if self._aside else self.say(self._doing())
+        """Say what goes on whenever nothing has been said for long and nothing on the terminal shows it."""
+        with suppress(OSError):  # a pipe that nobody reads any more
+            while not self._ended.wait(LOOK):
+                if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
+                    self._told_aside(self._doing()) if self._aside else self.say(self._doing())
 
     def warn(self, line: str) -> None:
         """Show what went wrong."""
@@ -148,8 +154,7 @@ class Screen:
         def on_round(record: Any) -> None:
             lines = progress.add(record)
             self.event("round", {"of": progress.planned, **progress.last})
-            for line in lines:
-                self.say(line)
+            self.say(*lines)
 
         with self._watching(progress.sentence):
             yield on_round
@@ -202,27 +207,6 @@ def failure(text: str, code: int, error: Exception | str) -> dict[str, Any]:
     return {"error": text, "code": code, "kind": "error" if kind == "medsilo" else kind}
 
 
-class _Ticker:
-    """Does something again and again in a thread of its own, until it is stopped or its listener has gone."""
-
-    def __init__(self, does: Callable[[], None]) -> None:
-        self._does, self._over = does, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._over.wait(LOOK):
-            try:
-                self._does()
-            except OSError:  # a pipe that nobody reads any more
-                return
-
-    def stop(self) -> None:
-        """End it; returns when it has ended."""
-        self._over.set()
-        self._thread.join()
-
-
 def command(does: Does) -> Does:
     """Return the command with `--json` added, its screen given, and its errors shown as one line."""
     signature = inspect.signature(does)
@@ -233,7 +217,7 @@ def command(does: Does) -> Does:
     def shown(*, as_json: bool, **values: Any) -> int:
         screen = Screen(as_json)
         try:
-            return screen.close(does(screen, **values))
+            return screen.close(does(screen, **values) or 0)
         except MedsiloError as error:
             return screen.close(screen.fail(error))
         except KeyboardInterrupt:
@@ -244,9 +228,8 @@ def command(does: Does) -> Does:
             return 1
         except OSError as error:  # a full disk, a folder that may not be read
             why = os.strerror(error.errno).lower() if error.errno else type(error).__name__
-            return screen.close(
-                screen.fail(MedsiloError(f"a file can't be read or written: {why}", error.filename or ""))
-            )
+            told = MedsiloError(f"a file can't be read or written: {why}", error.filename or "")
+            return screen.close(screen.fail(told))
         finally:
             screen.end()
 

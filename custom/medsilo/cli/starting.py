@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.options import option
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.site.owner import ALL_MINE
@@ -26,16 +27,14 @@ def init(
     ] = None,
     *,
     out: options.OutFolder = Path("study"),
-    site: Annotated[
-        str, typer.Option(metavar="SITE", help="this hospital's name, where the folder is one hospital's")
-    ] = "hospital-a",
+    site: Annotated[str, option("SITE", "this hospital's name, where the folder is one hospital's")] = "hospital-a",
     no_train: Annotated[bool, typer.Option("--no-train", help="leave out the trial")] = False,
     example: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
+        option(
+            "FOLDER",
+            "write a folder of three drawn hospitals there to try out, and end",
             parser=options.output_folder,
-            help="write a folder of three drawn hospitals there to try out, and end",
         ),
     ] = None,
     device: options.Device = None,
@@ -49,53 +48,43 @@ def init(
         return screen.fail(MedsiloError("give the folder of your data, or --example FOLDER without one"), 2)
     screen.note("loading PyTorch")
     if example:
-        return _write_example(screen, example)
-    assert folder is not None
+        _write_example(screen, example)
+    if folder is None:
+        return 0
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
     from medsilo.core.text import duration
     from medsilo.report.start_page import StartFacts, write_start_page
-    from medsilo.start.looker import (
-        JOB,
-        PAGE,
-        TRIAL,
-        Folder,
-        advice,
-        first_sight,
-        refuse_to_overwrite,
-        rows,
-        shown_lines,
-        write_start,
-    )
+    from medsilo.start import looker
     from medsilo.start.trial import alone, keeping_ready, machine_of, seconds_a_round
     from medsilo.study.boundaries import enough_minutes
 
-    refuse_to_overwrite(out, folder)
+    looker.refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
     with screen.busy("opening files"):
-        sight = first_sight(
-            Folder(folder.resolve(), site, lambda: machine_of(options.settings_of(device, None)), device)
-        )
+        own = looker.Folder(folder.resolve(), site, lambda: machine_of(options.settings_of(device, None)), device)
+        sight = looker.first_sight(own)
     found, choices = sight.found, sight.choices
-    plan = write_start(out, choices)
-    told = rows(choices)
-    for line in [
-        *found,
-        "",
-        *shown_lines(choices),
-        f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / JOB}",
-    ]:
-        screen.say(line)
+    plan, told = looker.write_start(out, choices), looker.rows(choices)
+    screen.say(*found, "", *looker.shown_lines(choices))
+    screen.say(f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / looker.JOB}")
     with TemporaryDirectory(prefix="medsilo-") as ready:  # so that images are prepared once
         checked = _checked(screen, plan, out, Path(ready))
         stopped = [name for name, report in checked.items() if not report.go]
         go = not stopped
-        a_round, trial = seconds_a_round(checked.values()), out / TRIAL if go and not no_train else None
-        steps = advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
-        verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
+        a_round = seconds_a_round(checked.values())
+        trial = out / looker.TRIAL if go and not no_train else None
+        steps = looker.advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
+        verdicts = {
+            name: (
+                report.verdict,
+                [(one.where, one.what, one.remedy) for one in report.findings if one.severity != "ok"],
+            )
+            for name, report in checked.items()
+        }
         started = StartFacts(found, told, verdicts, steps)
-        page = write_start_page(started, out / PAGE)
+        page = write_start_page(started, out / looker.PAGE)
         if trial:
             tried = alone(plan, a_round)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
@@ -103,16 +92,13 @@ def init(
             settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
             cases = _tried(screen, tried, settings, trial)
             write_start_page(replace(started, trial=trial, cases=cases), page)
-    screen.say("")
-    for what, command in steps:
-        screen.say(f"{what}\n    {command}" if command else what)
-    screen.say(f"\nreport: {page}")
+    screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps), f"\nreport: {page}")
     screen.answer(
         found=found,
         choices=[{"file": file, "key": key, "value": value, "why": why} for file, key, value, why in told],
         check={name: report.as_json() for name, report in checked.items()},
         settings=out / "medsilo.yaml",
-        job=out / JOB,
+        job=out / looker.JOB,
         trial=trial,
         report=page,
         next=[command for _, command in steps if command],
@@ -120,14 +106,13 @@ def init(
     return 0 if go else 1
 
 
-def _write_example(screen: Screen, folder: Path) -> int:
+def _write_example(screen: Screen, folder: Path) -> None:
     screen.begin("drawing hospitals")
     from medsilo.tasks.synthetic.prostate import write_example
 
     patients = write_example(folder)
     screen.say(f"three drawn hospitals with {patients} patients: {folder}\nnow: medsilo init {folder}")
     screen.answer(example=folder, patients=patients)
-    return 0
 
 
 def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
@@ -154,13 +139,8 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
                 screen.say(f"    -> {finding.remedy}")
     held = hospitals_table({site: report.tables for site, report in reports.items()})
     if len(reports) > 1 and held.rows:
-        screen.say("\n".join(["", *held.as_text()]))
+        screen.say("", *held.as_text())
     return reports
-
-
-def _findings(report: "Report") -> list[tuple[str, str, str]]:
-    """Return what is not in order."""
-    return [(one.where, one.what, one.remedy) for one in report.findings if one.severity != "ok"]
 
 
 def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:

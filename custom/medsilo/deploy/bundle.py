@@ -4,6 +4,7 @@ Reading, preprocessing, inference and writing are MONAI's. Only a network that M
 comes from medsilo. Weights are safetensors and no model.pt: that would be a pickle.
 """
 
+import json
 from collections.abc import Sequence
 from importlib import resources
 from importlib.metadata import version
@@ -19,8 +20,7 @@ from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.exporter import Exporter
 from medsilo.deploy.model_card import INTENDED_USE, template
 from medsilo.deploy.predict import BATCH
-from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source, open_source
-from medsilo.deploy.supermodel import SuperModel
+from medsilo.deploy.source import Source, open_source
 from medsilo.tasks.use import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -41,7 +41,10 @@ def write_bundle(source: Source, out: Path) -> None:
     if words is None or task.shape is None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
     own = _without_medsilo(source)
-    _write_weights(source, out / "models", own is not None)
+    if own:
+        save_tensors(out / "models" / WEIGHTS, source.network.state_dict())
+    else:
+        source.save(out / "models")
     _write_scripts(out / "scripts")
     write_json(out / "configs" / "inference.json", _inference(words, own))
     packages = ["pillow" if words.flat else "nibabel", "safetensors", *(["medsilo"] if own is None else [])]
@@ -60,16 +63,6 @@ def _without_medsilo(source: Source) -> dict[str, Any] | None:
     return source.plan.network.plain.monai(*shape) if plain.keys() == source.network.state_dict().keys() else None
 
 
-def _write_weights(source: Source, models: Path, alone: bool) -> None:
-    if isinstance(source.network, SuperModel):
-        source.network.save(models)
-    elif alone:
-        save_tensors(models / WEIGHTS, source.network.state_dict())
-    else:  # as open_source finds it
-        save_tensors(models / GLOBAL_MODEL, source.network.state_dict(), {"plan_hash": source.plan.hash, PLAIN: True})
-        write_text(models / "plan.yaml", source.plan.to_yaml())
-
-
 def _write_scripts(scripts: Path) -> None:
     """Copy the files that MONAI's program needs beside itself; there they know each other as `scripts`."""
     write_text(scripts / "__init__.py", "")
@@ -80,88 +73,8 @@ def _write_scripts(scripts: Path) -> None:
 
 def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
     """Return configs/inference.json: every image of dataset_dir gets a mask, or a line of a table, in output_dir."""
-    models = "$@bundle_root + '/models'"
-    begin = f"$@network_def.load_state_dict(load_file(@bundle_root + '/models/{WEIGHTS}'))"
-    evaluator: dict[str, Any] = {
-        "_target_": "SupervisedEvaluator",
-        "device": "@device",
-        "val_data_loader": "@dataloader",
-        "network": "@network",
-        "inferer": "@inferer",
-        "postprocessing": "@postprocessing",
-        "amp": False,
-    }
-    return {
-        "imports": ["$from safetensors.torch import load_file"] if own else [],
-        "bundle_root": ".",
-        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
-        "dataset_dir": "$@bundle_root + '/images'",
-        "output_dir": "$@bundle_root + '/eval'",
-        "datalist": {
-            "_target_": f"{IN_MONAI}.one_file_per_case",
-            "folder": "@dataset_dir",
-            "channels": list(words.channels),
-            "suffixes": list(FLAT if words.flat else VOLUMES),
-        },
-        "network_def": own or {"_target_": "medsilo.deploy.bundle.network", "folder": models},
-        "network": "$@network_def.to(@device)",
-        "preprocessing": {
-            "_target_": "Compose",
-            "transforms": [_reader(words), {"_target_": "EnsureChannelFirstd", "keys": "image"}, *words.transforms],
-        },
-        "dataset": {"_target_": "Dataset", "data": "$@datalist", "transform": "@preprocessing"},
-        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
-        "inferer": {**words.inferer, "batch": BATCH},
-        "postprocessing": {"_target_": "Compose", "transforms": _mask_words(words.flat)},
-        "evaluator": evaluator,
-        "initialize": [begin] if own else [],
-        "run": ["$@evaluator.run()"],
-    } | (_table_words(evaluator) if words.classifies else {})
-
-
-def _reader(words: InMonai) -> dict[str, Any]:
-    reader = {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"}
-    converter = f"$__import__('{IN_MONAI}', fromlist=['']).{words.converter}"
-    return {**reader, "reader": "PILReader", "converter": converter} if words.flat else reader
-
-
-def _mask_words(flat: bool) -> list[dict[str, Any]]:
-    """Return how scores become masks on the images' own grids."""
-    return [
-        {
-            "_target_": "Invertd",
-            "keys": "pred",
-            "transform": "@preprocessing",
-            "orig_keys": "image",
-            "nearest_interp": False,
-        },
-        {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
-        {
-            "_target_": "SaveImaged",
-            "keys": "pred",
-            "output_dir": "@output_dir",
-            "output_postfix": "mask",
-            "output_dtype": "$np.uint8",
-            "resample": False,
-            "separate_folder": False,
-            "print_log": False,
-            **({"output_ext": ".png", "writer": "PILWriter"} if flat else {}),
-        },
-    ]
-
-
-def _table_words(evaluator: dict[str, Any]) -> dict[str, Any]:
-    """Return how probabilities become a table with a line per image: the file and each class's probability."""
-    saver = {
-        "_target_": "ClassificationSaver",
-        "output_dir": "@output_dir",
-        "batch_transform": "$lambda batch: [one['image'].meta for one in batch]",
-        "output_transform": "$monai.handlers.from_engine(['pred'])",
-    }
-    return {
-        "postprocessing": {"_target_": "Compose", "transforms": [{"_target_": "EnsureTyped", "keys": "pred"}]},
-        "evaluator": {**evaluator, "val_handlers": [saver]},
-    }
+    facts = {"in_monai": IN_MONAI, "weights": WEIGHTS, "inferer": {**words.inferer, "batch": BATCH}}
+    return json.loads(template("inference").render(facts, words=words, own=own, suffixes=_suffixes(words)))
 
 
 def _metadata(source: Source, words: InMonai, packages: Sequence[str]) -> dict[str, Any]:
@@ -210,4 +123,8 @@ def _readme(source: Source, words: InMonai, needs_medsilo: bool) -> str:
     elif words.classes:
         gets += f" ({', '.join(f'{label} {name}' for label, name in enumerate(words.classes))})"
     told = {"title": source.plan.task.title, "version": __version__ if needs_medsilo else "", "gets": gets}
-    return template("bundle").render(told, words=words, suffixes=FLAT if words.flat else VOLUMES)
+    return template("bundle").render(told, words=words, suffixes=_suffixes(words))
+
+
+def _suffixes(words: InMonai) -> Sequence[str]:
+    return FLAT if words.flat else VOLUMES

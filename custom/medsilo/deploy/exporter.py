@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import save_tensors, write_json, write_text
+from medsilo.core.files import write_json
 from medsilo.deploy.model_card import write_card
-from medsilo.deploy.source import GLOBAL_MODEL, PLAIN, Source
-from medsilo.deploy.supermodel import SuperModel
+from medsilo.deploy.source import Source
 from medsilo.registry import EXPORTERS
-from medsilo.runs import paths
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,7 @@ def folder_exporter(reads: Callable[[Any], Mapping[str, object]]) -> Exporter:
 
     def write(source: Source, out: Path) -> None:
         task: Any = source.plan.task
-        network = source.network
-        if isinstance(network, SuperModel):
-            network.save(out / "models")
-        else:
-            facts = {"plan_hash": source.plan.hash, PLAIN: True}
-            save_tensors(out / "models" / GLOBAL_MODEL, network.state_dict(), facts)
-            write_text(out / "models" / paths.PLAN, source.plan.to_yaml())
+        source.save(out / "models")
         told = {"inputs": list(task.input_names), "standardise": task.standardise, "gives": _gives(task)}
         write_json(out / "configs" / "inputs.json", {**told, **reads(task)})
 

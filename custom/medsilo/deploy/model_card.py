@@ -55,6 +55,7 @@ def template(name: str) -> Template:
     places = FileSystemLoader(Path(__file__).parent)
     texts = Environment(loader=places, undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     texts.filters["told"] = _told
+    texts.policies["json.dumps_kwargs"] = {}  # keys in their order
     return texts.get_template(f"{name}.template")
 
 
@@ -62,7 +63,8 @@ def card_facts(source: Source) -> dict[str, Any]:
     """Return everything that the card says."""
     plan, summary, model = source.plan, _summary(source), source.network
     results = {**summary.sites, **summary.unseen} if summary else {}
-    package, goal = package_facts(), plan.task.goal
+    goal, super_model = plan.task.goal, model if isinstance(model, SuperModel) else None
+    lacking = super_model.origin.absent if super_model and super_model.origin else {}
     return {
         "schema": 1,
         "model": source.facts,
@@ -81,10 +83,11 @@ def card_facts(source: Source) -> dict[str, Any]:
         "seed": plan.seed,
         "plan_hash": plan.hash,
         "trained_with": summary.package.as_json() if summary else None,
-        "exported_with": {"version": package["version"], "hash": package["hash"]},
+        "exported_with": package_facts(),
         "data": {site: result.cases for site, result in results.items()},
-        "personal": list(getattr(model, "agreed", ())),  # models of hospitals' own that are in a super model
-        "absent": {site: result.absent for site, result in results.items() if result.absent} or _lacking(model),
+        "personal": list(super_model.agreed if super_model else ()),  # models of hospitals' own that are in it
+        "absent": {site: result.absent for site, result in results.items() if result.absent}
+        or {site: list(names) for site, names in lacking.items()},
         "scores": {site: _score(result, summary.metric) for site, result in results.items()} if summary else {},
         "mean_score": summary.mean_test if summary else None,
         "pooled_score": summary.pooled_test if summary else None,
@@ -94,29 +97,21 @@ def card_facts(source: Source) -> dict[str, Any]:
         "privacy": plan.privacy.model_dump(mode="json") if plan.privacy else None,
         "sealing": summary.details.sealing.as_json() if summary and summary.details.sealing else None,
         "promised": source.card(),
-        "super_model": _super_model(model),
+        "super_model": _super_model(super_model) if super_model else [],
         "intended_use": INTENDED_USE,
-        "limits": [*(OF_A_SUPER_MODEL if isinstance(model, SuperModel) else ()), *LIMITS],
+        "limits": [*(OF_A_SUPER_MODEL if super_model else ()), *LIMITS],
     }
 
 
-def _lacking(model: Any) -> dict[str, list[str]]:
-    """Return what a super model says that hospitals have not, where no summary does."""
-    origin = model.origin if isinstance(model, SuperModel) else None
-    return {site: list(names) for site, names in origin.absent.items()} if origin else {}
-
-
-def _super_model(model: Any) -> list[str]:
-    """Return how a super model answers, whose models are in it, and how gamma was found; nothing of another model."""
-    if not isinstance(model, SuperModel) or model.origin is None:
-        return []
+def _super_model(model: SuperModel) -> list[str]:
+    """Return how a super model answers, whose models are in it, and how gamma was found."""
     kept = ", ".join(site for site in model.sites if site not in model.agreed) or "none"
     return [
         f"One global model, {len(model.agreed)} personal models and a selector. "
         + RULES[model.rule].format(gamma=model.threshold),
         f"Hospitals that agreed to share their personal model: {', '.join(model.agreed) or 'none'}; represented by the "
         f"global model: {kept}.",
-        *([] if model.threshold is None else [_gamma(model.threshold, model.origin)]),
+        *([_gamma(model.threshold, model.origin)] if model.threshold is not None and model.origin else []),
     ]
 
 

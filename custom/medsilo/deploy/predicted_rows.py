@@ -17,7 +17,7 @@ from medsilo.deploy.source import Source
 from medsilo.deploy.watch import SEEN, Seen, mean_of
 from medsilo.runs import paths
 from medsilo.tasks.own.columns import Scales
-from medsilo.tasks.own.patient_table import PatientTable, TableRows
+from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
 
 AT_ONCE = 4096  # cases that go through the network together
@@ -113,10 +113,8 @@ def failures(rows: Sequence[Row]) -> int:
 
 def write_rows(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Write rows as CSV, under these columns and all others that any of them has."""
-    text = io.StringIO()
-    writer = csv.DictWriter(
-        text, list(dict.fromkeys([*columns, *(key for row in rows for key in row)])), restval="", lineterminator="\n"
-    )
+    text, every = io.StringIO(), dict.fromkeys([*columns, *(key for row in rows for key in row)])
+    writer = csv.DictWriter(text, list(every), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
@@ -154,18 +152,13 @@ def _predicted(
     except DataError as error:
         yield {"table": path.name, "line": None, "patient": None, "error": str(error), "detail": error.private}
         return
-    found: dict[str, Row] = {place: {"error": what} for place, what in _wrong(rows).items()}
+    refused = [problem for problem in rows.listing.problems if problem.severity != "note"]
+    found: dict[str, Row] = {place: {"error": problem.what} for problem in refused for place in problem.private}
     inputs = task.finished(rows.as_read, scales)
     found |= dict(zip(rows.inputs, answered(source, task.target, inputs, device), strict=True))
     patients = {entry.name: entry.patient for entry in rows.listing.entries if rows.names_patients}
     for place in sorted(found, key=_number):
         yield {"table": path.name, "line": _number(place), "patient": patients.get(place), **found[place]}
-
-
-def _wrong(rows: TableRows) -> dict[str, str]:
-    """Return why each line could not be read, by its place."""
-    refused = [problem for problem in rows.listing.problems if problem.severity != "note"]
-    return {place: problem.what for problem in refused for place in problem.private}
 
 
 def _number(place: str) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors
+from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.text import is_safe_name
 from medsilo.deploy.supermodel import MANIFEST, SuperModel
 from medsilo.deploy.watch import Watch
@@ -61,6 +61,15 @@ class Source:
         for name in (name for layer in self.plan.asking.values() for name in layer.files):
             if found := next((place / name for place in self._folders if (place / name).is_file()), None):
                 shutil.copyfile(found, folder / name)
+
+    def save(self, folder: Path) -> None:
+        """Write the model into a folder where `open_source` finds it."""
+        if isinstance(self.network, SuperModel):
+            self.network.save(folder)
+        else:
+            facts = {"plan_hash": self.plan.hash, PLAIN: True}
+            save_tensors(folder / GLOBAL_MODEL, self.network.state_dict(), facts)
+            write_text(folder / paths.PLAN, self.plan.to_yaml())
 
     def marked(self, output: Tensor) -> Tensor | None:
         """Return outputs of a segmentation with what layers of the plan mark beside; None where none does."""

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -115,7 +114,14 @@ class SuperModelOutcome(Outcome):
         found = SuperModelNews.model_validate(told)
         for names in found.absent.values():
             check_absent(names, end.task)
-        settled = settle(end.folder / paths.SUPER_MODEL, found)
+        settled = SuperModel.load(end.folder / paths.SUPER_MODEL)
+        assert settled.origin
+        settled.origin = replace(settled.origin, absent=found.absent)
+        if found.curve:
+            tuning = Tuning(found.curve)
+            settled.threshold = ALWAYS_COMMON if found.common_only else tuning.threshold
+            settled.origin = replace(settled.origin, tuning=tuning)
+        settled.save(end.folder / paths.SUPER_MODEL)
         return Counting(settled).to(end.compute.device)
 
     def after_test(self, end: SiteEnd, model: nn.Module) -> Facts:
@@ -171,17 +177,13 @@ class SuperModelOutcome(Outcome):
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> Conclusion:
         """Find the super model's threshold and keep it."""
         told: dict[str, Choices] = dict(answers)
-        mine = [told[site] for site in end.plan.participation.sites if site in told]
-        tuning = tuned(mine)
-        share = recognised({site: own for site, own in told.items() if site in end.plan.participation.sites})
+        sites = end.plan.participation.sites
+        mine = {site: told[site] for site in sites if site in told}
+        tuning, share = tuned([*mine.values()]), recognised(mine)
         common_only = self.rule == "threshold" and share is not None and share < self.least
         common, selector = (end.server.mixers[name].current(end.server.sites[0]) for name in ("global", "selector"))
         sharing = end.server.sharing()
-        personal = {
-            site: end.server.mixers["personal"].current(site)
-            for site in end.plan.participation.sites
-            if site in sharing
-        }
+        personal = {site: end.server.mixers["personal"].current(site) for site in sites if site in sharing}
         absent = {site: tuple(names) for site in personal if (names := end.server.joined[site].absent)}
         model = self._assemble(end.plan, end.layout, common, personal, selector, tuning)
         assert model.origin
@@ -206,7 +208,7 @@ class SuperModelOutcome(Outcome):
         if common_only:
             told_to_all["common_only"] = True
             found["cautions"] = [
-                *end.plan.cautions(end.plan.participation.sites),
+                *end.plan.cautions(sites),
                 f"the selector names the own hospital of {share:.0%} of validation cases, less than {self.least:.0%}, "
                 f"so the global model answers for every image{self.advice}",
             ]
@@ -261,19 +263,6 @@ def recognised(told: Mapping[str, Choices]) -> float | None:
     """Return the share of validation cases whose own hospital the selector names, mean over those that tell."""
     shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
     return sum(shares) / len(shares) if shares else None
-
-
-def settle(folder: Path, found: SuperModelNews) -> SuperModel:
-    """Return the super model in a site's folder with what was found, and keep it so."""
-    model = SuperModel.load(folder)
-    assert model.origin
-    model.origin = replace(model.origin, absent=found.absent)
-    if found.curve:
-        tuning = Tuning(found.curve)
-        model.threshold = ALWAYS_COMMON if found.common_only else tuning.threshold
-        model.origin = replace(model.origin, tuning=tuning)
-    model.save(folder)
-    return model
 
 
 def _chosen(answers: Mapping[str, Choices]) -> dict[str, dict[str, int]]:

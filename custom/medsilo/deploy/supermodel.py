@@ -4,6 +4,7 @@ and a manifest; all hashed."""
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from operator import not_
 from pathlib import Path
 from typing import Any, Literal
@@ -43,14 +44,9 @@ class Tuning:
     def plateau(self) -> tuple[float, float]:
         """The ends of the widest run of neighbours that all have the best mean score."""
         best = max(score for _, _, score in self.curve)
-        runs: list[list[float]] = [[]]
-        for gamma, _, score in self.curve:
-            if best - score <= EQUAL:
-                runs[-1].append(gamma)
-            elif runs[-1]:
-                runs.append([])
-        low, *_, high = max(((run[0], run[-1]) for run in runs if run), key=lambda ends: (ends[1] - ends[0], ends[1]))
-        return low, high
+        runs = groupby(self.curve, lambda point: best - point[2] <= EQUAL)
+        plateaus = [[gamma for gamma, _, _ in run] for is_best, run in runs if is_best]
+        return max(((own[0], own[-1]) for own in plateaus), key=lambda ends: (ends[1] - ends[0], ends[1]))
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:

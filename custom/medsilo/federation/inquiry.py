@@ -74,7 +74,7 @@ class SiteOfInquiry:
     @property
     def data(self) -> str:
         """A name of the hospital's data that tells nothing of them."""
-        return data_set(self.settings.data.folder if self.settings.data else None, "")
+        return data_set(self.settings.data, "")
 
     def check_approved(self, question: str, sites: Sequence[str], told: Mapping[str, Any]) -> None:
         """Raise Refused unless the hospital approved the question with this hash, where it wants to approve.

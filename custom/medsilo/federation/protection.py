@@ -25,7 +25,7 @@ class Protection:
         self.on = self.settings.protects(self.plan.task.synthetic)
         self.book = book_of(self.settings, self.site, self.folder)
         source = self.settings.data
-        self.asker = Asker(place.lead, data_set(source.folder if source else None, self.plan.task.name), place.study)
+        self.asker = Asker(place.lead, data_set(source, self.plan.task.name), place.study)
 
     def admit(self) -> None:
         """Raise Refused, before data are read, for a study that asks for more than this hospital answers."""

@@ -26,12 +26,8 @@ from medsilo.sealing.signed import read_own, write_signed
 from medsilo.sealing.signing import PrivateKey, public_text
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
-FOLDER_NAME, ASKED, ANSWERED, LOCK = (
-    "approvals",
-    "asked",
-    "answered",
-    "approvals.lock",
-)  # the folder is beside a hospital's book
+FOLDER_NAME, LOCK = "approvals", "approvals.lock"  # the folder is beside a hospital's book
+ASKED, ANSWERED = "asked", "answered"
 WAIT = 60.0  # seconds that another process may hold the lock
 MOST_DECISIONS, MOST_SITES, MOST_ROUNDS = 10_000, 1000, 1_000_000
 LARGEST = 8 << 20  # bytes of a plan that asked
@@ -59,6 +55,13 @@ class ApprovalLimits(Section):
             return cls.model_validate(limits)
         except ValidationError as error:
             raise MedsiloError(f"the limits of the approval: {in_words(error, cls)}") from error
+
+    @classmethod
+    def lasting(cls, hours: int | None, rounds: int | None, sites: str) -> Self:
+        """Return limits that begin now. sites: their names, with commas between them."""
+        expires = None if hours is None else int(time.time()) + 3600 * hours
+        names = sorted({name.strip() for name in sites.split(",")} - {""})
+        return cls.of(expires=expires, rounds=rounds, sites=tuple(names))
 
     def words(self) -> list[str]:
         """Return each limit in words."""
@@ -167,13 +170,12 @@ class Approvals:
 
     def decide(self, plan: str, verdict: DecisionKind, by: str, limits: ApprovalLimits | None = None) -> Decision:
         """Sign a decision, and return when it is on the disk; raises MedsiloError."""
-        own = limits or ApprovalLimits()
         decision = Decision(
             plan=plan,
             verdict=verdict,
             at=int(time.time()),
             by=plain(by, 200),
-            limits=own,
+            limits=limits or ApprovalLimits(),
             package=installed_package(),
             data=self.data,
         )
@@ -197,12 +199,10 @@ class Approvals:
             return
         file = self.folder / ANSWERED / f"{decision.plan}.json"
         with self._folder.alone():
+            so_far = _RoundsRecord(since=decision.at)
             try:
-                so_far = (
-                    _RoundsRecord.model_validate_json(read_bounded(file, LARGEST))
-                    if file.exists()
-                    else _RoundsRecord(since=decision.at)
-                )
+                if file.exists():
+                    so_far = _RoundsRecord.model_validate_json(read_bounded(file, LARGEST))
             except (OSError, ValueError) as error:
                 told = f"this hospital's count of answered rounds is damaged, so nothing is answered; {MADE_ANEW}"
                 raise Refused(told, private=f"{file}: {error}") from error
@@ -244,14 +244,14 @@ def named(beginning: str, known: Iterable[str]) -> str:
     if len(text) == 64 and not text.strip("0123456789abcdef"):
         return text
     found = sorted({one for one in known if len(text) >= 8 and one.startswith(text)})
-    if len(found) == 1:
-        return found[0]
-    if found:
+    if not found:
+        raise MedsiloError(
+            f"no plan that asked here begins with {plain(beginning, 70)}; give 8 digits of its hash at least, or all "
+            "64, or the job itself"
+        )
+    if len(found) > 1:
         raise MedsiloError(f"{len(found)} plans begin with {text[:64]}; give all 64 digits of the hash")
-    raise MedsiloError(
-        f"no plan that asked here begins with {plain(beginning, 70)}; give 8 digits of its hash at least, or all 64, "
-        "or the job itself"
-    )
+    return found[0]
 
 
 def moment(seconds: float) -> str:
@@ -286,7 +286,13 @@ class AcceptedSettings:
         """Return since when the settings stand, nothing where none are remembered; raises Refused where they differ."""
         if not self.file.exists():
             return ""
-        remembered = self._read()
+        try:
+            remembered = read_own(self.file, _SettingsRecord, self._key)
+        except MedsiloError as error:
+            raise Refused(
+                f"this hospital's {REMEMBERED} is damaged or not signed by its key, so nothing runs; {REMEDY}",
+                private=f"{self.file}: {error}",
+            ) from error
         now = self._now()
         if differ := sorted(name for name, _ in now.items() ^ remembered.files.items()):
             told = ", ".join(plain(name, 80) if name in now else f"{name} (missing)" for name in dict.fromkeys(differ))
@@ -295,9 +301,7 @@ class AcceptedSettings:
 
     def begin(self, settings: SiteSettings) -> str:
         """The same; where nothing is remembered yet, remember settings that promise something."""
-        if self.file.exists():
-            return self.check()
-        return self.accept(settings)
+        return self.check() or self.accept(settings)
 
     def accept(self, settings: SiteSettings) -> str:
         """Remember the settings as they are now; nothing where they promise nothing. Returns since when they stand."""
@@ -307,15 +311,6 @@ class AcceptedSettings:
         accepted = _SettingsRecord(files=self._now(), at=int(time.time()))
         write_signed(self.file, accepted, self._key)
         return moment(accepted.at)
-
-    def _read(self) -> _SettingsRecord:
-        try:
-            return read_own(self.file, _SettingsRecord, self._key)
-        except MedsiloError as error:
-            raise Refused(
-                f"this hospital's {REMEMBERED} is damaged or not signed by its key, so nothing runs; {REMEDY}",
-                private=f"{self.file}: {error}",
-            ) from error
 
     def _now(self) -> Mapping[str, str]:
         try:

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, LockedFolder, make_folder, write_text
 from medsilo.site.settings import FILE_NAME, DataPart, Limits
-from medsilo.tasks.sources import Draw, Memory
+from medsilo.tasks.sources import DataSource, Draw, Memory
 
 PARTS: tuple[DataPart, ...] = ("train", "validation", "test")
 KEY, ANSWERS, PATIENTS, PLACES, SUMS = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl", "sums.jsonl"
@@ -287,13 +287,11 @@ class Book:
         path = self.folder / RUNNING / study
         if not path.exists():
             return False
-        held = FileLock(path, mode=FILE)
         try:
-            held.acquire(timeout=0)
+            with FileLock(path, timeout=0, mode=FILE):
+                return False
         except Timeout:
             return True
-        held.release()
-        return False
 
     def _running(self) -> Iterator[str]:
         for path in sorted((self.folder / RUNNING).glob("*")):
@@ -341,9 +339,9 @@ def _differ(one: Marks, other: Marks) -> int:
     return max(len(one - other), len(other - one))
 
 
-def data_set(folder: Path | None, task: str) -> str:
+def data_set(data: DataSource | None, task: str) -> str:
     """Return what stands for a data set: its folder, or the task where there is none."""
-    text = f"task {task}" if folder is None else str(folder.resolve())
+    text = f"task {task}" if data is None else str(data.folder.resolve())
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]
 
 

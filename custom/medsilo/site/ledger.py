@@ -17,7 +17,8 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import not_
@@ -100,8 +101,7 @@ class LedgerStanding:
 
     def of(self, study: str) -> Counter[Mechanism]:
         """Return what was charged to one study."""
-        own = (entry for entry in self.entries if entry.kind == "charged" and _study(entry) == study)
-        return counted(charge for entry in own for charge in entry.charges)
+        return counted(charge for entry in self._of(study, "charged") for charge in entry.charges)
 
     def studies(self) -> list[str]:
         """Return the studies that were let in or charged, in the order in which they came."""
@@ -109,14 +109,15 @@ class LedgerStanding:
 
     def most_of(self, study: str) -> Counter[Mechanism]:
         """Return what a study was charged, or may yet be charged by what it planned when it was last let in."""
-        planned = [entry for entry in self.entries if entry.kind == "planned" and _study(entry) == study]
+        planned = self._of(study, "planned")
         return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
 
     def has(self, study: str, attempt: str) -> bool:
         """Return whether an answer was charged."""
-        return any(
-            entry.kind == "charged" and entry.attempt == attempt and _study(entry) == study for entry in self.entries
-        )
+        return any(entry.attempt == attempt for entry in self._of(study, "charged"))
+
+    def _of(self, study: str, kind: Kind) -> list[LedgerEntry]:
+        return [entry for entry in self.entries if entry.kind == kind and _study(entry) == study]
 
     def epsilon(self, delta: float) -> float:
         """Return what all that was charged costs at this δ."""
@@ -140,29 +141,21 @@ class Ledger:
         """Return whether anything was ever entered."""
         return self.file.exists() or any(head.exists() for head in self._heads)
 
-    @property
-    def signed_by(self) -> str:
-        """Return whose key it has to be signed by, in words; empty where nobody here knows it."""
-        return "the kit's key" if self._given else "a key beside it" if (self.folder / OWN_KEY).exists() else ""
-
     # ------------------------------------------------------------------ writing
     def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
         """Let a study in that will be charged so much, or raise Refused: studies that run keep what they planned."""
-        with self._folder.alone():
-            standing = self._opened()
+        with self._opened() as standing:
             study.check(standing, standing.of(study.name) | counted(planned))
             self._append(standing, "planned", study, WHOLE, "", together(planned, WHOLE))
 
     def expect(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
         """Raise Refused where there is no room for a study of about this cost; one that was let in has its own plan."""
-        with self._folder.alone():
-            standing = self._opened()
+        with self._opened() as standing:
             study.check(standing, standing.most_of(study.name) or counted(planned), ABOUT)
 
     def afford(self, study: "CountedStudy", charges: Sequence[Charge]) -> None:
         """Raise Refused unless these charges fit, before work is done for them; nothing is written."""
-        with self._folder.alone():
-            standing = self._opened()
+        with self._opened() as standing:
             study.check(standing, standing.of(study.name) + counted(charges))
 
     def charge(self, study: "CountedStudy", what: str, attempt: str, charges: Sequence[Charge]) -> None:
@@ -170,8 +163,7 @@ class Ledger:
 
         attempt: names the answer; one that was entered already is not entered again.
         """
-        with self._folder.alone():
-            standing = self._opened()
+        with self._opened() as standing:
             if standing.has(study.name, attempt):
                 return
             study.check(standing, standing.of(study.name) + counted(charges))
@@ -188,21 +180,23 @@ class Ledger:
             own = self.folder / OWN_KEY
             keys = [self._key, *([old] if old else []), *([own_key(own, OF)] if own.exists() else [])]
             handing = next((key for key in keys if public_text(key) == before), None)
-            handed = sign_with(handing, _handover(standing.head, self._public)).hex() if handing else ""
+            handed = sign_with(handing, _handover(standing.head, self._public).encode()).hex() if handing else ""
             self._append(standing, "opened", what=ACCEPTED, handed=handed)
             return bool(handed) or not before
 
-    def _opened(self) -> LedgerStanding:
-        """Return what the ledger says, after opening it."""
-        if not self.exists:
-            self._write_head(0, START)
-        standing = self.read()
-        if not standing.entries:
-            self._append(standing, "opened")
+    @contextmanager
+    def _opened(self) -> Iterator[LedgerStanding]:
+        """Give what the ledger says, after opening it, and let nobody else in as long as the block runs."""
+        with self._folder.alone():
+            if not self.exists:
+                self._write_head(0, START)
             standing = self.read()
-        elif standing.keys[-1] != self._public:  # whose it is could not be told while no key was there
-            raise MedsiloError(NOT_OURS)
-        return standing
+            if not standing.entries:
+                self._append(standing, "opened")
+                standing = self.read()
+            elif standing.keys[-1] != self._public:  # whose it is could not be told while no key was there
+                raise MedsiloError(NOT_OURS)
+            yield standing
 
     def _append(
         self,
@@ -296,7 +290,7 @@ class Ledger:
     def _check_handed(self, entry: LedgerEntry, before: str) -> None:
         """Raise MedsiloError for a later key that the one before it did not let in, nor an engineer with the kit."""
         if entry.handed:
-            handover = _handover(entry.previous, entry.key).decode()
+            handover = _handover(entry.previous, entry.key)
             _check_signature(before, handover, bytes.fromhex(entry.handed), f"line {entry.number + 1}")
         elif before and entry.key and not self._given:
             raise MedsiloError(_changed(f"line {entry.number + 1} is of a key that the one before it did not let in"))
@@ -312,7 +306,7 @@ class Ledger:
         except FileNotFoundError:
             raise MedsiloError(_changed("its head is not there")) from None
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise MedsiloError(_changed(f"{where} cannot be read"), private=f"{type(error).__name__}") from error
+            raise MedsiloError(_changed(f"{where} cannot be read"), private=type(error).__name__) from error
         _check_signature(key, text, signature, where)
         there = len(standing.entries)
         if there < number:
@@ -340,7 +334,8 @@ class Ledger:
             said = {name: head[name] for name in ("began", "lines", "hash", "time")}
             if len(standing.hashes) < 2 or said["began"] != standing.hashes[1] or said["time"] <= accepted:
                 continue
-            if not any(_signs(key, said, head["signature"]) for key in set(standing.keys[1:])):
+            signature = bytes.fromhex(head["signature"])
+            if not any(_signs(key, _canonical(said), signature) for key in set(standing.keys[1:])):
                 continue
             number = said["lines"]
             if number > len(standing.entries) or standing.hashes[number] != said["hash"]:
@@ -360,17 +355,17 @@ class Ledger:
 
     @property
     def _trusted(self) -> str:
-        """Return the public key that has to sign; nothing where nobody here knows it."""
-        return self._public if self.signed_by else ""
+        """Return the public key that has to sign: the kit's, or that beside it; nothing where nobody here knows it."""
+        return self._public if self._given or (self.folder / OWN_KEY).exists() else ""
 
 
-def _handover(last: str, key: str) -> bytes:
-    return _canonical({"after": last, "key": key}).encode()
+def _handover(last: str, key: str) -> str:
+    return _canonical({"after": last, "key": key})
 
 
-def _signs(key: str, said: Mapping[str, Any], signature: str) -> bool:
+def _signs(key: str, text: str, signature: bytes) -> bool:
     try:
-        verify(load_der_public_key(bytes.fromhex(key)), bytes.fromhex(signature), _canonical(said).encode())
+        verify(load_der_public_key(bytes.fromhex(key)), signature, text.encode())
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
@@ -399,12 +394,9 @@ class CountedStudy:
         if self.demands is None:
             return
         demands, where = self.demands, f"in its {FILE_NAME}"
-        unprotected = next((of for of in asked if of.kind == "unprotected"), None)
-        if unprotected:
-            raise Refused(
-                "this hospital demands differential privacy, and something would leave without it: "
-                f"{unprotected.reason}"
-            )
+        if unprotected := next((of for of in asked if of.kind == "unprotected"), None):
+            told = "this hospital demands differential privacy, and something would leave without it"
+            raise Refused(f"{told}: {unprotected.reason}")
         alone = epsilon_of(asked, demands.delta)
         if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
             raise Refused(
@@ -464,12 +456,8 @@ def _lines(file: Path) -> tuple[list[bytes], bool]:
 
 
 def _check_signature(key: str, text: str, signature: bytes, what: str) -> None:
-    try:
-        verify(load_der_public_key(bytes.fromhex(key)), signature, text.encode())
-    except (InvalidSignature, ValueError, TypeError) as error:
-        raise MedsiloError(
-            _changed(f"{what} is not signed by the key that it names"), private=type(error).__name__
-        ) from error
+    if not _signs(key, text, signature):
+        raise MedsiloError(_changed(f"{what} is not signed by the key that it names"))
 
 
 def _changed(how: str) -> str:
@@ -499,7 +487,6 @@ def _sync(folder: Path) -> None:
 def ledgers(book: Path, kit: Path | None = None) -> list[str]:
     """Return the data sets of which a hospital has a ledger, or of which its kit knows that there was one."""
     before, after = KEPT.split("{}")
-    known = (
-        {path.name.removeprefix(before).removesuffix(after) for path in kit.glob(KEPT.format("*"))} if kit else set()
-    )
-    return sorted({path.name.removesuffix(".jsonl") for path in (book / FOLDER_NAME).glob("*.jsonl")} | known)
+    known = kit.glob(KEPT.format("*")) if kit else ()
+    found = {path.name.removeprefix(before).removesuffix(after) for path in known}
+    return sorted({path.stem for path in (book / FOLDER_NAME).glob("*.jsonl")} | found)

@@ -200,6 +200,10 @@ class SiteSettings(Section):
         """Return the settings of a site, where several are on this machine: all have these."""
         return self
 
+    def changed(self, values: Mapping[str, Any], origin: str) -> "SiteSettings":
+        """Return the same with these values, at every site. origin: where they stand, for people."""
+        return make_settings({**self.model_dump(exclude={"sites"}), **values}, origin)
+
     def check_sites(self, sites: Collection[str]) -> None:
         """Raise an error if there are settings for a site that is none of these."""
 
@@ -226,12 +230,8 @@ class EachSites(SiteSettings):
             )
 
     def changed(self, values: Mapping[str, Any], origin: str) -> "EachSites":
-        """Return the same with these values at every site."""
-        own = {name: getattr(self, name) for name in SiteSettings.model_fields}
-        return _each(
-            make_settings({**SiteSettings(**own).model_dump(), **values}, origin),
-            {site: make_settings({**one.model_dump(), **values}, origin) for site, one in self.sites.items()},
-        )
+        sites = {site: one.changed(values, origin) for site, one in self.sites.items()}
+        return _each(super().changed(values, origin), sites)
 
 
 def _each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
@@ -265,11 +265,3 @@ def read_settings_of_all(folder: Path) -> SiteSettings:
     own = read_settings(folder)
     sites = {path.parent.name: read_settings(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))}
     return _each(own, sites) if sites else own
-
-
-def allowed_packages(folder: Path | None) -> tuple[str, ...]:
-    """Return the packages that the settings in a folder allow: none where there are no settings, or broken ones."""
-    try:
-        return read_settings(folder).packages if folder else ()
-    except MedsiloError:
-        return ()

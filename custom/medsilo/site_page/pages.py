@@ -33,7 +33,6 @@ from medsilo.site_page.watching import Row, StudyMoment, studies
 HERE = Path(__file__).parent
 DRAWN = 400  # points of a chart at most
 SHOWN_ROWS, SHOWN_LINES = 200, 30  # of the table and of the diary: the last ones
-HOUR = 3600
 COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # of the table
 CHECK = "check"
 VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
@@ -270,11 +269,8 @@ def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
     for name, text in (("hours", hours), ("rounds", rounds)):
         if text and not (text.isdecimal() and int(text[:9]) > 0 and len(text) < 9):
             raise MedsiloError(f"{name}: give a whole number from 1 on, or nothing")
-    return ApprovalLimits.of(
-        expires=int(time.time()) + int(hours) * HOUR if hours else None,
-        rounds=int(rounds) if rounds else None,
-        sites=tuple(sorted({site.strip() for site in fields.get("sites", "").split(",")} - {""})),
-    )
+    lasts, most = (int(text) if text else None for text in (hours, rounds))
+    return ApprovalLimits.lasting(lasts, most, fields.get("sites", ""))
 
 
 def _ledger_lines(home: KitAtHome) -> list[str]:

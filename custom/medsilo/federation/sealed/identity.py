@@ -66,8 +66,7 @@ def approvals_of(book: Book, kit: KitFiles, settings: SiteSettings) -> Approvals
     """Return a site's approvals, which it signs with the key of its kit."""
     key = key_of(kit)
     assert key
-    folder = settings.data.folder if settings.data else None
-    return Approvals(book.folder, key, data_set(folder, "") if folder else "")
+    return Approvals(book.folder, key, data_set(settings.data, "") if settings.data else "")
 
 
 def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:
