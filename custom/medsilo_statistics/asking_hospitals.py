@@ -62,6 +62,7 @@ from medsilo_statistics.sums import (
 SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
 MOST_SUMS = 1 + MOST_STEPS
 KIND = torch.float64, torch.strided  # of sums in clear
+OF_CELL = 40  # values that a cell of a hospital's own table is, beside its levels
 
 
 class StatisticsRequest(SumRequest):
@@ -375,8 +376,9 @@ def collected(question: Question, channel: Channel, sites: Sequence[str], timeou
 
 
 def bounds_of(question: Question) -> Bounds:
-    """Return the bounds of what a hospital may answer."""
-    return sealed_bounds(question.values, question.values)
+    """Return the bounds of what a hospital may answer: sums, or its own table and estimates."""
+    cells = len(question.rows) * len(question.levels_of(question.by))
+    return sealed_bounds(question.values, 2 * question.values + OF_CELL * cells)
 
 
 INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, leaves=Question.leaves)

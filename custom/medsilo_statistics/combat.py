@@ -44,8 +44,8 @@ class CommonFeatures(Message):
         """Return it of sums over hospitals; None where too few patients are known."""
         asked = question.harmonise
         assert asked
-        width, count = asked.width(question), len(asked.features)
-        sizes = (1, width, count, width * (width + 1) // 2, width * count, count)
+        sizes = asked.sizes(question)
+        width, count = sizes[1:3]
         patients, x, y, xx, xy, yy = np.split(sums, np.cumsum(sizes)[:-1])
         if not (patients[0] > width + 1 and np.isfinite(sums).all()):
             return None

@@ -15,7 +15,6 @@ from medsilo_statistics.asked_question import Harmonised, Question, RegressionAs
 from medsilo_statistics.patients import Floats, Patients
 
 Sums = dict[str, Floats]
-Shapes = dict[str, tuple[int, ...]]
 FARTHEST, MOST_RATE = 200.0, 8.0
 Coefficient = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 
@@ -34,29 +33,10 @@ class SumStep(Message):
     bits: Annotated[int, Field(ge=10, le=40)] = 40  # no number is above 2^bits
 
 
-def shapes(question: Question, step: SumStep) -> Shapes:
+def shapes(question: Question, step: SumStep) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of an answer."""
-    if step.steps:
-        found: Shapes = {}
-        for own in step.steps:
-            model = question.models[own.model]
-            width = question.width_of(model)
-            found[f"model {own.model}"] = (2 + width + width * (width + 1) // 2,)
-        return found
-    groups = len(question.levels_of(question.by))
-    found = {"patients": (groups,)}
-    for name in question.rows:
-        variable = question.variables[name]
-        found[f"row {name}"] = (groups, len(variable.levels) + 1 if variable.levels else 4)
-        if variable.range:
-            found[f"histogram {name}"] = (groups, variable.places)
-    for number, curve in enumerate(question.curves):
-        found[f"curve {number}"] = (len(question.levels_of(curve.by)), question.variables[curve.time].places, 2)
-    for number, model in enumerate(question.models):
-        found[f"start {number}"] = (3 + question.width_of(model),)
-    if question.harmonise:
-        found["harmonise"] = (question.harmonise.values(question),)
-    return found
+    steps = {f"model {own.model}": (question.step_of(question.models[own.model]),) for own in step.steps}
+    return steps or question.shapes
 
 
 def of(patients: Patients, step: SumStep) -> Sums:
