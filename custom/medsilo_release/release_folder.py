@@ -8,31 +8,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from medsilo.extend import (
     MedsiloError,
     Section,
     Source,
-    YamlError,
     answering_together,
-    checked,
     copy_model,
-    in_words,
+    keys_of,
     load_plan,
-    load_yaml,
     model_card,
     open_source,
     package_facts,
     paths,
-    read_bounded,
     signed,
     signing,
 )
 
 MANIFEST, CHANGES = "release.json", "CHANGES.md"
 MOST_FILES, MOST_HOSPITALS = 2000, 4096
-LARGEST = 1 << 16  # bytes of conditions
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -218,7 +213,7 @@ def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: 
     does not hold."""
     yield f"# What changed after release {signed.digest_of(old)[:12]} of {old.made}"
     yield ""
-    mine, theirs = (dict(_flat(one.plan.resolved())) for one in (now, before))
+    mine, theirs = (dict(keys_of(one.plan.resolved())) for one in (now, before))
     moved = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
     yield from (f"- `{key}`: {theirs.get(key, 'not there')} before, {mine.get(key, 'not there')} now" for key in moved)
     if not moved:
@@ -260,21 +255,3 @@ def _beyond_chance(own: Promised) -> bool:
     """Return whether more is lost than two standard errors of so few patients explain."""
     risk = 1 - own.level
     return own.lost > risk + 2 * (risk * own.level / own.patients) ** 0.5
-
-
-def read_conditions(path: Path) -> Conditions:
-    """Return the conditions in a YAML file."""
-    try:
-        return checked(Conditions, load_yaml(read_bounded(path, LARGEST).decode()) or {}, path.name)
-    except ValidationError as error:
-        raise MedsiloError(f"--conditions: {in_words(error, Conditions)}", str(path)) from error
-    except (OSError, ValueError, YamlError) as error:
-        raise MedsiloError(f"--conditions can't be read ({type(error).__name__}); give YAML", str(path)) from error
-
-
-def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield from _flat(value, f"{name}.{key}" if name else key)
-    else:
-        yield name, values

@@ -39,11 +39,11 @@ def release(
     of your key by another way than the folder.
     """
     from medsilo.extend import signed, signing
-    from medsilo_release.release_folder import Release, read_conditions, write_release
+    from medsilo_release.release_folder import Conditions, Release, write_release
 
     with screen.busy("releasing"):
         old = Release.open(after) if after else None
-        agreed = read_conditions(conditions) if conditions else None
+        agreed = Conditions.in_file(conditions, "--conditions", "give YAML") if conditions else None
         made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
     lead = signed.fingerprint(made.lead)
     screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA")
