@@ -302,7 +302,7 @@ class Question(Section):
     def leaves(self) -> list[str]:
         """Return what leaves a hospital, a line each."""
         once = sum(map(math.prod, self.shapes.values()))
-        sealed = "read as sums over all hospitals" if len(self.sites) >= ENOUGH else "in clear"
+        sealed = "read as sums over all hospitals" if self.sealed else "in clear"
         found = [f"once: {once} sums for table, curves and where regressions begin, {sealed}"]
         for number, model in enumerate(self.models, 1):
             if model.meta != "only":
@@ -314,6 +314,16 @@ class Question(Section):
             found.append("its own means, deviations and quartiles, and counts as multiples of its floor, in clear")
         noise = self.privacy and f"noise: ε = {self.privacy.epsilon:g} at δ = {self.privacy.delta:g} for each patient"
         return [*found, noise or "no noise: the floor and the book protect patients"]
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the server reads sums over all hospitals alone."""
+        return len(self.sites) >= ENOUGH
+
+    @property
+    def job(self) -> str:
+        """The name of the job that asks it."""
+        return "statistics-sealed" if self.sealed else "statistics"
 
     def told(self) -> dict[str, Any]:
         """Return what a hospital's engineer reads before a decision."""

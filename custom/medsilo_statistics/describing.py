@@ -47,11 +47,12 @@ class GroupMoments:
         return float(np.ceil((NORMAL * self.deviation / half) ** 2))
 
 
-def quantile(variable: Variable, counts: Floats, share: float) -> float:
+def quantile(variable: Variable, counts: Floats, share: float) -> float | None:
     """Return a quantile of a histogram; values were counted at the nearest place, so it is off by half a step."""
     total = float(counts.sum())
-    if not total > 0 or variable.range is None:
-        return np.nan
+    if not total > 0:
+        return None
+    assert variable.range
     place = int(np.searchsorted(np.cumsum(counts), share * total - 1e-9))
     return float(variable.range[0] + min(place, len(counts) - 1) * variable.width)
 
