@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from medsilo.extend import MedsiloError, Section, judging, package_facts, signed, signing
-from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
+from medsilo.extend import MedsiloError, Section, package_facts, signed, signing
+from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word, today
 
 MOST_RECEIPTS = 4096
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -48,26 +47,15 @@ class Merged:
     refused: dict[str, str] = field(default_factory=dict)  # by the file's name
 
 
-def write_receipt(
-    release: Release,
-    found: judging.Judged,
-    hospital: str,
-    folder: Path,
-    key: signing.PrivateKey,
-    kept: float | None = None,
-) -> Path:
+def receipt_path(release: Release, hospital: str, folder: Path, month: str = "") -> Path:
+    """Return where a receipt lies."""
+    return folder / f"{'-'.join(filter(None, (hospital, release.hash[:12], month)))}.receipt"
+
+
+def write_receipt(release: Release, hospital: str, path: Path, key: signing.PrivateKey, **told: Any) -> Path:
     """Write what a hospital tells of a release, and return where."""
-    receipt = Receipt(
-        release=release.hash,
-        hospital=hospital,
-        made=f"{datetime.now(UTC):%Y-%m-%d}",
-        package=PackageFacts(**package_facts()),
-        metric=release.manifest.metric,
-        score=found.told["test"],
-        cases=found.told["test_cases"],
-        kept=None if kept is None else found.mean(kept),
-    )
-    path = folder / f"{hospital}-{release.hash[:12]}.receipt"
+    metric, package = release.manifest.metric, PackageFacts(**package_facts())
+    receipt = Receipt(release=release.hash, hospital=hospital, made=today(), package=package, metric=metric, **told)
     signed.write_signed(path, receipt, key)
     return path
 

@@ -33,6 +33,11 @@ Word = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+def today() -> str:
+    """Return the day as it is written."""
+    return f"{datetime.now(UTC):%Y-%m-%d}"
+
+
 class PackageFacts(Section):
     """The medsilo that did it."""
 
@@ -152,7 +157,7 @@ def write_release(
             copy_model(run, source, out / name)
             model_card.write_card(source, out / name)
         manifest = ReleaseManifest(
-            made=f"{datetime.now(UTC):%Y-%m-%d}",
+            made=today(),
             task=committee.plan.task.name,
             title=committee.plan.task.title,
             method=" and ".join(dict.fromkeys(fact["method_title"] for fact in facts)),
