@@ -208,15 +208,16 @@ def _data(plan: Plan) -> Iterator[str]:
 def _recipients(plan: Plan) -> Iterator[str]:
     others = ", ".join(plan.participation.everyone) or "all that are connected"
     yield f"Hospitals of the study: {others}."
-    told: dict[str, None] = {}
-    for leak in leaks(plan):
-        told[f"Hospital to server, rounds {leak.when}: {leak.group} ({size_text(leak.bytes)} a round)."] = None
+    told = [
+        f"Hospital to server, rounds {leak.when}: {leak.group} ({size_text(leak.bytes)} a round)."
+        for leak in leaks(plan)
+    ]
     for stretch in plan.course.stretches():
-        for group in stretch.phase.given:
-            told[f"Server to hospital, rounds {stretch.first} to {stretch.last}: {group.name}."] = None
-    told |= dict.fromkeys(f"Server to hospital, at the end: {group.name}." for group in plan.course.delivery.given)
-    told |= dict.fromkeys(f"Hospital to server, see the report: {line}." for line in told_besides(plan))
-    yield from told
+        rounds = f"rounds {stretch.first} to {stretch.last}"
+        told += [f"Server to hospital, {rounds}: {group.name}." for group in stretch.phase.given]
+    told += [f"Server to hospital, at the end: {group.name}." for group in plan.course.delivery.given]
+    told += [f"Hospital to server, see the report: {line}." for line in told_besides(plan)]
+    yield from dict.fromkeys(told)
     yield (
         "Hospital to server, every round and at the end: cases of each part, losses, scores and counts, seconds, "
         "memory, medsilo's version and hash."
@@ -287,12 +288,14 @@ def _approval(case: Case) -> Iterator[str]:
 
 def _limits(case: Case) -> Iterator[str]:
     for table in limit_tables(case.plan, case.settings, case.book, Survey({})):
-        for key, asked, most, unit in table.rows if table.columns[-1] == "of what" else ():
-            few = "less than 0.01" if "e-" in str(asked) else asked
-            yield f"{sentence(str(unit))} ({key}): asked {few}, allowed {most}."
-        for row in table.rows if table.columns[-1] != "of what" else ():
-            cells = zip(table.columns[1:], row[1:], strict=True)
-            yield f"{row[0]}: {', '.join(f'{name} {cell}' for name, cell in cells)}."
+        for first, *rest in table.rows:
+            if table.columns[-1] == "of what":
+                asked, most, unit = rest
+                few = "less than 0.01" if "e-" in str(asked) else asked
+                yield f"{sentence(str(unit))} ({first}): asked {few}, allowed {most}."
+            else:
+                cells = zip(table.columns[1:], rest, strict=True)
+                yield f"{first}: {', '.join(f'{name} {cell}' for name, cell in cells)}."
 
 
 def _report(case: Case) -> list[str]:

@@ -53,11 +53,11 @@ PLACES = {
     "rights": ("dpv:hasRight", "dpv:DataSubjectRight"),
     "risks": ("dpv:hasRisk", "dpv:Risk"),
 }
-# The kind of measure that an entry is where a condition holds.
+# The kind of measure that an entry is where the condition of its name holds.
 NARROWER = {
-    "privacy": ("privacy", "dpv:DifferentialPrivacy"),
-    "sealing": ("sealing", "dpv:SecureMultiPartyComputation"),
-    "approval": ("approval", "dpv:AuthorisationProcedure"),
+    "privacy": "dpv:DifferentialPrivacy",
+    "sealing": "dpv:SecureMultiPartyComputation",
+    "approval": "dpv:AuthorisationProcedure",
 }
 
 
@@ -73,20 +73,18 @@ def ref(iri: str) -> Node:
 
 def as_jsonld(case: Case, parts: Sequence[Part]) -> str:
     """Return record.jsonld."""
-    entries = [entry for part in parts for entry in part.entries]
     process: Node = {"@id": name_of(case, "process"), "@type": "dpv:Process", "dct:title": case.plan.algorithm.title}
     nodes = []
-    for entry in entries:
-        if place := PLACES.get(entry.key):
-            nodes.append(_entry(case, entry, place[1]))
-            process.setdefault(place[0], []).append(ref(name_of(case, entry.key)))
+    for entry in (entry for part in parts for entry in part.entries if entry.key in PLACES):
+        place, kind = PLACES[entry.key]
+        nodes.append(_entry(case, entry, kind))
+        process.setdefault(place, []).append(ref(name_of(case, entry.key)))
     process["dpv:hasPolicy"] = ref(name_of(case, "policy"))
     return _written([process, *nodes, *_policy(case)])
 
 
 def _entry(case: Case, entry: RecordEntry, kind: str) -> Node:
-    when, narrower = NARROWER.get(entry.key, ("", ""))
-    kinds = [kind, narrower] if when and when not in case.lacks else [kind]
+    kinds = [kind, NARROWER[entry.key]] if entry.key in NARROWER.keys() - case.lacks.keys() else [kind]
     if entry.key == "data":
         kinds = ["dpv:SyntheticData"] if case.synthetic else [kind, "pd:MedicalHealth"]
     node: Node = {"@id": name_of(case, entry.key), "@type": kinds, "dct:title": entry.title}
@@ -112,8 +110,7 @@ def _policy(case: Case) -> Iterator[Node]:
         duty = {"odrl:duty": ref(name_of(case, "approved"))} if asks and kind == "Permission" else {}
         rules.append({**node, **parties, **duty, **{f"odrl:{key}": value for key, value in more.items()}})
 
-    asks = case.settings.approval == "required"
-    if asks:
+    if asks := case.settings.approval == "required":
         yield {"@id": name_of(case, "approved"), "@type": "odrl:Duty", "odrl:action": ref("odrl:obtainConsent")}
     data, results = ref(name_of(case, "dataset")), ref(name_of(case, "results"))
     yield {**data, "@type": "odrl:Asset", "dct:title": "The hospital's own data"}

@@ -54,16 +54,13 @@ class FrameworkOutcome:
 def promises() -> tuple[ShownPromise, ...]:
     """Return the promises in their order."""
     rows = _rows("promises.csv")
-    return tuple(ShownPromise(says, to, tuple(tests.split()), rest, when) for says, to, tests, rest, when in rows)
+    return tuple(ShownPromise(says, to, tuple(tests.split()), *more) for says, to, tests, *more in rows)
 
 
 @cache
 def outcomes() -> tuple[FrameworkOutcome, ...]:
     """Return the outcomes in their order."""
-    rows = _rows("outcomes.csv")
-    return tuple(
-        FrameworkOutcome(of, key, title, when, tuple(tests.split()), said) for of, key, title, when, tests, said in rows
-    )
+    return tuple(FrameworkOutcome(*about, tuple(tests.split()), said) for *about, tests, said in _rows("outcomes.csv"))
 
 
 def _rows(name: str) -> list[list[str]]:
