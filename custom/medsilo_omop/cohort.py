@@ -117,7 +117,9 @@ def _rows(folder: Path, table: str) -> Iterator[Sequence[str]]:
             return
     if not (base := next((path for path in beside if path.suffix.lower() in DATABASES), None)):
         raise DataError(f"there is no {table} beside the cohort's definition; put CSV, Parquet, SQLite or DuckDB there")
-    with closing(_duckdb(base) if base.suffix.lower() == ".duckdb" else _sqlite(base)) as opened:
+    read_only = f"{base.resolve().as_uri()}?mode=ro&immutable=1"
+    is_duckdb = base.suffix.lower() == ".duckdb"
+    with closing(_duckdb(base) if is_duckdb else sqlite3.connect(read_only, uri=True)) as opened:
         try:
             answer = opened.execute(f"SELECT {', '.join(names)} FROM {table} LIMIT {sheet.MOST_LINES + 1}")
             for number, cells in enumerate(iter(answer.fetchone, None)):
@@ -128,10 +130,6 @@ def _rows(folder: Path, table: str) -> Iterator[Sequence[str]]:
             raise
         except Exception as error:  # either library's own
             raise DataError(f"{table} can't be read from the database; extract it again", str(error)) from error
-
-
-def _sqlite(path: Path) -> Any:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
 
 
 def _duckdb(path: Path) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -151,23 +151,26 @@ def write_release(
     sources = [open_source(run, site) for run in runs]
     committee = answering_together(sources)
     facts = [model_card.card_facts(source) for source in sources]
+    task, names = committee.plan.task, [f"model-{number}" for number in range(1, len(runs) + 1)]
+    labels = [f"labels, in order: {', '.join(task.goal.label_names)}"] if task.goal.label_names else []
+    told = {site: own for site, own in facts[0]["scores"].items() if own and own["score"] is not None}
+    study = {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
     try:
-        names = [f"model-{number}" for number in range(1, len(runs) + 1)]
         for name, run, source in zip(names, runs, sources, strict=True):
             copy_model(run, source, out / name)
             model_card.write_card(source, out / name)
         manifest = ReleaseManifest(
             made=today(),
-            task=committee.plan.task.name,
-            title=committee.plan.task.title,
+            task=task.name,
+            title=task.title,
             method=" and ".join(dict.fromkeys(fact["method_title"] for fact in facts)),
             metric=facts[0]["metric"],
             plan_hash=sources[0].plan.hash,
             package=PackageFacts(**package_facts()),
-            expects=tuple(_expects(committee)),
+            expects=(f"{task.title}: task {task.name}, {task.channels} channels or columns", *labels),
             models=tuple(names),
             files=dict(signed.hashes_in(out, MANIFEST)),
-            study=_scores(facts[0]) if len(facts) == 1 else {},
+            study=study if len(facts) == 1 else {},
             promised=_promised(runs[0]) if len(runs) == 1 else {},
             conditions=conditions or (after.manifest.conditions if after else Conditions()),
             after=after.hash if after else None,
@@ -181,11 +184,6 @@ def write_release(
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
-
-
-def _scores(facts: dict[str, Any]) -> dict[str, Scored]:
-    told = {site: own for site, own in facts["scores"].items() if own and own["score"] is not None}
-    return {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
 
 
 def _promised(run: Path) -> dict[str, Promised]:
@@ -202,14 +200,6 @@ def _promised(run: Path) -> dict[str, Promised]:
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # a study without a promise
     return found
-
-
-def _expects(source: Source) -> Iterator[str]:
-    """Yield what a hospital's cases have to be."""
-    task, goal = source.plan.task, source.plan.task.goal
-    yield f"{task.title}: task {task.name}, {task.channels} channels or columns"
-    if goal.label_names:
-        yield f"labels, in order: {', '.join(goal.label_names)}"
 
 
 # ---------------------------------------------------------------------------------------------------- versions
