@@ -111,6 +111,11 @@ class Curve(Section):
     event: Word = Field(description="a variable of two levels; the second is the event")
     by: Word | None = None
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables, which a patient must have."""
+        return (self.time, self.event, *([self.by] if self.by else []))
+
 
 class RegressionAsked(Section):
     """A regression. Numbers enter as they are, categories as a column for each level but the first."""

@@ -9,6 +9,7 @@ book, charged to the ledger before it leaves.
 import json
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -127,26 +128,20 @@ class StatisticsSite:
 
     def _groups(self) -> dict[str, list[set[str]]]:
         """Return the patients of each sum, by what is summed: this hospital's own columns."""
-        question, found = self.question, dict[str, list[set[str]]]()
-        names = self._own_names()
+        question, names, found = self.question, self._own_names(), defaultdict[str, list[set[str]]](list)
 
-        def add(what: str, patients: Patients, by: str | None = None) -> None:
-            own = [set(patients.only(mask).names) for mask in patients.groups(by)]
-            found.setdefault(what, []).extend(own)
+        def add(told: Sequence[str], needed: tuple[str, ...], by: str | None = None) -> None:
+            known = self.patients.known(needed)
+            for name in told:
+                found[name] += [set(known.only(mask).names) for mask in known.groups(by)]
 
-        add("patients", self.patients, question.by)
+        add(["patients"], (), question.by)
         for name in question.rows:
-            add(names[name], self.patients.known((name,)), question.by)
+            add([names[name]], (name,), question.by)
         for curve in question.curves:
-            known = self.patients.known((curve.time, curve.event, *([curve.by] if curve.by else [])))
-            add(names[curve.time], known, curve.by)
-            add(names[curve.event], known, curve.by)
-        for model in question.models:
-            for name in model.variables:
-                add(names[name], self.patients.known(model.variables))
-        if harmonised := question.harmonise:
-            for name in harmonised.variables:
-                add(names[name], self.patients.known(harmonised.variables))
+            add([names[curve.time], names[curve.event]], curve.variables, curve.by)
+        for model in (*question.models, *([question.harmonise] if question.harmonise else [])):
+            add([names[name] for name in model.variables], model.variables)
         return found
 
     @cached_property

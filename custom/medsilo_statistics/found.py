@@ -12,7 +12,6 @@ from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import (
     GroupMoments,
     SurvivalCurve,
-    difference,
     difference_of_shares,
     log_rank,
     quantile,
@@ -166,12 +165,10 @@ def _apart(one: TableCell, other: TableCell) -> Told:
         if None in (*one.levels, *other.levels):
             return None
         return difference_of_shares(np.array(one.levels, np.float64), np.array(other.levels, np.float64))
-    own = [
-        GroupMoments(each.known or 0, each.mean, each.deviation)
-        for each in (one, other)
-        if each.mean is not None and each.deviation is not None
-    ]
-    return difference(*own) if len(own) == 2 else None
+    if one.mean is None or one.deviation is None or other.mean is None or other.deviation is None:
+        return None
+    spread = np.sqrt((one.deviation**2 + other.deviation**2) / 2)
+    return float(abs(one.mean - other.mean) / spread) if spread > 0 else None
 
 
 def curves_of(question: Question, curve: Curve, counts: Floats, floor: int, noise: float = 0.0) -> Curves:

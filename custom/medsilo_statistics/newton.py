@@ -36,14 +36,6 @@ class FittedModel(Message):
         return [float(np.sqrt(max(own[place], 0.0))) for place, own in enumerate(self.covariance)]
 
 
-def terms(question: Question, model: RegressionAsked) -> list[str]:
-    """Return the names of a regression's coefficients."""
-    found = [] if model.kind == "cox" else ["intercept"]
-    for name in model.covariates:
-        found += [f"{name} = {level}" for level in [*question.variables[name].levels][1:]] or [name]
-    return found
-
-
 @dataclass
 class Climb:
     """Newton's steps of one regression: it is told sums at `at`, and says where it wants them next."""
@@ -60,7 +52,10 @@ class Climb:
     inverse: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.terms = terms(self.question, self.model)
+        self.terms = [] if self.model.kind == "cox" else ["intercept"]
+        for name in self.model.covariates:
+            levels = [*self.question.variables[name].levels]
+            self.terms += [f"{name} = {level}" for level in levels[1:]] or [name]
         self.at = self._from = np.zeros(len(self.terms))
         patients, explained = self.start[0], self.start[1]
         if not np.isfinite(self.start).all():

@@ -69,7 +69,7 @@ def table(patients: Patients) -> Sums:
             [[*own, odd[mask].sum()] for own, mask in zip(cells, groups, strict=True)], np.float64
         )
     for number, curve in enumerate(question.curves):
-        known_ones = patients.known((curve.time, curve.event, *([curve.by] if curve.by else [])))
+        known_ones = patients.known(curve.variables)
         found[f"curve {number}"] = np.stack(
             [_at_times(known_ones.only(mask), curve.time, curve.event) for mask in known_ones.groups(curve.by)]
         )
@@ -77,8 +77,8 @@ def table(patients: Patients) -> Sums:
         those = patients.known(model.variables)
         y = outcome(those, model)
         moments = [len(those), y.sum(), np.square(y).sum()]
-        shown = events(those, model) if model.kind == "cox" else np.ones(len(those), bool)
-        found[f"start {number}"] = np.array([*moments, *those.matrix(model)[shown].sum(0)], np.float64)
+        matrix = those.matrix(model)[y > 0] if model.kind == "cox" else those.matrix(model)  # of Cox at events
+        found[f"start {number}"] = np.array([*moments, *matrix.sum(0)], np.float64)
     if question.harmonise:
         found["harmonise"] = _around_own_means(patients.known(question.harmonise.variables), question.harmonise)
     return found
@@ -109,11 +109,6 @@ def outcome(patients: Patients, model: RegressionAsked) -> Floats:
     return (patients.values[model.outcomes[-1]] == 1).astype(np.float64)
 
 
-def events(patients: Patients, model: RegressionAsked) -> NDArray[np.bool_]:
-    """Return who had the event."""
-    return patients.values[model.outcomes[-1]] == 1
-
-
 def upper(square: Floats) -> Floats:
     """Return the upper triangle of matrices, row by row."""
     rows, places = np.triu_indices(square.shape[-1])
@@ -133,7 +128,7 @@ def regression(patients: Patients, model: RegressionAsked, at: Floats) -> Floats
     x, y = patients.matrix(model), outcome(patients, model)
     if model.kind == "cox":
         assert model.time
-        times, happened = patients.places(model.time), events(patients, model)
+        times, happened = patients.places(model.time), y > 0
         shown = np.unique(times[happened])
         risk, tied = risk_sums(x, times, happened, at, shown)
         counts = np.array([(times[happened] == time).sum() for time in shown], np.float64)
