@@ -34,31 +34,6 @@ BLANK, NOWHERE = "BLANK: ", "urn:medsilo:blank:"
 CATEGORIES = "https://hdeu-dcat.data.health.europa.eu/resource/authority/healthcategories"  # of Article 51
 NAMED = ("csvw:name", "csvw:title", "csvw:titles")  # of releases 8 and 5
 KINDS = f"{EU}dataset-type"  # which has no personal data
-# Where an entry is in the vocabulary: property and class.
-PLACES = {
-    "controller": ("dpv:hasDataController", "dpv:DataController"),
-    "purpose": ("dpv:hasPurpose", "dpv:ResearchAndDevelopment"),
-    "basis": ("dpv:hasLegalBasis", "dpv:LegalBasis"),
-    "subjects": ("dpv:hasDataSubject", "dpv:Patient"),
-    "data": ("dpv:hasPersonalData", "dpv:SpecialCategoryPersonalData"),
-    "recipients": ("dpv:hasRecipient", "dpv:Recipient"),
-    "leaves": ("dpv:hasProcessing", "dpv:Transmit"),
-    "transfers": ("dpv:hasLocation", "dpv:Location"),
-    "retention": ("dpv:hasStorageCondition", "dpv:StorageCondition"),
-    "measures": ("dpv:hasTechnicalOrganisationalMeasure", "dpv:TechnicalOrganisationalMeasure"),
-    "privacy": ("dpv:hasTechnicalMeasure", "dpv:TechnicalMeasure"),
-    "sealing": ("dpv:hasTechnicalMeasure", "dpv:TechnicalMeasure"),
-    "approval": ("dpv:hasOrganisationalMeasure", "dpv:OrganisationalMeasure"),
-    "necessity": ("dpv:hasNecessity", "dpv:Necessity"),
-    "rights": ("dpv:hasRight", "dpv:DataSubjectRight"),
-    "risks": ("dpv:hasRisk", "dpv:Risk"),
-}
-# The kind of measure that an entry is where the condition of its name holds.
-NARROWER = {
-    "privacy": "dpv:DifferentialPrivacy",
-    "sealing": "dpv:SecureMultiPartyComputation",
-    "approval": "dpv:AuthorisationProcedure",
-}
 
 
 def name_of(case: Case, what: str) -> str:
@@ -75,18 +50,17 @@ def as_jsonld(case: Case, parts: Sequence[Part]) -> str:
     """Return record.jsonld."""
     process: Node = {"@id": name_of(case, "process"), "@type": "dpv:Process", "dct:title": case.plan.algorithm.title}
     nodes = []
-    for entry in (entry for part in parts for entry in part.entries if entry.key in PLACES):
-        place, kind = PLACES[entry.key]
-        nodes.append(_entry(case, entry, kind))
-        process.setdefault(place, []).append(ref(name_of(case, entry.key)))
+    for entry in (entry for part in parts for entry in part.entries if entry.relation):
+        nodes.append(_entry(case, entry))
+        process.setdefault(entry.relation, []).append(ref(name_of(case, entry.key)))
     process["dpv:hasPolicy"] = ref(name_of(case, "policy"))
     return _written([process, *nodes, *_policy(case)])
 
 
-def _entry(case: Case, entry: RecordEntry, kind: str) -> Node:
-    kinds = [kind, NARROWER[entry.key]] if entry.key in NARROWER.keys() - case.lacks.keys() else [kind]
+def _entry(case: Case, entry: RecordEntry) -> Node:
+    kinds = [entry.kind, entry.narrower] if entry.narrower and entry.key not in case.lacks else [entry.kind]
     if entry.key == "data":
-        kinds = ["dpv:SyntheticData"] if case.synthetic else [kind, "pd:MedicalHealth"]
+        kinds = ["dpv:SyntheticData"] if case.synthetic else [entry.kind, "pd:MedicalHealth"]
     node: Node = {"@id": name_of(case, entry.key), "@type": kinds, "dct:title": entry.title}
     if entry.says:
         node["dct:description"] = list(entry.says)
@@ -118,7 +92,7 @@ def _policy(case: Case) -> Iterator[Node]:
     fetched = {"dct:title": "What the lead may fetch", "dct:description": list(paths.PUBLISHED)}
     yield {**results, "@type": "odrl:Asset", **fetched}
     rule("Permission", "read", results)
-    for number, leak in enumerate(leaks(case.plan)):
+    for number, leak in enumerate(leaks.leaks(case.plan)):
         asset, times = ref(name_of(case, f"asset:{number}")), ref(name_of(case, f"times:{number}"))
         yield {**asset, "@type": "odrl:Asset", "dct:title": leak.group, "dct:description": f"in rounds {leak.when}"}
         leaves, sealed = case.policy.lets_out(leak.group), case.plan.transport.sealed

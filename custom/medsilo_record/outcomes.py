@@ -53,17 +53,18 @@ class FrameworkOutcome:
 @cache
 def promises() -> tuple[ShownPromise, ...]:
     """Return the promises in their order."""
-    rows = _rows("promises.csv")
+    rows = table("promises.csv")
     return tuple(ShownPromise(says, to, tuple(tests.split()), *more) for says, to, tests, *more in rows)
 
 
 @cache
 def outcomes() -> tuple[FrameworkOutcome, ...]:
     """Return the outcomes in their order."""
-    return tuple(FrameworkOutcome(*about, tuple(tests.split()), said) for *about, tests, said in _rows("outcomes.csv"))
+    return tuple(FrameworkOutcome(*about, tuple(tests.split()), said) for *about, tests, said in table("outcomes.csv"))
 
 
-def _rows(name: str) -> list[list[str]]:
+def table(name: str) -> list[list[str]]:
+    """Return the rows of a table beside this file."""
     with (HERE / name).open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))[1:]
 
