@@ -57,7 +57,7 @@ class Cohort(Section):
 def read_cohort(path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
     """Return the columns of a cohort, and its persons in the order of their numbers."""
     remedy = "write YAML as docs/your-data.md shows"
-    cohort = Cohort.in_file(path, "the cohort's definition", remedy, DataError)
+    cohort = Cohort.in_file(path, "the cohort's definition", remedy)
     return ["patient", *cohort.columns], _persons(cohort, path.parent)
 
 

@@ -108,10 +108,8 @@ class Release:
     def open(cls, folder: Path, lead: str = "") -> Self:
         """Return a release whose files are those that were signed. lead: the fingerprint that its key must have."""
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
-        if lead and signed.fingerprint(key) != lead.strip().lower():
-            raise MedsiloError(
-                f"the release is signed by {signed.fingerprint(key)}, not by {lead}; ask the lead which is right"
-            )
+        if lead and (by := signed.fingerprint(key)) != lead.strip().lower():
+            raise MedsiloError(f"the release is signed by {by}, not by {lead}; ask the lead which is right")
         signed.check_files(folder, manifest.files, MANIFEST)
         return cls(folder, manifest, key)
 

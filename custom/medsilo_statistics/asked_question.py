@@ -322,7 +322,7 @@ class Question(Section):
 
     @property
     def sealed(self) -> bool:
-        """Whether the server reads sums over all hospitals alone."""
+        """The server reads sums over all hospitals alone."""
         return len(self.sites) >= ENOUGH
 
     @property

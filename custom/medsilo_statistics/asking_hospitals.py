@@ -8,7 +8,6 @@ book, charged to the ledger before it leaves.
 
 import json
 import secrets
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -245,11 +244,8 @@ class StatisticsSite:
 
 def collected(question: Question, channel: Channel, sites: Sequence[str], timeout: float) -> dict[str, StatisticsFound]:
     """Return the answer of all hospitals, in one file."""
-    started = time.monotonic()
-    hospitals = Hospitals(question, channel, sites, timeout)
-    hospitals.begin()
     try:
-        return {FILE: answered(question, hospitals, lambda: time.monotonic() - started)}
+        return {FILE: answered(question, Hospitals(question, channel, sites, timeout))}
     except (ValueError, ArithmeticError, IndexError) as error:
         raise MedsiloError(
             "the hospitals' sums do not fit together, as those of patients do; ask two at a time to see whose it is",

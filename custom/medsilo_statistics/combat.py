@@ -123,7 +123,7 @@ class HarmonisedSheet:
 
     def __call__(self, path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
         """Return columns and lines."""
-        own = HarmonisedTable.in_file(path, "the harmonised table's definition", "see docs/statistics.md", DataError)
+        own = HarmonisedTable.in_file(path, "the harmonised table's definition", "see docs/statistics.md")
         files = [path.parent / name for name in (own.table, own.transform, own.reference or own.table)]
         if any(file.resolve().parent != path.parent.resolve() or file.name.endswith(ENDING) for file in files):
             raise DataError(f"{path.name}: names a file that is not beside it; copy it there")

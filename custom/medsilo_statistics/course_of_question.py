@@ -2,6 +2,7 @@
 
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -97,11 +98,10 @@ class Hospitals:
             if {name: tuple(each.shape) for name, each in own.items()} != wanted or kinds - {KIND}:
                 raise Refused("its sums are not those that it was asked for")
             parts[site] = {name: each.detach().cpu().numpy() for name, each in own.items()}
-            # NaN stands for what a hospital withholds, which it does once, before any step.
-            if any(
-                ((np.abs(each) > most) | (np.isnan(each) & bool(step.steps))).any() for each in parts[site].values()
-            ):
-                raise Refused(f"its sums are beyond {most:g}, which no patients can make")
+            for each in parts[site].values():
+                # NaN stands for what a hospital withholds, which it does once, before any step.
+                if (np.abs(each) > most).any() or (step.steps and np.isnan(each).any()):
+                    raise Refused(f"its sums are beyond {most:g}, which no patients can make")
 
         self._ask("sum", received, sum=self.number, step=step)
         return {name: np.sum([parts[site][name] for site in sorted(parts)], 0) for name in wanted}
@@ -133,8 +133,10 @@ class Hospitals:
             raise MedsiloError(f"the question needs all hospitals: {why}")
 
 
-def answered(question: Question, hospitals: Hospitals, seconds: Callable[[], float]) -> StatisticsFound:
+def answered(question: Question, hospitals: Hospitals) -> StatisticsFound:
     """Ask for all that the question needs, and return its answer."""
+    started = time.monotonic()
+    hospitals.begin()
     first = SumStep(bits=TABLE_BITS)
     sums, deviation = hospitals.sum(first), hospitals.deviation(first)
     floor = 1 if question.privacy else hospitals.floor
@@ -164,7 +166,7 @@ def answered(question: Question, hospitals: Hospitals, seconds: Callable[[], flo
         common=CommonFeatures.of(question, sums["harmonise"]) if question.harmonise else None,
         own=own,
         remarks=[*few, *(f"model {n + 1} {fit.why}" for n, fit in enumerate(fits) if fit.why), *remarks],
-        seconds=seconds(),
+        seconds=time.monotonic() - started,
     )
 
 

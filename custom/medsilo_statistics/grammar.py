@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Mask, Values = NDArray[np.bool_], Mapping[str, NDArray[np.float64]]
+Mask = NDArray[np.bool_]
+Values = Mapping[str, NDArray[np.float64]]
 LONGEST = 500  # characters
 COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,

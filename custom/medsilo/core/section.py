@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from medsilo.core.errors import MedsiloError, YamlError
+from medsilo.core.errors import DataError, MedsiloError, YamlError
 from medsilo.core.files import LARGEST_YAML, load_yaml, read_bounded
 from medsilo.core.text import plain
 
@@ -24,14 +24,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
-    def in_file(cls, path: Path, what: str, remedy: str, refusal: type[MedsiloError] = MedsiloError) -> Self:
-        """Return the section that a YAML file is; raises `refusal`. what: the file, as people know it."""
+    def in_file(cls, path: Path, what: str, remedy: str) -> Self:
+        """Return the section that a YAML file is; raises DataError. what: the file, as people know it."""
         try:
             return checked(cls, load_yaml(read_bounded(path, LARGEST_YAML).decode()) or {}, path.name)
         except ValidationError as error:
-            raise refusal(f"{what}: {in_words(error, cls)}", str(path)) from error
+            raise DataError(f"{what}: {in_words(error, cls)}", str(path)) from error
         except (OSError, ValueError, YamlError) as error:
-            raise refusal(f"{what} can't be read ({type(error).__name__}); {remedy}", str(path)) from error
+            raise DataError(f"{what} can't be read ({type(error).__name__}); {remedy}", str(path)) from error
 
 
 class Feature(Section):
