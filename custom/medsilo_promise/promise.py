@@ -15,15 +15,13 @@ from torch import Tensor
 from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, undrawn, write_json
 from medsilo_promise.panel import panel_of
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
-from medsilo_promise.shrinking import bound, needed, others, smallest
+from medsilo_promise.shrinking import Values, bound, needed, others, smallest
 from medsilo_promise.told import RULES, Kept, KeptCuts, Rule, Told, ToldCurve, ToldOfOthers, ToldTest
 
-FILE, CURVES = (
-    "promise.json",
-    "promise-curves.json",
-)  # in a run's folder and a site's; in a site's alone, where it stays
+FILE = "promise.json"  # in a run's folder and a site's
+CURVES = "promise-curves.json"  # in a site's alone, where it stays
 BROAD = 8  # cuts from one that is told of patients to the next
-EVERYONE = "all"
+EVERYONE, NOTHING = "all", np.zeros(CUTS)
 MOST_GROUPS = 8
 MOST_BYTES = 1 << 20  # of a file
 
@@ -204,10 +202,13 @@ class PromiseLayer(Layer):
     def _cuts(self, own: Any, told: ToldOfOthers) -> dict[str, int | None]:
         """Return the cut of every rule; None where it can promise nothing."""
         lost, patients = (np.array(own["lost"]), own["numbers"]) if own else (np.zeros(CUTS), 0)
-        means, nothing = np.array(told.means), np.zeros(CUTS)
-        shrunk = bound(lost, patients, told.strength * means, told.strength * (1 - means), self.confidence)
-        local = bound(lost, patients, nothing, nothing, self.confidence)
-        return {"shrunk": smallest(shrunk, self.risk), "pooled": told.pooled, "local": smallest(local, self.risk)}
+        means = np.array(told.means)
+        shrunk = self._cut(lost, patients, told.strength * means, told.strength * (1 - means))
+        return {"shrunk": shrunk, "pooled": told.pooled, "local": self._cut(lost, patients)}
+
+    def _cut(self, lost: Values, patients: float, a: Values = NOTHING, b: Values = NOTHING) -> int | None:
+        """Return the cut that keeps the promise. lost: by patients together; a, b: what those of others tell."""
+        return smallest(bound(lost, patients, a, b, self.confidence), self.risk)
 
     def tells(self, part: str, found: Any, resolution: Any, least: int) -> Any:
         tables = {name: own for name, own in found["tables"].items() if own[0] >= least}
@@ -259,10 +260,7 @@ class PromiseLayer(Layer):
             numbers = np.array([curve.patients for curve in curves.values()], dtype=np.float64)
             lost = np.array([curve.risks for curve in curves.values()]).reshape(-1, CUTS) * numbers[:, None]
             strengths, means = others(lost, numbers, self.risk)
-            nothing, pooled = np.zeros(CUTS), None
-            if len(curves):
-                whole = bound(lost.sum(0), float(numbers.sum()), nothing, nothing, self.confidence)
-                pooled = smallest(whole, self.risk)
+            pooled = self._cut(lost.sum(0), float(numbers.sum())) if curves else None
             for site, own in chosen.items():
                 place = list(curves).index(site) if site in curves else -1
                 own[group] = ToldOfOthers(
@@ -284,10 +282,7 @@ class PromiseLayer(Layer):
             "sized": risk.sized,
             "needed": needed(self.risk, self.confidence),
             "strength": {group: own["strength"] for group, own in everyone.items()},
-            "sites": {
-                site: {group: own.model_dump(mode="json") for group, own in one.tests.items()}
-                for site, one in told["test"].items()
-            },
+            "sites": {site: one.model_dump(mode="json")["tests"] for site, one in told["test"].items()},
             "temperatures": {
                 site: round(float(TEMPERATURES[one.temperature]), 3)
                 for site, one in told["validation"].items()
