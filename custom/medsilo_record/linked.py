@@ -10,26 +10,11 @@ from typing import Any
 
 from medsilo.extend import leaks, paths
 from medsilo_record.facts import Case, Part, RecordEntry
+from medsilo_record.outcomes import table
 
 Node = dict[str, Any]
 EU = "http://publications.europa.eu/resource/authority/"
 LAW = "http://data.europa.eu/eli/reg/"
-PREFIXES = {
-    "csvw": "http://www.w3.org/ns/csvw#",
-    "cv": "http://data.europa.eu/m8g/",
-    "dpv": "https://w3id.org/dpv#",
-    "pd": "https://w3id.org/dpv/pd#",
-    "odrl": "http://www.w3.org/ns/odrl/2/",
-    "dcat": "http://www.w3.org/ns/dcat#",
-    "dcatap": "http://data.europa.eu/r5r/",
-    "dct": "http://purl.org/dc/terms/",
-    "foaf": "http://xmlns.com/foaf/0.1/",
-    "healthdcatap": "http://healthdataportal.eu/ns/health#",
-    "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
-    "skos": "http://www.w3.org/2004/02/skos/core#",
-    "vcard": "http://www.w3.org/2006/vcard/ns#",
-    "xsd": "http://www.w3.org/2001/XMLSchema#",
-}
 BLANK, NOWHERE = "BLANK: ", "urn:medsilo:blank:"
 CATEGORIES = "https://hdeu-dcat.data.health.europa.eu/resource/authority/healthcategories"  # of Article 51
 NAMED = ("csvw:name", "csvw:title", "csvw:titles")  # of releases 8 and 5
@@ -182,4 +167,5 @@ def _variables(name: str, columns: Sequence[str]) -> Iterator[Node]:
 
 
 def _written(nodes: Iterable[Node]) -> str:
-    return json.dumps({"@context": PREFIXES, "@graph": list(nodes)}, indent=1, ensure_ascii=False) + "\n"
+    document = {"@context": dict(table("prefixes.csv")), "@graph": list(nodes)}
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

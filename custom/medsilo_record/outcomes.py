@@ -1,7 +1,9 @@
 """Promises and outcomes of frameworks, each with the tests that show it: tables beside this file.
 
-`promises.csv` is written from docs/privacy.md (`python -m docs.tables`); `outcomes.csv` by hand. A test of the suite
-holds every name in them to a test that exists, and `python -m tests.claims` to one that ran and passed in this build.
+`promises.csv` is written from docs/privacy.md (`python -m docs.tables`); the others by hand: `outcomes.csv`, and what
+a record itself is made of, the entries of `forms.csv` and the vocabularies' names in `prefixes.csv`. A test of the
+suite holds every test that is named to one that exists, and `python -m tests.claims` to one that ran and passed in this
+build.
 """
 
 import csv
@@ -60,7 +62,10 @@ def promises() -> tuple[ShownPromise, ...]:
 @cache
 def outcomes() -> tuple[FrameworkOutcome, ...]:
     """Return the outcomes in their order."""
-    return tuple(FrameworkOutcome(*about, tuple(tests.split()), said) for *about, tests, said in table("outcomes.csv"))
+    return tuple(
+        FrameworkOutcome(of, key, title, when, tuple(tests.split()), said)
+        for of, key, title, when, tests, said in table("outcomes.csv")
+    )
 
 
 def table(name: str) -> list[list[str]]:
