@@ -139,8 +139,10 @@ class StatisticsSite:
             add([names[name]], (name,), question.by)
         for curve in question.curves:
             add([names[curve.time], names[curve.event]], curve.variables, curve.by)
-        for model in (*question.models, *([question.harmonise] if question.harmonise else [])):
-            add([names[name] for name in model.variables], model.variables)
+        together = [model.variables for model in question.models]
+        together += [question.harmonise.variables] if question.harmonise else []
+        for variables in together:
+            add([names[name] for name in variables], variables)
         return found
 
     @cached_property

@@ -106,11 +106,13 @@ class Climb:
         size = np.sqrt(np.maximum(np.diag(information), 0))
         if size.min(initial=1.0) <= SINGULAR * max(size.max(initial=0.0), 1.0):
             worst = self.terms[int(size.argmin())]
-            return self._singular(f"has a covariate that is the same for all: {worst!r}; leave it out")
+            self._singular(f"has a covariate that is the same for all: {worst!r}; leave it out")
+            return None
         values, vectors = np.linalg.eigh(information / np.outer(size, size))
         if values[0] < SINGULAR:
             own = [name for name, part in zip(self.terms, vectors[:, 0], strict=True) if abs(part) > 0.1]
-            return self._singular(f"has covariates that follow from each other: {', '.join(own[:6])}; leave one out")
+            self._singular(f"has covariates that follow from each other: {', '.join(own[:6])}; leave one out")
+            return None
         return (vectors / values) @ vectors.T / np.outer(size, size)
 
     def _singular(self, early: str) -> None:
