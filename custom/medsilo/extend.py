@@ -43,10 +43,9 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.use import ImageUse, Use
 
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
+    from medsilo.check import demands, leaks
     from medsilo.check.approving import keys_of, plan_in_words
     from medsilo.check.at_home import KitAtHome, files_of
-    from medsilo.check.demands import limit_tables, price_list, privacy_findings
-    from medsilo.check.leaks import averages_of, describe, leaks, told_besides
     from medsilo.cli import options
     from medsilo.cli.options import folder_of_settings, settings_of
     from medsilo.consortium import lead
@@ -57,8 +56,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.files import load_yaml, read_bounded, why_unread, write_bytes, write_json
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, checked, in_words
-    from medsilo.core.tensors import Tensors
-    from medsilo.core.text import size_text
     from medsilo.deploy import model_card, predicted_rows, watch
     from medsilo.deploy.exporter import folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
@@ -70,11 +67,10 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.private_site import WHAT, how_told
     from medsilo.federation.protection import SHARES, read_for
     from medsilo.federation.sealed.identity import KitFiles, key_of
-    from medsilo.federation.seams import Receive
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
     from medsilo.learning import layers, undrawn
-    from medsilo.learning.loop import Case, DrawnCases, Stop
+    from medsilo.learning.loop import Case, DrawnCases
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models.architectures import MONAI_NORMS, Norm, norm_layer
     from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
@@ -83,7 +79,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.privacy.mechanisms import stricter
     from medsilo.registry import TABLES, TASKS
     from medsilo.report import charts
-    from medsilo.report.findings import Answer
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
     from medsilo.report.template import fill, save

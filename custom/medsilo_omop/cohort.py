@@ -11,16 +11,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from medsilo.extend import DataError, Section, YamlError, checked, in_words, load_yaml, read_bounded, sheet
+from medsilo.extend import DataError, Section, sheet
 
 PERSON = ("person_id", "year_of_birth", "gender_concept_id")
 CONDITION = ("person_id", "condition_concept_id", "condition_start_date")
 MEASUREMENT = ("person_id", "measurement_concept_id", "measurement_date", "value_as_number", "unit_concept_id")
 TABLES = {"person": PERSON, "condition_occurrence": CONDITION, "measurement": MEASUREMENT}
 DATABASES = (".sqlite", ".db", ".duckdb")
-LARGEST = 100_000  # bytes of a definition
 EVER = 100_000  # days
 TAKES: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda values: values[-1],
@@ -57,12 +56,8 @@ class Cohort(Section):
 
 def read_cohort(path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
     """Return the columns of a cohort, and its persons in the order of their numbers."""
-    try:
-        cohort = checked(Cohort, load_yaml(read_bounded(path, LARGEST).decode()), path.name)
-    except ValidationError as error:
-        raise DataError(f"the cohort's definition: {in_words(error, Cohort)}") from error
-    except (OSError, ValueError, YamlError) as error:
-        raise DataError("the cohort's definition can't be read; write YAML as docs/your-data.md shows") from error
+    remedy = "write YAML as docs/your-data.md shows"
+    cohort = Cohort.in_file(path, "the cohort's definition", remedy)
     return ["patient", *cohort.columns], _persons(cohort, path.parent)
 
 
@@ -122,7 +117,9 @@ def _rows(folder: Path, table: str) -> Iterator[Sequence[str]]:
             return
     if not (base := next((path for path in beside if path.suffix.lower() in DATABASES), None)):
         raise DataError(f"there is no {table} beside the cohort's definition; put CSV, Parquet, SQLite or DuckDB there")
-    with closing(_duckdb(base) if base.suffix.lower() == ".duckdb" else _sqlite(base)) as opened:
+    read_only = f"{base.resolve().as_uri()}?mode=ro&immutable=1"
+    is_duckdb = base.suffix.lower() == ".duckdb"
+    with closing(_duckdb(base) if is_duckdb else sqlite3.connect(read_only, uri=True)) as opened:
         try:
             answer = opened.execute(f"SELECT {', '.join(names)} FROM {table} LIMIT {sheet.MOST_LINES + 1}")
             for number, cells in enumerate(iter(answer.fetchone, None)):
@@ -133,10 +130,6 @@ def _rows(folder: Path, table: str) -> Iterator[Sequence[str]]:
             raise
         except Exception as error:  # either library's own
             raise DataError(f"{table} can't be read from the database; extract it again", str(error)) from error
-
-
-def _sqlite(path: Path) -> Any:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
 
 
 def _duckdb(path: Path) -> Any:

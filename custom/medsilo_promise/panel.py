@@ -33,7 +33,7 @@ def _rows(told: Shown) -> Any:
     for site, groups in told.sites.items():
         for group, own in groups.items():
             name = site if group == "all" else f"{site}, {group}"
-            cells = [_cell(own.rules.get(rule), own.patients, told) for rule in RULES]  # type: ignore[call-overload]
+            cells = [_cell(own.rules.get(rule), own.patients, told) for rule in RULES]
             yield name, own.calibrated, own.patients, cells
 
 

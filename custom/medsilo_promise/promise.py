@@ -15,15 +15,13 @@ from torch import Tensor
 from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, undrawn, write_json
 from medsilo_promise.panel import panel_of
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
-from medsilo_promise.shrinking import bound, needed, others, smallest
-from medsilo_promise.told import RULES, Kept, KeptCuts, Told, ToldCurve, ToldOfOthers, ToldTest
+from medsilo_promise.shrinking import Values, bound, needed, others, smallest
+from medsilo_promise.told import RULES, Kept, KeptCuts, Rule, Told, ToldCurve, ToldOfOthers, ToldTest
 
-FILE, CURVES = (
-    "promise.json",
-    "promise-curves.json",
-)  # in a run's folder and a site's; in a site's alone, where it stays
+FILE = "promise.json"  # in a run's folder and a site's
+CURVES = "promise-curves.json"  # in a site's alone, where it stays
 BROAD = 8  # cuts from one that is told of patients to the next
-EVERYONE = "all"
+EVERYONE, NOTHING = "all", np.zeros(CUTS)
 MOST_GROUPS = 8
 MOST_BYTES = 1 << 20  # of a file
 
@@ -45,7 +43,7 @@ class PromiseLayer(Layer):
     of: Literal["label", "finding", "structure"] | None = Field(
         None, description="`finding`: sensitivity for the second of two labels; `null`: the task's own kind"
     )
-    rule: Literal["shrunk", "pooled", "local"] = Field(
+    rule: Rule = Field(
         "shrunk", description="whose cases choose the cut that predictions use; with `local` no risk curve leaves"
     )
     group: str | None = Field(
@@ -62,6 +60,12 @@ class PromiseLayer(Layer):
 
     files: ClassVar[tuple[str, ...]] = (FILE,)
 
+    def _risk(self, goal: Any) -> Risk:
+        """Return the promise for a goal: `conflicts` refuses a plan whose goal has none."""
+        risk = risk_of(goal, self.of)
+        assert risk
+        return risk
+
     # ------------------------------------------------------------------ plan and leak report
     def conflicts(self, plan: Plan, networks: Any) -> Iterable[str]:
         goal = plan.task.goal
@@ -75,7 +79,7 @@ class PromiseLayer(Layer):
             yield "layers: promise: a sum of risk curves does not say how far hospitals differ; set rule: local"
         if sum(layer.name == self.name for layer in plan.layers) > 1:
             yield "layers: promise: it is given twice; keep one"
-        if (self.group or self.levels) and not 2 <= len({*self.groups(plan)}) <= MOST_GROUPS:
+        if (self.group or self.levels) and not 2 <= len({*self.groups(plan.task)}) <= MOST_GROUPS:
             yield (
                 f"layers: promise: {self.group!r} is no column of the task with 2 to {MOST_GROUPS} levels; name one, "
                 "or give the levels of one beside images"
@@ -106,7 +110,7 @@ class PromiseLayer(Layer):
         )
 
     def asks(self, plan: Plan) -> Mapping[str, int]:
-        groups, calibrates = len(self.groups(plan)), self._calibrates(plan)
+        groups, calibrates = len(self.groups(plan.task)), self._calibrates(plan)
         return {"validation": groups * self.shares + calibrates, "test": len(RULES) * groups + 2 * calibrates}
 
     @property
@@ -117,11 +121,8 @@ class PromiseLayer(Layer):
     def _calibrates(self, plan: Plan) -> bool:
         return bool(plan.task.goal.classifies)
 
-    def groups(self, plan: Plan) -> list[str]:
+    def groups(self, task: Any) -> list[str]:
         """Return the names of the groups that have a promise each."""
-        return self._names(plan.task)
-
-    def _names(self, task: Any) -> list[str]:
         if self.group is None:
             return [EVERYONE]
         return [name.removeprefix(f"{self.group} = ") for name in self._inputs(task)] or list(self.levels)
@@ -138,8 +139,7 @@ class PromiseLayer(Layer):
 
     # ------------------------------------------------------------------ at a site
     def look(self, finished: Any, chosen: Any) -> Any:
-        risk = risk_of(finished.task.goal, self.of)
-        assert risk
+        risk = self._risk(finished.task.goal)
         measures = finished.look(lambda output, target: _measured(risk, output, undrawn.labels_in(target)))
         tables = self._tables(finished, measures) if measures else {}
         if finished.part == "validation":
@@ -167,15 +167,12 @@ class PromiseLayer(Layer):
         numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
         place = torch.tensor([numbers[patient] for patient in patients])
         found, group = {}, self._group_of_each(finished)
-        for number, name in enumerate(self._names(finished.task)):
+        every = [measures[OF], torch.ones(len(place), dtype=torch.float64), measures[LOST], measures[SIZE]]
+        for number, name in enumerate(self.groups(finished.task)):
             chosen = group == number
-            of, cases = (
-                torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, place[chosen], values[chosen])
-                for values in (measures[OF], torch.ones(len(place), dtype=torch.float64))
-            )
-            lost, size = (
-                torch.zeros(len(numbers), CUTS, dtype=torch.float64).index_add_(0, place[chosen], measures[key][chosen])
-                for key in (LOST, SIZE)
+            of, cases, lost, size = (  # of each patient
+                values.new_zeros(len(numbers), *values.shape[1:]).index_add_(0, place[chosen], values[chosen])
+                for values in every
             )
             lost = lost[of > 0] / of[of > 0, None]
             size = size[cases > 0] / cases[cases > 0, None]
@@ -187,11 +184,9 @@ class PromiseLayer(Layer):
     ) -> dict[str, Any]:
         """Choose this hospital's cuts, keep them, and return what they do to the test cases."""
         own = _read(finished.folder / CURVES)
-        cuts = {
-            name: self._cuts(own.get("groups", {}).get(name), ToldOfOthers.read(told))
-            for name, told in (chosen or {}).items()
-        }
-        patients = {name: int(own.get("groups", {}).get(name, {}).get("numbers", 0)) for name in cuts}
+        groups = own.get("groups", {})
+        cuts = {name: self._cuts(groups.get(name), ToldOfOthers.read(told)) for name, told in (chosen or {}).items()}
+        patients = {name: int(groups.get(name, {}).get("numbers", 0)) for name in cuts}
         write_json(finished.folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
         rules = {
             name: {rule: None if cut is None else (n, float(lost[cut]), float(size[cut])) for rule, cut in each.items()}
@@ -206,15 +201,14 @@ class PromiseLayer(Layer):
 
     def _cuts(self, own: Any, told: ToldOfOthers) -> dict[str, int | None]:
         """Return the cut of every rule; None where it can promise nothing."""
-        lost = np.array(own["lost"] if own else [0.0] * CUTS)
-        patients = own["numbers"] if own else 0
-        means, nothing = np.array(told.means), np.zeros(CUTS)
-        shrunk = (told.strength * means, told.strength * (1 - means))
-        found = {
-            rule: smallest(bound(lost, patients, *beside, self.confidence), self.risk)
-            for rule, beside in (("shrunk", shrunk), ("local", (nothing, nothing)))
-        }
-        return {"shrunk": found["shrunk"], "pooled": told.pooled, "local": found["local"]}
+        lost, patients = (np.array(own["lost"]), own["numbers"]) if own else (np.zeros(CUTS), 0)
+        means = np.array(told.means)
+        shrunk = self._cut(lost, patients, told.strength * means, told.strength * (1 - means))
+        return {"shrunk": shrunk, "pooled": told.pooled, "local": self._cut(lost, patients)}
+
+    def _cut(self, lost: Values, patients: float, a: Values = NOTHING, b: Values = NOTHING) -> int | None:
+        """Return the cut that keeps the promise. lost: by patients together; a, b: what those of others tell."""
+        return smallest(bound(lost, patients, a, b, self.confidence), self.risk)
 
     def tells(self, part: str, found: Any, resolution: Any, least: int) -> Any:
         tables = {name: own for name, own in found["tables"].items() if own[0] >= least}
@@ -242,7 +236,7 @@ class PromiseLayer(Layer):
 
     # ------------------------------------------------------------------ at the server
     def read(self, part: str, told: Any, plan: Plan, cases: int) -> Told:
-        read, groups = Told.read(told), self.groups(plan)
+        read, groups = Told.read(told), self.groups(plan.task)
         wrong = (read.tests or read.errors) if part == "validation" else (read.curves or read.temperature)
         if wrong or not {*read.curves, *read.tests} <= {*groups}:
             raise Refused("promise: it tells of groups or parts that nobody asked for")
@@ -261,15 +255,12 @@ class PromiseLayer(Layer):
 
     def choose(self, plan: Plan, told: Mapping[str, Told], sites: Sequence[str]) -> Mapping[str, Any]:
         chosen: dict[str, dict[str, Any]] = {site: {} for site in [*sites, EVERYONE]}
-        for group in self.groups(plan):
+        for group in self.groups(plan.task):
             curves = {site: own.curves[group] for site, own in told.items() if group in own.curves}
             numbers = np.array([curve.patients for curve in curves.values()], dtype=np.float64)
             lost = np.array([curve.risks for curve in curves.values()]).reshape(-1, CUTS) * numbers[:, None]
             strengths, means = others(lost, numbers, self.risk)
-            nothing, pooled = np.zeros(CUTS), None
-            if len(curves):
-                whole = bound(lost.sum(0), float(numbers.sum()), nothing, nothing, self.confidence)
-                pooled = smallest(whole, self.risk)
+            pooled = self._cut(lost.sum(0), float(numbers.sum())) if curves else None
             for site, own in chosen.items():
                 place = list(curves).index(site) if site in curves else -1
                 own[group] = ToldOfOthers(
@@ -282,8 +273,7 @@ class PromiseLayer(Layer):
         cuts = {group: self._cuts(None, ToldOfOthers.read(own)) for group, own in everyone.items()}
         # For a hospital that is new:
         write_json(folder / FILE, {"promise": self.model_dump(mode="json"), "cuts": cuts})
-        risk = risk_of(plan.task.goal, self.of)
-        assert risk
+        risk = self._risk(plan.task.goal)
         return {
             "level": self.level,
             "confidence": self.confidence,
@@ -292,10 +282,7 @@ class PromiseLayer(Layer):
             "sized": risk.sized,
             "needed": needed(self.risk, self.confidence),
             "strength": {group: own["strength"] for group, own in everyone.items()},
-            "sites": {
-                site: {group: own.model_dump(mode="json") for group, own in one.tests.items()}
-                for site, one in told["test"].items()
-            },
+            "sites": {site: one.model_dump(mode="json")["tests"] for site, one in told["test"].items()},
             "temperatures": {
                 site: round(float(TEMPERATURES[one.temperature]), 3)
                 for site, one in told["validation"].items()
@@ -310,8 +297,7 @@ class PromiseLayer(Layer):
 
     # ------------------------------------------------------------------ predictions
     def says(self, plan: Plan, output: Tensor, inputs: Tensor, folders: Sequence[Path]) -> Sequence[dict[str, Any]]:
-        risk, cuts = risk_of(plan.task.goal, self.of), self._cuts_of(plan, inputs, folders)
-        assert risk
+        risk, cuts = self._risk(plan.task.goal), self._cuts_of(plan, inputs, folders)
         rows = risk.columns(output, [CUTS - 1 if cut is None else cut for cut in cuts])
         none = {"promised": self._none}
         return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
@@ -319,31 +305,29 @@ class PromiseLayer(Layer):
     def kept(
         self, plan: Plan, output: Tensor, target: Tensor, inputs: Tensor, folders: Sequence[Path]
     ) -> Tensor | None:
-        risk, cuts = risk_of(plan.task.goal, self.of), self._cuts_of(plan, inputs, folders)
-        assert risk
+        cuts = self._cuts_of(plan, inputs, folders)
         if None in cuts:
             return None
-        found = risk.measure(output, undrawn.labels_in(target))
+        found = self._risk(plan.task.goal).measure(output, undrawn.labels_in(target))
         places = torch.tensor(cuts, device=found[LOST].device)[:, None]
         lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
         return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)
 
     def _cuts_of(self, plan: Plan, inputs: Tensor, folders: Sequence[Path]) -> list[int | None]:
         """Return each case's cut; None where nothing is promised."""
-        kept, names = self._kept_in(folders), self.groups(plan)
+        kept, names = self._kept_in(folders), self.groups(plan.task)
         if not self._inputs(plan.task):  # an image does not tell its group
             return [self._widest(plan, kept)] * len(inputs)
         return [kept.get(names[group]) if group >= 0 else None for group in self._group_of(plan.task, inputs).tolist()]
 
     def marks(self, plan: Plan, output: Tensor, folders: Sequence[Path]) -> Tensor | None:
-        risk, cut = risk_of(plan.task.goal, self.of), self._widest(plan, self._kept_in(folders))
+        risk, cut = self._risk(plan.task.goal), self._widest(plan, self._kept_in(folders))
         return risk.marked(output, cut) if isinstance(risk, Structure) and cut is not None else None
 
     def _widest(self, plan: Plan, kept: dict[str, int | None]) -> int | None:
         """Return the cut that holds for every group; None where one has none."""
-        names = self.groups(plan)
-        cuts = [cut for name in names if (cut := kept.get(name)) is not None]
-        return max(cuts) if len(cuts) == len(names) else None
+        cuts = [kept.get(name) for name in self.groups(plan.task)]
+        return None if None in cuts else max(cut for cut in cuts if cut is not None)
 
     def _kept_in(self, folders: Sequence[Path]) -> dict[str, int | None]:
         """Return the cut of every group: the hospital's own, or else that for a new one."""
@@ -359,8 +343,7 @@ class PromiseLayer(Layer):
         return f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
 
     def card(self, plan: Plan, folders: Sequence[Path]) -> Sequence[str]:
-        risk, cuts = risk_of(plan.task.goal, self.of), self._kept_in(folders)
-        assert risk
+        risk, cuts = self._risk(plan.task.goal), self._kept_in(folders)
         sure = f"with confidence {self.confidence:g}" if self.confidence else "on average over calibrations"
         told = [
             f"At level {self.level:g}, {sure}: {risk.says}.",

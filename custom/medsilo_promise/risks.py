@@ -27,7 +27,6 @@ class Risk(ABC):
 
     says: str  # what is promised
     sized: str  # what size means
-    most: float = 1.0  # size
 
     def __init__(self, goal: Any) -> None:
         self.goal = goal
@@ -49,10 +48,6 @@ class Label(Risk):
     """The set of labels whose probability is at least the cut's, and the likeliest."""
 
     says, sized = "the set of labels holds the true one", "labels in a set"
-
-    def __init__(self, goal: Classification) -> None:
-        super().__init__(goal)
-        self.most = float(goal.classes)
 
     def _sets(self, output: Tensor) -> Tensor:
         """Return which labels are in, [cases, labels, cuts]."""
@@ -98,7 +93,7 @@ class Sensitivity(Risk):
 class Structure(Risk):
     """The ordinary mask, and each place whose probability of the structure is at least the cut's."""
 
-    says, sized, most = "at most this share of the structure is missed", "mask against the structure's size", LARGEST
+    says, sized = "at most this share of the structure is missed", "mask against the structure's size"
 
     def __init__(self, goal: Segmentation) -> None:
         super().__init__(goal)
@@ -109,7 +104,8 @@ class Structure(Risk):
 
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         share = output.softmax(1)[:, self.labels].sum(1).flatten(1)
-        share = torch.where(torch.isin(output.argmax(1).flatten(1), _like(target, self.labels)), 1.0, share)
+        labels = torch.tensor(self.labels, dtype=target.dtype, device=target.device)
+        share = torch.where(torch.isin(output.argmax(1).flatten(1), labels), 1.0, share)
         right = self.goal.masks(target)[:, 0].flatten(1)
         cuts = SHARES.to(share).flip(0)  # rising
         place = torch.bucketize(share, cuts, right=True) - 1  # the last cut that is not above the share
@@ -175,10 +171,6 @@ class Time(Risk):
     def columns(self, output: Tensor, cuts: Sequence[int]) -> list[dict[str, Any]]:
         times = (TIMES[list(cuts)] - output[:, 0].double().cpu()).exp()
         return [{"promised_until": time} for time in times.tolist()]
-
-
-def _like(target: Tensor, labels: Sequence[int]) -> Tensor:
-    return torch.tensor(labels, dtype=target.dtype, device=target.device)
 
 
 def risk_of(goal: Goal, kind: str | None) -> Risk | None:

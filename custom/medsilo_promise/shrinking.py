@@ -27,6 +27,8 @@ Values = np.ndarray[Any, np.dtype[np.float64]]
 FEWEST = 3  # other hospitals, below which they tell nothing of how hospitals differ
 SPREADS = np.linspace(0.02, 0.98, 17)  # 1 / √(κ + 1): the standard deviation between hospitals over its greatest
 ROOTS = (np.arange(60) + 0.5) / 60  # of means, so that they are dense where risks are small
+MEANS, STRENGTHS = (ROOTS**2)[:, None], (1 / SPREADS**2 - 1)[None]  # μ and κ of each Beta that is thought of
+FIRST = MEANS * STRENGTHS  # its parameters' first, μκ
 
 
 def others(losses: Values, numbers: Values, risk: float) -> tuple[Values, Values]:
@@ -53,29 +55,21 @@ def others(losses: Values, numbers: Values, risk: float) -> tuple[Values, Values
     return strengths, means
 
 
-def _grid() -> tuple[Values, Values, Values]:
-    """Return μ, κ and both parameters' first, μκ, of each Beta that is thought of."""
-    means, strength = (ROOTS**2)[:, None], (1 / SPREADS**2 - 1)[None]
-    return means, strength, means * strength
-
-
 def _likely(losses: Values, numbers: Values) -> Values:
     from scipy.special import betaln
 
-    _, strength, first = _grid()
-    second = strength - first
+    second = STRENGTHS - FIRST
     k, n = losses[:, None, None], numbers[:, None, None]
-    return np.asarray(betaln(first + k, second + n - k) - betaln(first, second))
+    return np.asarray(betaln(FIRST + k, second + n - k) - betaln(FIRST, second))
 
 
 def _strength(likely: Values) -> float:
     """Return the κ of a new hospital's risk."""
-    means, strength, first = _grid()
     weight = likely + np.log(ROOTS)[:, None]
     weight = np.exp(weight - np.max(weight))
     weight /= weight.sum()
-    mean = float((weight * means).sum())
-    square = float((weight * first * (first + 1) / (strength * (strength + 1))).sum())
+    mean = float((weight * MEANS).sum())
+    square = float((weight * FIRST * (FIRST + 1) / (STRENGTHS * (STRENGTHS + 1))).sum())
     return (mean - square) / (square - mean**2)
 
 

@@ -1,13 +1,14 @@
 """The messages of hospitals and server about a promise, typed and bounded, and a summary's part about it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from medsilo.extend import Message
 from medsilo_promise.risks import CUTS, TEMPERATURES
 
-RULES = ("shrunk", "pooled", "local")
+Rule = Literal["shrunk", "pooled", "local"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 MOST_STRENGTH = 2500.0
 Share = Annotated[float, Field(ge=0, le=1)]
 Patients = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -34,7 +35,7 @@ class KeptCuts(Message):
     """promise.json, which goes with a model: the promise, and by group the cut of each rule."""
 
     promise: dict[str, Any]
-    cuts: dict[Annotated[str, Field(max_length=200)], dict[Literal["shrunk", "pooled", "local"], Place]]
+    cuts: dict[Annotated[str, Field(max_length=200)], dict[Rule, Place]]
 
 
 class Kept(Message):
@@ -50,7 +51,7 @@ class ToldTest(Message):
 
     calibrated: Patients
     patients: Patients
-    rules: dict[Literal["shrunk", "pooled", "local"], Kept]
+    rules: dict[Rule, Kept]
 
 
 class Told(Message):

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from medsilo.extend import MedsiloError, package_facts, paths, read_provenance, text
+from medsilo.extend import MedsiloError, package_facts, paths, read_provenance, shelf, text
 from medsilo_record.facts import Case, Part
 
 OWN = "medsilo"
@@ -46,21 +46,20 @@ def as_cyclonedx(case: Case, parts: Sequence[Part], run: Path | None) -> str:
         },
         "properties": facts + rounds,
     }
-    name = f"{plan.algorithm.name} on {plan.task.name}"
     model = {
         "type": "machine-learning-model",
         "bom-ref": "model",
-        "name": name,
+        "name": f"{plan.algorithm.name} on {plan.task.name}",
         "version": plan.hash[:12],
         "modelCard": card,
     }
     packages = list(_packages())
-    medsilo = {"type": "application", "name": "medsilo", "version": build["version"], "hashes": _hash(build["hash"])}
+    medsilo = {"type": "application", "name": OWN, "version": build["version"], "hashes": _hash(build["hash"])}
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"tools": {"components": [medsilo]}, "component": {**model, "modelCard": card}},
+        "metadata": {"tools": {"components": [medsilo]}, "component": model},
         "components": [_data(case, said), *files, *packages],
         "dependencies": [{"ref": "model", "dependsOn": ["data", *(own["bom-ref"] for own in packages)]}],
     }
@@ -131,20 +130,17 @@ def _of_run(run: Path, plan: str) -> tuple[list[Fact], list[dict[str, Any]]]:
     if read_provenance(run).plan_hash != plan:
         raise MedsiloError("--run: that run is of another plan; give the plan that lies in the run's folder, plan.yaml")
     lines = (run / paths.ROUNDS).read_bytes().splitlines()
-    rounds = [_fact(f"round:{number:05d}:sha256", _sha256(line)) for number, line in enumerate(lines, 1)]
+    hashes = (hashlib.sha256(line).hexdigest() for line in lines)
+    rounds = [_fact(f"round:{number:05d}:sha256", digest) for number, digest in enumerate(hashes, 1)]
     models = [
         path for folder in (paths.GLOBAL, paths.SUPER_MODEL) for path in sorted((run / folder).rglob("*.safetensors"))
     ]
     if not models:
         rounds.append(_fact("models", "none that all hospitals share: each keeps its own"))
     return rounds, [
-        {"type": "file", "bom-ref": f"model:{number}", "name": path.name, "hashes": _hash(_sha256(path.read_bytes()))}
+        {"type": "file", "bom-ref": f"model:{number}", "name": path.name, "hashes": _hash(shelf.hash_of_file(path))}
         for number, path in enumerate(models)
     ]
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _hash(content: str) -> list[Fact]:

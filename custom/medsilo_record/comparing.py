@@ -67,7 +67,9 @@ def differences(new: Filed, old: Filed) -> Iterator[str]:
     for key in sorted(new.entries.keys() | old.entries.keys()):
         if key not in SKIPPED:
             title = new.titles.get(key) or old.titles.get(key) or key
-            yield from _said(title, new.entries.get(key, ()), old.entries.get(key, ()))
+            says, said = new.entries.get(key, ()), old.entries.get(key, ())
+            yield from (f'{title}: the record no longer says "{line}"' for line in said if line not in says)
+            yield from (f'{title}: the record now says "{line}"' for line in says if line not in said)
 
 
 def _keys(new: Mapping[str, str], old: Mapping[str, str]) -> Iterator[str]:
@@ -78,10 +80,3 @@ def _keys(new: Mapping[str, str], old: Mapping[str, str]) -> Iterator[str]:
             yield f"{key} is no longer in the plan; it was {old[key]}."
         elif new[key] != old[key]:
             yield f"{key} was {old[key]} and is {new[key]}."
-
-
-def _said(title: str, new: Sequence[str], old: Sequence[str]) -> Iterator[str]:
-    for gone in (line for line in old if line not in new):
-        yield f'{title}: the record no longer says "{gone}"'
-    for come in (line for line in new if line not in old):
-        yield f'{title}: the record now says "{come}"'

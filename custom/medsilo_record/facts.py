@@ -4,7 +4,8 @@ Nothing is typed here that the package says elsewhere: sentences come from the p
 """
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,21 +19,16 @@ from medsilo.extend import (
     Resolution,
     SiteSettings,
     Survey,
-    averages_of,
-    describe,
+    demands,
     how_told,
     leaks,
-    limit_tables,
     package_facts,
     paths,
     plan_in_words,
-    price_list,
-    privacy_findings,
-    size_text,
     stricter,
-    told_besides,
+    text,
 )
-from medsilo_record.outcomes import promises
+from medsilo_record.outcomes import promises, table
 
 OWN_FILTERS = ".".join(("medsilo", "flare", "filters", ""))
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")  # of Markdown
@@ -40,12 +36,19 @@ LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")  # of Markdown
 
 @dataclass(frozen=True)
 class RecordEntry:
-    """One thing that a form asks for. says: its sentences; blank: what only the hospital can fill in."""
+    """One thing that a form asks for. says: its sentences; blank: what only the hospital can fill in.
+
+    relation, kind, narrower: its place in the Data Privacy Vocabulary, and its class where the condition of its name
+    holds (`Case.lacks`).
+    """
 
     key: str
     title: str
-    says: tuple[str, ...] = ()
-    blank: str = ""
+    says: tuple[str, ...]
+    blank: str
+    relation: str
+    kind: str
+    narrower: str
 
 
 @dataclass(frozen=True)
@@ -106,69 +109,50 @@ class Case:
 
 
 def record_of(case: Case) -> tuple[Part, ...]:
-    """Return all entries of a record, in the order of the forms."""
-    return (
-        Part("The record of processing (GDPR Art. 30)", tuple(_processing(case))),
-        Part("Facts for an impact assessment (GDPR Art. 35)", tuple(_assessment(case))),
-    )
+    """Return all entries of a record, in the order of the forms: those of forms.csv, with what is said under each."""
+    said, found = _said(case), defaultdict[str, list[RecordEntry]](list)
+    for part, key, title, blank, *place in table("forms.csv"):
+        known = key == "hospital" and case.site
+        found[part].append(RecordEntry(key, title, tuple(said.get(key, ())), "" if known else blank, *place))
+    return tuple(Part(title, tuple(entries)) for title, entries in found.items())
 
 
-def _processing(case: Case) -> Iterator[RecordEntry]:
-    plan, build = case.plan, package_facts()
-    yield RecordEntry("controller", "Controller and data protection officer", blank="names and contacts")
-    here = (f"This record is that of the site {case.site}.",) if case.site else ()
-    yield RecordEntry("hospital", "Hospital", here, "" if here else "the hospital's name")
-    code = f"medsilo {build['version']}, build {build['hash']}; plan {plan.hash}."
-    yield RecordEntry("study", "Study", (code,), "name of the study, date of this record")
-    yield RecordEntry("purpose", "Purpose", tuple(_purpose(plan)), "the clinical question, and who needs its answer")
-    yield RecordEntry("basis", "Legal basis", blank="GDPR Art. 6 (1) and Art. 9 (2), national law, approval of ethics")
-    yield RecordEntry(
-        "subjects", "Data subjects", tuple(_subjects(case)), "how these patients were chosen and informed"
-    )
-    yield RecordEntry("data", "Categories of data", tuple(_data(plan)), "what else is in the folder and is not read")
-    yield RecordEntry("recipients", "Recipients", tuple(_recipients(plan)), "legal names of server, lead and hospitals")
-    yield RecordEntry("leaves", "What leaves, each round", tuple(_leaving(case)))
-    yield RecordEntry(
-        "transfers", "Transfers to third countries", blank="where the server, the lead and each hospital are"
-    )
-    yield RecordEntry("retention", "Retention", tuple(_kept()), "how long each is kept, and who deletes it")
-    yield RecordEntry(
-        "measures", "Technical and organisational measures", tuple(_measures(case)), "measures of your own"
-    )
-
-
-def _assessment(case: Case) -> Iterator[RecordEntry]:
-    plan, settings = case.plan, case.settings
-    words = tuple(f"{sentence(name)}: {what.rstrip('.')}." for name, what in plan_in_words(plan))
-    yield RecordEntry("description", "Systematic description", words)
-    least = (
-        f"{size_text(sum(leak.bytes * leak.rounds for leak in leaks(plan)))} of tensors leave in {plan.rounds} rounds."
-    )
-    stays = (line for line in _report(case) if line.startswith("No image"))
-    yield RecordEntry(
-        "necessity", "Necessity and proportionality", (least, *stays), "why less would not answer the question"
-    )
-    yield RecordEntry("privacy", "Bound on what leaves tells of one patient", tuple(_bounds(case)))
-    yield RecordEntry("sealing", "Who can read one hospital's update", tuple(plan.transport.promises))
-    yield RecordEntry("approval", "Who decides that the study runs here", tuple(_approval(case)))
-    yield RecordEntry("limits", "Limits of this hospital", tuple(_limits(case)))
-    yield RecordEntry("report", "Leak report", tuple(_report(case)))
-    score = f"Models are chosen and tested by {plan.task.goal.metric}, at each hospital on its own patients."
-    yield RecordEntry("accuracy", "Accuracy and fairness", (score,), "groups of patients for whom it may be worse")
-    yield RecordEntry(
-        "decisions", "Automated decisions (Art. 22)", ("Training decides nothing about a patient.",), "later use"
-    )
-    rights = (
-        "A case that is removed from the folder is in no study that begins afterwards.",
-        "A delivered model does not change when a case is removed; it has to be trained again without it.",
-    )
-    yield RecordEntry("rights", "Rights of data subjects", rights, "how access, objection and erasure are answered")
-    yield RecordEntry("risks", "Risks that remain", tuple(_risks(case)), "their severity and likelihood here")
-    shares = settings.shares(case.synthetic) and not plan.transport.sealed
+def _said(case: Case) -> dict[str, Iterable[str]]:
+    """Return the sentences of each entry."""
+    plan, build, report = case.plan, package_facts(), _report(case)
+    size = text.size_text(sum(leak.bytes * leak.rounds for leak in leaks.leaks(plan)))
+    shares = case.settings.shares(case.synthetic) and not plan.transport.sealed
     own = [group.name for group in plan.course.delivery.given if group.personal and group.stand_in]
     personal = "go to hospitals that agreed, too" if shares and own else "stay here, or the method has none"
-    yield RecordEntry("personal", "Personal models", (f"Models of this hospital alone {personal}.",))
-    yield RecordEntry("conclusion", "Views and conclusion", blank="of data subjects, the officer and the controller")
+    return {
+        "hospital": [f"This record is that of the site {case.site}."] if case.site else [],
+        "study": [f"medsilo {build['version']}, build {build['hash']}; plan {plan.hash}."],
+        "purpose": _purpose(plan),
+        "subjects": _subjects(case),
+        "data": _data(plan),
+        "recipients": _recipients(plan),
+        "leaves": _leaving(case),
+        "retention": _kept(),
+        "measures": _measures(case),
+        "description": (f"{sentence(name)}: {what.rstrip('.')}." for name, what in plan_in_words(plan)),
+        "necessity": [
+            f"{size} of tensors leave in {plan.rounds} rounds.",
+            *(line for line in report if line.startswith("No image")),
+        ],
+        "privacy": _bounds(case),
+        "sealing": plan.transport.promises,
+        "approval": _approval(case),
+        "limits": _limits(case),
+        "report": report,
+        "accuracy": [f"Models are chosen and tested by {plan.task.goal.metric}, at each hospital on its own patients."],
+        "decisions": ["Training decides nothing about a patient."],
+        "rights": [
+            "A case that is removed from the folder is in no study that begins afterwards.",
+            "A delivered model does not change when a case is removed; it has to be trained again without it.",
+        ],
+        "risks": _risks(case),
+        "personal": [f"Models of this hospital alone {personal}."],
+    }
 
 
 def _purpose(plan: Plan) -> Iterator[str]:
@@ -208,15 +192,16 @@ def _data(plan: Plan) -> Iterator[str]:
 def _recipients(plan: Plan) -> Iterator[str]:
     others = ", ".join(plan.participation.everyone) or "all that are connected"
     yield f"Hospitals of the study: {others}."
-    told: dict[str, None] = {}
-    for leak in leaks(plan):
-        told[f"Hospital to server, rounds {leak.when}: {leak.group} ({size_text(leak.bytes)} a round)."] = None
+    told = [
+        f"Hospital to server, rounds {leak.when}: {leak.group} ({text.size_text(leak.bytes)} a round)."
+        for leak in leaks.leaks(plan)
+    ]
     for stretch in plan.course.stretches():
-        for group in stretch.phase.given:
-            told[f"Server to hospital, rounds {stretch.first} to {stretch.last}: {group.name}."] = None
-    told |= dict.fromkeys(f"Server to hospital, at the end: {group.name}." for group in plan.course.delivery.given)
-    told |= dict.fromkeys(f"Hospital to server, see the report: {line}." for line in told_besides(plan))
-    yield from told
+        rounds = f"rounds {stretch.first} to {stretch.last}"
+        told += [f"Server to hospital, {rounds}: {group.name}." for group in stretch.phase.given]
+    told += [f"Server to hospital, at the end: {group.name}." for group in plan.course.delivery.given]
+    told += [f"Hospital to server, see the report: {line}." for line in leaks.told_besides(plan)]
+    yield from dict.fromkeys(told)
     yield (
         "Hospital to server, every round and at the end: cases of each part, losses, scores and counts, seconds, "
         "memory, medsilo's version and hash."
@@ -225,10 +210,10 @@ def _recipients(plan: Plan) -> Iterator[str]:
 
 
 def _leaving(case: Case) -> Iterator[str]:
-    prices = dict(price_list(case.plan, case.settings))
+    prices = dict(demands.price_list(case.plan, case.settings))
     sealed = " The server reads sums of it alone." if case.plan.transport.sealed else " The server reads it as it is."
     clear = case.plan.transport.sealing_clear
-    for leak in leaks(case.plan):
+    for leak in leaks.leaks(case.plan):
         if not case.policy.lets_out(leak.group):
             yield f"{leak.group} does not leave: privacy.json of this hospital refuses it."
             continue
@@ -254,26 +239,26 @@ def _measures(case: Case) -> Iterator[str]:
 
 
 def _bounds(case: Case) -> Iterator[str]:
-    plan, demands = case.plan, case.settings.privacy
+    plan, allowed = case.plan, case.settings.privacy
     if plan.privacy:
-        bound = stricter(plan.privacy, demands)
+        bound = stricter(plan.privacy, allowed)
         yield (
             f"Differential privacy: all that leaves in this study together costs at most ε = {bound.epsilon:g} at "
             f"δ = {bound.delta:g} for each {bound.unit}, against everybody outside this hospital."
         )
     else:
         yield "The plan promises no differential privacy: no bound holds on what the tensors tell of one patient."
-    if demands:
-        yield f"This hospital allows ε = {demands.epsilon:g} at δ = {demands.delta:g} for all studies of these data."
-        yield from (f"Declared public by this hospital: {WHAT[what]} ({why})." for what, why in demands.public.items())
+    if allowed:
+        yield f"This hospital allows ε = {allowed.epsilon:g} at δ = {allowed.delta:g} for all studies of these data."
+        yield from (f"Declared public by this hospital: {WHAT[what]} ({why})." for what, why in allowed.public.items())
     else:
         yield "This hospital demands no differential privacy and keeps no budget over several studies."
-    for finding in privacy_findings(plan, case.settings, case.book, case.kit):
+    for finding in demands.privacy_findings(plan, case.settings, case.book, case.kit):
         if finding.severity == "stops":
             yield f"So this hospital refuses the plan: {finding.what}. To do: {finding.remedy}."
-        elif case.book and demands:
+        elif case.book and allowed:
             yield f"{finding.what[0].upper()}{finding.what[1:]}."
-    if demands and not case.book:
+    if allowed and not case.book:
         yield "What earlier studies of these data cost is in the ledger, which only a record made with --kit reads."
 
 
@@ -286,20 +271,22 @@ def _approval(case: Case) -> Iterator[str]:
 
 
 def _limits(case: Case) -> Iterator[str]:
-    for table in limit_tables(case.plan, case.settings, case.book, Survey({})):
-        for key, asked, most, unit in table.rows if table.columns[-1] == "of what" else ():
-            few = "less than 0.01" if "e-" in str(asked) else asked
-            yield f"{sentence(str(unit))} ({key}): asked {few}, allowed {most}."
-        for row in table.rows if table.columns[-1] != "of what" else ():
-            cells = zip(table.columns[1:], row[1:], strict=True)
-            yield f"{row[0]}: {', '.join(f'{name} {cell}' for name, cell in cells)}."
+    for own in demands.limit_tables(case.plan, case.settings, case.book, Survey({})):
+        for first, *rest in own.rows:
+            if own.columns[-1] == "of what":
+                asked, most, unit = rest
+                few = "less than 0.01" if "e-" in str(asked) else asked
+                yield f"{sentence(str(unit))} ({first}): asked {few}, allowed {most}."
+            else:
+                cells = zip(own.columns[1:], rest, strict=True)
+                yield f"{first}: {', '.join(f'{name} {cell}' for name, cell in cells)}."
 
 
 def _report(case: Case) -> list[str]:
     """Return the leak report. Of filters that are not medsilo's the arguments are left out: they may name files."""
     own = tuple((path, args if path.startswith(OWN_FILTERS) else {}) for path, args in case.policy.filters)
-    unknown: dict[str, Any] = {"this hospital": "not counted here"} if averages_of(case.plan) else {}
-    return describe(case.plan, unknown, case.settings, replace(case.policy, filters=own))
+    unknown: dict[str, Any] = {"this hospital": "not counted here"} if leaks.averages_of(case.plan) else {}
+    return leaks.describe(case.plan, unknown, case.settings, replace(case.policy, filters=own))
 
 
 def _risks(case: Case) -> Iterator[str]:
@@ -319,12 +306,12 @@ def _risks(case: Case) -> Iterator[str]:
     yield "Whoever administers a machine reads all that lies on it."
 
 
-def sentence(text: str) -> str:
+def sentence(given: str) -> str:
     """Return plain words that begin with a capital letter."""
-    words = plain_words(text)
+    words = plain_words(given)
     return words[:1].upper() + words[1:]
 
 
-def plain_words(text: str) -> str:
+def plain_words(given: str) -> str:
     """Return a sentence of the documentation without its links and marks."""
-    return LINK.sub(r"\1", text).replace("`", "").strip().rstrip(".")
+    return LINK.sub(r"\1", given).replace("`", "").strip().rstrip(".")

@@ -10,55 +10,15 @@ from typing import Any
 
 from medsilo.extend import leaks, paths
 from medsilo_record.facts import Case, Part, RecordEntry
+from medsilo_record.outcomes import table
 
 Node = dict[str, Any]
 EU = "http://publications.europa.eu/resource/authority/"
 LAW = "http://data.europa.eu/eli/reg/"
-PREFIXES = {
-    "csvw": "http://www.w3.org/ns/csvw#",
-    "cv": "http://data.europa.eu/m8g/",
-    "dpv": "https://w3id.org/dpv#",
-    "pd": "https://w3id.org/dpv/pd#",
-    "odrl": "http://www.w3.org/ns/odrl/2/",
-    "dcat": "http://www.w3.org/ns/dcat#",
-    "dcatap": "http://data.europa.eu/r5r/",
-    "dct": "http://purl.org/dc/terms/",
-    "foaf": "http://xmlns.com/foaf/0.1/",
-    "healthdcatap": "http://healthdataportal.eu/ns/health#",
-    "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
-    "skos": "http://www.w3.org/2004/02/skos/core#",
-    "vcard": "http://www.w3.org/2006/vcard/ns#",
-    "xsd": "http://www.w3.org/2001/XMLSchema#",
-}
 BLANK, NOWHERE = "BLANK: ", "urn:medsilo:blank:"
 CATEGORIES = "https://hdeu-dcat.data.health.europa.eu/resource/authority/healthcategories"  # of Article 51
 NAMED = ("csvw:name", "csvw:title", "csvw:titles")  # of releases 8 and 5
 KINDS = f"{EU}dataset-type"  # which has no personal data
-# Where an entry is in the vocabulary: property and class.
-PLACES = {
-    "controller": ("dpv:hasDataController", "dpv:DataController"),
-    "purpose": ("dpv:hasPurpose", "dpv:ResearchAndDevelopment"),
-    "basis": ("dpv:hasLegalBasis", "dpv:LegalBasis"),
-    "subjects": ("dpv:hasDataSubject", "dpv:Patient"),
-    "data": ("dpv:hasPersonalData", "dpv:SpecialCategoryPersonalData"),
-    "recipients": ("dpv:hasRecipient", "dpv:Recipient"),
-    "leaves": ("dpv:hasProcessing", "dpv:Transmit"),
-    "transfers": ("dpv:hasLocation", "dpv:Location"),
-    "retention": ("dpv:hasStorageCondition", "dpv:StorageCondition"),
-    "measures": ("dpv:hasTechnicalOrganisationalMeasure", "dpv:TechnicalOrganisationalMeasure"),
-    "privacy": ("dpv:hasTechnicalMeasure", "dpv:TechnicalMeasure"),
-    "sealing": ("dpv:hasTechnicalMeasure", "dpv:TechnicalMeasure"),
-    "approval": ("dpv:hasOrganisationalMeasure", "dpv:OrganisationalMeasure"),
-    "necessity": ("dpv:hasNecessity", "dpv:Necessity"),
-    "rights": ("dpv:hasRight", "dpv:DataSubjectRight"),
-    "risks": ("dpv:hasRisk", "dpv:Risk"),
-}
-# The kind of measure that an entry is where a condition holds.
-NARROWER = {
-    "privacy": ("privacy", "dpv:DifferentialPrivacy"),
-    "sealing": ("sealing", "dpv:SecureMultiPartyComputation"),
-    "approval": ("approval", "dpv:AuthorisationProcedure"),
-}
 
 
 def name_of(case: Case, what: str) -> str:
@@ -73,22 +33,19 @@ def ref(iri: str) -> Node:
 
 def as_jsonld(case: Case, parts: Sequence[Part]) -> str:
     """Return record.jsonld."""
-    entries = [entry for part in parts for entry in part.entries]
     process: Node = {"@id": name_of(case, "process"), "@type": "dpv:Process", "dct:title": case.plan.algorithm.title}
     nodes = []
-    for entry in entries:
-        if place := PLACES.get(entry.key):
-            nodes.append(_entry(case, entry, place[1]))
-            process.setdefault(place[0], []).append(ref(name_of(case, entry.key)))
+    for entry in (entry for part in parts for entry in part.entries if entry.relation):
+        nodes.append(_entry(case, entry))
+        process.setdefault(entry.relation, []).append(ref(name_of(case, entry.key)))
     process["dpv:hasPolicy"] = ref(name_of(case, "policy"))
     return _written([process, *nodes, *_policy(case)])
 
 
-def _entry(case: Case, entry: RecordEntry, kind: str) -> Node:
-    when, narrower = NARROWER.get(entry.key, ("", ""))
-    kinds = [kind, narrower] if when and when not in case.lacks else [kind]
+def _entry(case: Case, entry: RecordEntry) -> Node:
+    kinds = [entry.kind, entry.narrower] if entry.narrower and entry.key not in case.lacks else [entry.kind]
     if entry.key == "data":
-        kinds = ["dpv:SyntheticData"] if case.synthetic else [kind, "pd:MedicalHealth"]
+        kinds = ["dpv:SyntheticData"] if case.synthetic else [entry.kind, "pd:MedicalHealth"]
     node: Node = {"@id": name_of(case, entry.key), "@type": kinds, "dct:title": entry.title}
     if entry.says:
         node["dct:description"] = list(entry.says)
@@ -112,8 +69,7 @@ def _policy(case: Case) -> Iterator[Node]:
         duty = {"odrl:duty": ref(name_of(case, "approved"))} if asks and kind == "Permission" else {}
         rules.append({**node, **parties, **duty, **{f"odrl:{key}": value for key, value in more.items()}})
 
-    asks = case.settings.approval == "required"
-    if asks:
+    if asks := case.settings.approval == "required":
         yield {"@id": name_of(case, "approved"), "@type": "odrl:Duty", "odrl:action": ref("odrl:obtainConsent")}
     data, results = ref(name_of(case, "dataset")), ref(name_of(case, "results"))
     yield {**data, "@type": "odrl:Asset", "dct:title": "The hospital's own data"}
@@ -121,7 +77,7 @@ def _policy(case: Case) -> Iterator[Node]:
     fetched = {"dct:title": "What the lead may fetch", "dct:description": list(paths.PUBLISHED)}
     yield {**results, "@type": "odrl:Asset", **fetched}
     rule("Permission", "read", results)
-    for number, leak in enumerate(leaks(case.plan)):
+    for number, leak in enumerate(leaks.leaks(case.plan)):
         asset, times = ref(name_of(case, f"asset:{number}")), ref(name_of(case, f"times:{number}"))
         yield {**asset, "@type": "odrl:Asset", "dct:title": leak.group, "dct:description": f"in rounds {leak.when}"}
         leaves, sealed = case.policy.lets_out(leak.group), case.plan.transport.sealed
@@ -211,4 +167,5 @@ def _variables(name: str, columns: Sequence[str]) -> Iterator[Node]:
 
 
 def _written(nodes: Iterable[Node]) -> str:
-    return json.dumps({"@context": PREFIXES, "@graph": list(nodes)}, indent=1, ensure_ascii=False) + "\n"
+    document = {"@context": dict(table("prefixes.csv")), "@graph": list(nodes)}
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -5,7 +5,7 @@ from io import BytesIO
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from medsilo.extend import Answer, fill, package_facts
+from medsilo.extend import fill, package_facts
 from medsilo_record.facts import Case, Part
 
 TEMPLATE = "record.html"
@@ -25,15 +25,14 @@ def title_of(case: Case) -> str:
 
 def as_html(case: Case, parts: Sequence[Part]) -> str:
     """Return record.html."""
-    blanks = sum(bool(entry.blank) for part in parts for entry in part.entries)
+    entries = [entry for part in parts for entry in part.entries]
+    blanks = sum(bool(entry.blank) for entry in entries)
     return fill(
         TEMPLATE,
         title_of(case),
         Path(__file__).parent,
         context=f"Plan {case.plan.hash}, build {package_facts()['hash']}",
-        answer=Answer(
-            f"{sum(len(part.entries) for part in parts)} entries, {blanks} of them with something to fill in."
-        ),
+        answer={"headline": f"{len(entries)} entries, {blanks} of them with something to fill in.", "remarks": ()},
         notices=[],
         limits=CANNOT,
         parts=parts,

@@ -1,7 +1,9 @@
 """Promises and outcomes of frameworks, each with the tests that show it: tables beside this file.
 
-`promises.csv` is written from docs/privacy.md (`python -m docs.tables`); `outcomes.csv` by hand. A test of the suite
-holds every name in them to a test that exists, and `python -m tests.claims` to one that ran and passed in this build.
+`promises.csv` is written from docs/privacy.md (`python -m docs.tables`); the others by hand: `outcomes.csv`, and what
+a record itself is made of, the entries of `forms.csv` and the vocabularies' names in `prefixes.csv`. A test of the
+suite holds every test that is named to one that exists, and `python -m tests.claims` to one that ran and passed in this
+build.
 """
 
 import csv
@@ -53,20 +55,21 @@ class FrameworkOutcome:
 @cache
 def promises() -> tuple[ShownPromise, ...]:
     """Return the promises in their order."""
-    rows = _rows("promises.csv")
-    return tuple(ShownPromise(says, to, tuple(tests.split()), rest, when) for says, to, tests, rest, when in rows)
+    rows = table("promises.csv")
+    return tuple(ShownPromise(says, to, tuple(tests.split()), *more) for says, to, tests, *more in rows)
 
 
 @cache
 def outcomes() -> tuple[FrameworkOutcome, ...]:
     """Return the outcomes in their order."""
-    rows = _rows("outcomes.csv")
     return tuple(
-        FrameworkOutcome(of, key, title, when, tuple(tests.split()), said) for of, key, title, when, tests, said in rows
+        FrameworkOutcome(of, key, title, when, tuple(tests.split()), said)
+        for of, key, title, when, tests, said in table("outcomes.csv")
     )
 
 
-def _rows(name: str) -> list[list[str]]:
+def table(name: str) -> list[list[str]]:
+    """Return the rows of a table beside this file."""
     with (HERE / name).open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))[1:]
 

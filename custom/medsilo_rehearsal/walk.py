@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any, Self
@@ -37,12 +37,8 @@ class Walk:
         if not leads:
             raise MedsiloError(f"{consortium}: people: nobody has the role 'lead', who submits jobs; name one")
         self.lead = self.kits / leads[0]
-        programs = str(Path(sys.executable).parent)
-        self.environment = {
-            **os.environ,
-            "PYTHONWARNINGS": "ignore",
-            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
-        }
+        programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        self.environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PATH": programs}
 
     def __enter__(self) -> Self:
         return self
@@ -73,8 +69,8 @@ class Walk:
         write_json(self.file, self.described)  # JSON is YAML
         self._next("The lead makes a signed kit for everybody.")
         self._medsilo("provision", self.file, "-o", self.kits)
-        for place, hospital in enumerate(self.hospitals):
-            self._settle(hospital, approves=place == 0)
+        for hospital in self.hospitals:
+            self._settle(hospital)
         self._next("The lead writes the study, and sends it to the hospitals to read.")
         sites = f"participation.sites=[{','.join(self.hospitals)}]"
         plan = [part for change in (sites, *changes) for part in ("--set", change)]
@@ -105,7 +101,7 @@ class Walk:
         for party in self.parties:
             self._shown(self.kits / party / "startup" / "stop_fl.sh")
 
-    def _settle(self, hospital: str, approves: bool) -> None:
+    def _settle(self, hospital: str) -> None:
         """Change a kit's local/ as its engineer would: own folders, and what this machine has."""
         local = self.kits / hospital / "local"
         settings = local / FILE_NAME
@@ -114,7 +110,7 @@ class Walk:
         for place in folders.values():
             place.mkdir(parents=True)
         own |= {key: str(place.resolve()) for key, place in folders.items()}
-        own |= {"approval": "required"} if approves else {}
+        own |= {"approval": "required"} if hospital == self.hospitals[0] else {}
         write_bytes(settings, json.dumps(own, indent=1).encode())
         resources = local / "resources.json"
         write_bytes(resources, re.sub(rb'("num_of_gpus":\s*)\d+', rb"\g<1>0", resources.read_bytes()))
@@ -194,11 +190,6 @@ def _at_home(consortium: Path, folder: Path) -> dict[str, Any]:
 
 
 def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
+    with ExitStack() as open_ones:
+        sockets = [open_ones.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
         return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

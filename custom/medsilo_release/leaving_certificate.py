@@ -1,13 +1,12 @@
 """The certificate of a study from which a hospital or patients left."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from medsilo.extend import Departure, MedsiloError, Section, judging, load_plan, paths, signed, signing
+from medsilo.extend import Departure, MedsiloError, Section, judging, load_plan, paths, shelf, signed, signing
 from medsilo_release.release_folder import Hash, Word
 
 CERTIFICATE = "leaving.json"
@@ -32,7 +31,7 @@ def certify(gone: Departure, out: Path, key: signing.PrivateKey) -> LeavingCerti
     judging.finished_run(out)
     if load_plan(out / paths.PLAN).hash != gone.plan.hash:
         raise MedsiloError("the run is not of this study without who left; run 'medsilo leave' into a new folder")
-    if _hash(out / paths.ROUNDS) == _hash(gone.study / paths.ROUNDS):
+    if (rounds := shelf.hash_of_file(out / paths.ROUNDS)) == shelf.hash_of_file(gone.study / paths.ROUNDS):
         raise MedsiloError("that run is the study itself; name another one with -o")
     told = LeavingCertificate(
         hospital=gone.hospital,
@@ -40,8 +39,8 @@ def certify(gone: Departure, out: Path, key: signing.PrivateKey) -> LeavingCerti
         plan_before=gone.before.hash,
         plan=gone.plan.hash,
         begun_after=gone.begun_in(out),
-        rounds=_hash(out / paths.ROUNDS),
-        models={path.relative_to(out).as_posix(): _hash(path) for path in gone.models_in(out)},
+        rounds=rounds,
+        models={path.relative_to(out).as_posix(): shelf.hash_of_file(path) for path in gone.models_in(out)},
         copies=dict(_copies(gone, out)),
     )
     signed.write_signed(out / CERTIFICATE, told, key)
@@ -51,13 +50,8 @@ def certify(gone: Departure, out: Path, key: signing.PrivateKey) -> LeavingCerti
 def _copies(gone: Departure, out: Path) -> Iterator[tuple[str, str]]:
     """Yield each copy of an old model below the folder of runs: the study's own, and where it was copied to."""
     root = gone.study.resolve().parent
-    own = {_hash(path) for path in gone.models_in(gone.study)}
+    own = {shelf.hash_of_file(path) for path in gone.models_in(gone.study)}
     for path in gone.models_in(root):
         inside = path.resolve().is_relative_to(out.resolve())
-        if not inside and (digest := _hash(path)) in own:
+        if not inside and (digest := shelf.hash_of_file(path)) in own:
             yield path.relative_to(root).as_posix(), digest
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,7 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,18 @@ from medsilo.extend import (
     cell,
     charts,
     data_set,
-    fill,
-    package_facts,
     read_bounded,
     save,
     shown,
-    signed,
     signing,
     watch,
 )
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
 from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder, charted, known_of
-from medsilo_release.receipts import Receipt
-from medsilo_release.release_folder import PackageFacts, Release
+from medsilo_release.receipts import receipt_path, write_receipt
+from medsilo_release.release_folder import Release, today
+from medsilo_release.release_pages import page_of
 
-HERE = Path(__file__).parent
 KNOWN = 30  # days after which the patients of a year are measured
 MOST_SHOWN = 20  # scanners
 FEWEST, MOST = 200, 20_000  # patients of a year that charts are made for
@@ -85,7 +82,7 @@ class Watched:
 
 
 def _a_year(kept: KeptSums) -> int:
-    days = (datetime.now(UTC).date() - date.fromisoformat(kept.began)).days
+    days = (date.fromisoformat(today()) - date.fromisoformat(kept.began)).days
     sums = len(kept.cases.whole)
     return A_YEAR if min(days, sums) < KNOWN else int(np.clip(BLOCK * sums / days * 365, FEWEST, MOST))
 
@@ -138,15 +135,12 @@ def _known(rows: Sequence[Mapping[str, str]], labels: Sequence[str]) -> Iterator
 def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signing.PrivateKey) -> Path:
     """Write what the hospital tells of a month that is over, in its own steps, once; return where it lies."""
     reference, folder = watched.folder.reference(), watched.folder.folder
-    path = folder / f"{reference.hospital}-{watched.release.hash[:12]}-{month}.receipt"
+    path = receipt_path(watched.release, reference.hospital, folder, month)
     if path.exists():
         return path  # what was told stays as it was told
     if settings.privacy:
         raise MedsiloError("this hospital answers only with noise (privacy in its medsilo.yaml), which a month has not")
-    own, known = (
-        [block for block in stream.whole if block.month == month]
-        for stream in (watched.kept.cases, watched.kept.outcomes)
-    )
+    own, known = watched.kept.cases.of(month), watched.kept.outcomes.of(month)
     synthetic = reference.synthetic
     step, unit, least = settings.patients_in_step(synthetic), settings.count_unit(synthetic), settings.least(synthetic)
     own, known = (blocks if BLOCK * len(blocks) >= least else [] for blocks in (own, known))
@@ -165,12 +159,11 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         apart = _means(known, len(later))[:, later.index(OUTCOME)].mean()
         score = float(apart * reference.deviations[at] + reference.means[at])
     drifts = _means(own, len(names)).mean(0).tolist() if own else []
-    receipt = Receipt(
-        release=watched.release.hash,
-        hospital=reference.hospital,
-        made=f"{datetime.now(UTC):%Y-%m-%d}",
-        package=PackageFacts(**package_facts()),
-        metric=watched.release.manifest.metric,
+    return write_receipt(
+        watched.release,
+        reference.hospital,
+        path,
+        key,
         score=told(known, score, 0, 1) if known else None,
         cases=Resolution(0, step, unit).count(BLOCK * len(own)) if own else None,
         scanners={name: Resolution(0, step, unit).count(cases) for name, cases in _scanners(own) if cases >= least},
@@ -178,16 +171,14 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         drifts={name: told(own, value, -FAR, FAR) for name, value in zip(names, drifts, strict=False)},
         alarms=tuple(dict.fromkeys(alarm.name for alarm in _of_month(watched, month))) if own else (),
     )
-    signed.write_signed(path, receipt, key)
-    return path
 
 
 def _scanners(blocks: Sequence[Sums]) -> list[tuple[str, int]]:
     """Return how many cases came from each of the scanners that most came from."""
-    every = [
-        (name, cases) for block in blocks for name, cases in block.beside.items() if name.startswith(watch.MACHINE)
-    ]
-    return Counter(name for name, cases in every for _ in range(round(cases))).most_common(MOST_SHOWN)
+    counts = Counter[str]()
+    for block in blocks:
+        counts.update({name: round(own) for name, own in block.beside.items() if name.startswith(watch.MACHINE)})
+    return (+counts).most_common(MOST_SHOWN)
 
 
 def _of_month(watched: Watched, month: str) -> Iterator[Alarm]:
@@ -201,10 +192,8 @@ def write_monitor(watched: Watched, page: Path) -> Path:
     patients, known = BLOCK * len(watched.kept.cases.whole), BLOCK * len(watched.kept.outcomes.whole)
     headline = f"No alarm over {patients} patients, and {known} whose outcome is known."
     if alarms:
-        last = alarms[-1]
-        headline = (
-            f"{len(alarms)} alarms over {patients} patients; the last: {last.name} by {last.drift:+.2f} deviations."
-        )
+        last = f"{alarms[-1].name} by {alarms[-1].drift:+.2f} deviations"
+        headline = f"{len(alarms)} alarms over {patients} patients; the last: {last}."
     lines = [charts.Series("highest of all charts", watched.shares.max(1).tolist() if len(watched.shares) else [])]
     lines += [charts.Series("outcomes", watched.outcomes.max(1).tolist(), 1)] if known else []
     longest = max(len(lines[0].values), len(lines[-1].values))
@@ -214,14 +203,12 @@ def write_monitor(watched: Watched, page: Path) -> Path:
         lines, key="control", title="Control charts", x_label=f"{BLOCK} patients each", y_label="share of the limit",
         y_ticks=[0, 0.5, 1, round(top, 1)], last_x=max(1, longest - 1), width=720, unit="sums",
     )  # fmt: skip
-    filled = fill(
+    filled = page_of(
         "monitor.html",
         f"A released model at work at {reference.hospital}",
-        HERE,
+        headline,
+        LIMITS,
         context=f"Release {watched.release.hash[:12]} of {watched.release.manifest.made}",
-        answer={"headline": headline, "remarks": ()},
-        notices=[],
-        limits=LIMITS,
         chart=chart if longest else None,
         lines=[line.name for line in lines],
         alarms=[(alarm.name, f"{alarm.drift:+.2f}", BLOCK * (alarm.block + 1)) for alarm in alarms],
@@ -240,7 +227,7 @@ def _rows(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         at = list(reference.names).index(name)
         drifts = []
         for month in watched.months:
-            own = _means([block for block in watched.kept.cases.whole if block.month == month], len(names))
+            own = _means(watched.kept.cases.of(month), len(names))
             drifts.append(cell(None, f"{own[:, place].mean():+.2f}") if len(own) else cell(None))
         now = watched.shares[-1, place] if len(watched.shares) else 0.0
         yield name, [cell(None, f"{reference.means[at]:.4g}"), cell(None, f"{100 * now:.0f} %"), *drifts]
@@ -253,6 +240,6 @@ def _beside(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for name in [*sorted(names), *(name for name, _ in _scanners(blocks))]:
         cells = []
         for month in watched.months:
-            own = [block.beside.get(name, 0.0) / BLOCK for block in blocks if block.month == month]
+            own = [block.beside.get(name, 0.0) / BLOCK for block in watched.kept.cases.of(month)]
             cells.append(cell(None, f"{np.mean(own):.4g}" if own else shown(None)))
         yield name, cells

@@ -6,7 +6,6 @@ the cases of the validation.
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +24,7 @@ from medsilo.extend import (
     watch,
     write_json,
 )
-from medsilo_release.release_folder import MANIFEST, Hash, Release, ReleaseManifest, Word
+from medsilo_release.release_folder import MANIFEST, Hash, Release, ReleaseManifest, Word, today
 
 HOME = Path("~/.local/state/medsilo/watch")  # a folder for each release
 REFERENCE, SUMS = "reference.json", "sums.json"
@@ -88,6 +87,10 @@ class Stream(Section):
     whole: Annotated[tuple[Sums, ...], Field(max_length=MOST_BLOCKS)] = ()
     rest: Sums | None = None
 
+    def of(self, month: str) -> list[Sums]:
+        """Return the whole sums of a month."""
+        return [block for block in self.whole if block.month == month]
+
     def plus(self, month: str, case: Sequence[float], beside: Mapping[str, float]) -> "Stream":
         """Return this and one patient more."""
         old = self.rest or Sums(month=month, sums=(0.0,) * len(case))
@@ -127,7 +130,7 @@ class WatchFolder:
     def kept(self) -> KeptSums:
         """Return what is kept so far."""
         path = self.folder / SUMS
-        return _read(path, KeptSums) if path.exists() else KeptSums(began=f"{datetime.now(UTC):%Y-%m-%d}")
+        return _read(path, KeptSums) if path.exists() else KeptSums(began=today())
 
     def begin(self, reference: Reference) -> None:
         """Keep a reference; what was kept against another one goes."""
@@ -157,7 +160,7 @@ class WatchFolder:
 
 def this_month() -> str:
     """Return the month as it is written."""
-    return f"{datetime.now(UTC):%Y-%m}"
+    return today()[:7]
 
 
 def _read(path: Path, kind: type[Any]) -> Any:

@@ -1,15 +1,15 @@
 """Receipts: what a hospital says of a released model, in its own steps, signed with its own key."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from medsilo.extend import MedsiloError, Section, judging, package_facts, signed, signing
-from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word
+from medsilo.extend import MedsiloError, Section, package_facts, signed, signing
+from medsilo_release.release_folder import Hash, PackageFacts, Release, Share, Word, today
 
 MOST_RECEIPTS = 4096
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -30,9 +30,8 @@ class Receipt(Section):
     score: Share | None  # None: fewer test cases than the hospital tells a score of
     cases: Count | None  # in the hospital's steps
     kept: Share | None = None  # how far promises were kept
-    month: Annotated[str, Field(pattern=r"^(\d{4}-(0[1-9]|1[0-2]))?$")] = (
-        ""  # that the model was at work; else a validation
-    )
+    # That the model was at work; without one it is a validation
+    month: Annotated[str, Field(pattern=r"^(\d{4}-(0[1-9]|1[0-2]))?$")] = ""
     drifts: Annotated[dict[Word, Drift], Field(max_length=64)] = {}  # of a month, in standard deviations
     scanners: Annotated[dict[Word, Count], Field(max_length=64)] = {}  # of a month: cases, in the hospital's steps
     alarms: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
@@ -48,26 +47,15 @@ class Merged:
     refused: dict[str, str] = field(default_factory=dict)  # by the file's name
 
 
-def write_receipt(
-    release: Release,
-    found: judging.Judged,
-    hospital: str,
-    folder: Path,
-    key: signing.PrivateKey,
-    kept: float | None = None,
-) -> Path:
+def receipt_path(release: Release, hospital: str, folder: Path, month: str = "") -> Path:
+    """Return where a receipt lies."""
+    return folder / f"{'-'.join(filter(None, (hospital, release.hash[:12], month)))}.receipt"
+
+
+def write_receipt(release: Release, hospital: str, path: Path, key: signing.PrivateKey, **told: Any) -> Path:
     """Write what a hospital tells of a release, and return where."""
-    receipt = Receipt(
-        release=release.hash,
-        hospital=hospital,
-        made=f"{datetime.now(UTC):%Y-%m-%d}",
-        package=PackageFacts(**package_facts()),
-        metric=release.manifest.metric,
-        score=found.told["test"],
-        cases=found.told["test_cases"],
-        kept=None if kept is None else found.mean(kept),
-    )
-    path = folder / f"{hospital}-{release.hash[:12]}.receipt"
+    metric, package = release.manifest.metric, PackageFacts(**package_facts())
+    receipt = Receipt(release=release.hash, hospital=hospital, made=today(), package=package, metric=metric, **told)
     signed.write_signed(path, receipt, key)
     return path
 
@@ -76,25 +64,22 @@ def merged(release: Release, files: Sequence[Path], known: Mapping[str, str] | N
     """Read the receipts of a release. known: the fingerprint that each hospital's key must have; others are refused."""
     if len(files) > MOST_RECEIPTS:
         raise MedsiloError(f"{len(files)} receipts; give {MOST_RECEIPTS} at most")
-    result, seen, by_hospital = Merged(), set[str](), dict[tuple[str, str], list[tuple[str, Receipt, str]]]()
+    result, seen = Merged(), set[str]()
+    by_hospital = defaultdict[tuple[str, str], list[tuple[str, Receipt, str]]](list)
     for path in sorted(files, key=lambda path: (path.name, path)):
         try:
             receipt, key = signed.read_signed(path, Receipt)
-            told = signed.digest_of(receipt)
+            told, by = signed.digest_of(receipt), signed.fingerprint(key)
             if receipt.release != release.hash:
                 raise MedsiloError(f"it is of another release ({receipt.release[:12]})")
             if receipt.metric != release.manifest.metric:
                 raise MedsiloError(f"it tells {receipt.metric[:40]}, and the release is measured by another")
-            if known is not None and known.get(receipt.hospital) != signed.fingerprint(key):
-                raise MedsiloError(
-                    f"its key {signed.fingerprint(key)} is not the one that is known of {receipt.hospital}"
-                )
+            if known is not None and known.get(receipt.hospital) != by:
+                raise MedsiloError(f"its key {by} is not the one that is known of {receipt.hospital}")
             if told in seen:
                 raise MedsiloError("it is there twice")
             seen.add(told)
-            by_hospital.setdefault((receipt.hospital, receipt.month), []).append(
-                (path.name, receipt, signed.fingerprint(key))
-            )
+            by_hospital[receipt.hospital, receipt.month].append((path.name, receipt, by))
         except MedsiloError as error:
             result.refused[_free(path.name, result.refused)] = str(error)
     for (hospital, month), several in sorted(by_hospital.items()):

@@ -6,36 +6,36 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from medsilo.extend import (
     MedsiloError,
     Section,
     Source,
-    YamlError,
     answering_together,
-    checked,
     copy_model,
-    in_words,
+    keys_of,
     load_plan,
-    load_yaml,
     model_card,
     open_source,
     package_facts,
     paths,
-    read_bounded,
     signed,
     signing,
 )
 
 MANIFEST, CHANGES = "release.json", "CHANGES.md"
 MOST_FILES, MOST_HOSPITALS = 2000, 4096
-LARGEST = 1 << 16  # bytes of conditions
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def today() -> str:
+    """Return the day as it is written."""
+    return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 class PackageFacts(Section):
@@ -108,10 +108,8 @@ class Release:
     def open(cls, folder: Path, lead: str = "") -> Self:
         """Return a release whose files are those that were signed. lead: the fingerprint that its key must have."""
         manifest, key = signed.read_signed(folder / MANIFEST, ReleaseManifest)
-        if lead and signed.fingerprint(key) != lead.strip().lower():
-            raise MedsiloError(
-                f"the release is signed by {signed.fingerprint(key)}, not by {lead}; ask the lead which is right"
-            )
+        if lead and (by := signed.fingerprint(key)) != lead.strip().lower():
+            raise MedsiloError(f"the release is signed by {by}, not by {lead}; ask the lead which is right")
         signed.check_files(folder, manifest.files, MANIFEST)
         return cls(folder, manifest, key)
 
@@ -151,23 +149,26 @@ def write_release(
     sources = [open_source(run, site) for run in runs]
     committee = answering_together(sources)
     facts = [model_card.card_facts(source) for source in sources]
+    task, names = committee.plan.task, [f"model-{number}" for number in range(1, len(runs) + 1)]
+    labels = [f"labels, in order: {', '.join(task.goal.label_names)}"] if task.goal.label_names else []
+    told = {site: own for site, own in facts[0]["scores"].items() if own and own["score"] is not None}
+    study = {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
     try:
-        names = [f"model-{number}" for number in range(1, len(runs) + 1)]
         for name, run, source in zip(names, runs, sources, strict=True):
             copy_model(run, source, out / name)
             model_card.write_card(source, out / name)
         manifest = ReleaseManifest(
-            made=f"{datetime.now(UTC):%Y-%m-%d}",
-            task=committee.plan.task.name,
-            title=committee.plan.task.title,
+            made=today(),
+            task=task.name,
+            title=task.title,
             method=" and ".join(dict.fromkeys(fact["method_title"] for fact in facts)),
             metric=facts[0]["metric"],
             plan_hash=sources[0].plan.hash,
             package=PackageFacts(**package_facts()),
-            expects=tuple(_expects(committee)),
+            expects=(f"{task.title}: task {task.name}, {task.channels} channels or columns", *labels),
             models=tuple(names),
             files=dict(signed.hashes_in(out, MANIFEST)),
-            study=_scores(facts[0]) if len(facts) == 1 else {},
+            study=study if len(facts) == 1 else {},
             promised=_promised(runs[0]) if len(runs) == 1 else {},
             conditions=conditions or (after.manifest.conditions if after else Conditions()),
             after=after.hash if after else None,
@@ -181,11 +182,6 @@ def write_release(
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
-
-
-def _scores(facts: dict[str, Any]) -> dict[str, Scored]:
-    told = {site: own for site, own in facts["scores"].items() if own and own["score"] is not None}
-    return {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
 
 
 def _promised(run: Path) -> dict[str, Promised]:
@@ -204,21 +200,13 @@ def _promised(run: Path) -> dict[str, Promised]:
     return found
 
 
-def _expects(source: Source) -> Iterator[str]:
-    """Yield what a hospital's cases have to be."""
-    task, goal = source.plan.task, source.plan.task.goal
-    yield f"{task.title}: task {task.name}, {task.channels} channels or columns"
-    if goal.label_names:
-        yield f"labels, in order: {', '.join(goal.label_names)}"
-
-
 # ---------------------------------------------------------------------------------------------------- versions
 def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: Source) -> Iterator[str]:
     """Yield what is different from an earlier release, as people read it; raises MedsiloError where what was agreed on
     does not hold."""
     yield f"# What changed after release {signed.digest_of(old)[:12]} of {old.made}"
     yield ""
-    mine, theirs = (dict(_flat(one.plan.resolved())) for one in (now, before))
+    mine, theirs = (dict(keys_of(one.plan.resolved())) for one in (now, before))
     moved = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
     yield from (f"- `{key}`: {theirs.get(key, 'not there')} before, {mine.get(key, 'not there')} now" for key in moved)
     if not moved:
@@ -260,21 +248,3 @@ def _beyond_chance(own: Promised) -> bool:
     """Return whether more is lost than two standard errors of so few patients explain."""
     risk = 1 - own.level
     return own.lost > risk + 2 * (risk * own.level / own.patients) ** 0.5
-
-
-def read_conditions(path: Path) -> Conditions:
-    """Return the conditions in a YAML file."""
-    try:
-        return checked(Conditions, load_yaml(read_bounded(path, LARGEST).decode()) or {}, path.name)
-    except ValidationError as error:
-        raise MedsiloError(f"--conditions: {in_words(error, Conditions)}", str(path)) from error
-    except (OSError, ValueError, YamlError) as error:
-        raise MedsiloError(f"--conditions can't be read ({type(error).__name__}); give YAML", str(path)) from error
-
-
-def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield from _flat(value, f"{name}.{key}" if name else key)
-    else:
-        yield name, values

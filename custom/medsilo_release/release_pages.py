@@ -24,7 +24,6 @@ from medsilo.extend import (
 from medsilo_release.receipts import Merged, Receipt
 from medsilo_release.release_folder import Release
 
-HERE = Path(__file__).parent
 LIMITS = (
     "A score is over this hospital's cases alone, and says nothing of others.",
     "Whoever gives cases with wrong labels gets wrong scores: look at the pictures, and at how cases were chosen.",
@@ -32,9 +31,10 @@ LIMITS = (
 )
 
 
-def scores_of(measures: Any, metric: str, patients: Sequence[str]) -> Scores:
-    """Return the scores of single cases with their patients."""
-    return Scores(np.asarray(measures[metric], float), np.unique(patients, return_inverse=True)[1])
+def page_of(template: str, title: str, headline: str, limits: Sequence[str] = LIMITS, **content: Any) -> str:
+    """Return a page of this folder's template."""
+    answer = {"headline": headline, "remarks": ()}
+    return fill(template, title, Path(__file__).parent, answer=answer, notices=[], limits=limits, **content)
 
 
 def write_validation(
@@ -43,22 +43,19 @@ def write_validation(
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
     metric, rows, own = releases[0].manifest.metric, [], []
     for release, judged, promised in zip(releases, found, kept, strict=True):
-        scores, people = scores_of(judged.measures, metric, judged.patients), len(set(judged.patients))
+        people, whose = np.unique(judged.patients, return_inverse=True)
+        scores = Scores(np.asarray(judged.measures[metric], float), whose)
         own.append(scores)
         sure = interval_over(metric, scores, partial(dict, judged.measures))
-        rows.append(
-            (
-                (release.folder.name, f"release {release.hash[:12]}"),
-                [
-                    cell(float(scores.values.mean())),
-                    cell(None, between(sure) or "too few patients"),
-                    cell(scores.cases, shown(scores.cases)),
-                    cell(people, shown(people)),
-                    cell(promised, None if promised is not None else "nothing promised"),
-                    cell(judged.told["test"], None if judged.told["test"] is not None else "not told"),
-                ],
-            )
-        )
+        cells = [
+            cell(float(scores.values.mean())),
+            cell(None, between(sure) or "too few patients"),
+            cell(scores.cases, shown(scores.cases)),
+            cell(len(people), shown(len(people))),
+            cell(promised, None if promised is not None else "nothing promised"),
+            cell(judged.told["test"], None if judged.told["test"] is not None else "not told"),
+        ]
+        rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
     first = rows[0][1][0]["text"]
     headline = f"Here the model has a {metric} of {first} over {own[0].cases} cases."
     if len(own) > 1:
@@ -68,12 +65,11 @@ def write_validation(
             f"{releases[0].folder.name} ({100 * told.low:+.1f} to {100 * told.high:+.1f})."
         )
     pictures = [(path.stem.removeprefix("test-"), picture_of(path)) for path in sorted(folder.glob("**/test-*.png"))]
-    page = fill(
+    page = page_of(
         "validation.html",
         f"A released model at {site}",
-        HERE,
+        headline,
         context=f"{releases[0].manifest.title}; signed by {signed.fingerprint(releases[0].lead)}",
-        **_answer(headline),
         rows=rows,
         study=_study(releases[0]),
         pictures=[pair for pair in pictures if pair[1]],
@@ -96,12 +92,11 @@ def write_merged(release: Release, merged: Merged, page: Path) -> Path:
         )
     rows = [(one.hospital, _told(metric, one.score, one.cases)) for _, one in sorted(merged.receipts.items())]
     months = sorted({month for own in merged.months.values() for month in own})
-    filled = fill(
+    filled = page_of(
         "receipts.html",
         f"Receipts of {release.folder.name}",
-        HERE,
+        headline,
         context=f"Release {release.hash[:12]} of {release.manifest.made}",
-        **_answer(headline),
         rows=rows,
         keys=sorted(merged.keys.items()),
         months=months,
@@ -132,7 +127,3 @@ def _told(metric: str, score: float | None, cases: int | None) -> list[dict[str,
 def _study(release: Release) -> list[tuple[str, list[dict[str, Any]]]]:
     metric = release.manifest.metric
     return [(site, _told(metric, own.score, own.cases)) for site, own in sorted(release.manifest.study.items())]
-
-
-def _answer(headline: str) -> dict[str, Any]:
-    return {"answer": {"headline": headline, "remarks": ()}, "notices": [], "limits": LIMITS}

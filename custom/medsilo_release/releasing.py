@@ -39,11 +39,11 @@ def release(
     of your key by another way than the folder.
     """
     from medsilo.extend import signed, signing
-    from medsilo_release.release_folder import Release, read_conditions, write_release
+    from medsilo_release.release_folder import Conditions, Release, write_release
 
     with screen.busy("releasing"):
         old = Release.open(after) if after else None
-        agreed = read_conditions(conditions) if conditions else None
+        agreed = Conditions.in_file(conditions, "--conditions", "give YAML") if conditions else None
         made = write_release(runs, site, out, signing.own_key(key.expanduser(), OWN), old, agreed)
     lead = signed.fingerprint(made.lead)
     screen.say(f"release: {out}\nsigned by {lead}; at a hospital: medsilo validate {out} --data DATA")
@@ -74,7 +74,7 @@ def validate(
     screen.begin(f"reading {', '.join(map(str, releases))}")
     from medsilo.extend import judging, settings_of, signed, signing
     from medsilo_release.patient_sums import Validated, WatchFolder
-    from medsilo_release.receipts import NAME, write_receipt
+    from medsilo_release.receipts import NAME, receipt_path, write_receipt
     from medsilo_release.release_folder import Release
     from medsilo_release.release_pages import write_validation
 
@@ -94,17 +94,18 @@ def validate(
         sources = [release.source(settings.packages) for release in opened]
         needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
         found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
-    kept = [look.kept for look in looks]
-    page = write_validation(opened, found, hospital, out, kept)
+    page = write_validation(opened, found, hospital, out, [look.kept for look in looks])
     own = signing.own_key(key.expanduser(), OWN)
-    told = list(zip(opened, found, kept, strict=True))
-    receipts = [write_receipt(release, judged, hospital, out, own, held) for release, judged, held in told]
-    for release, judged_here, look in zip(opened, found, looks, strict=True) if watch else ():
-        begun = look.reference(release.hash, release.manifest, hospital, judged_here.measures, judged_here.patients)
-        WatchFolder(release.hash).begin(begun)
-        screen.say(
-            f"watched: {release.folder}; 'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"
-        )
+    receipts = []
+    for release, here, look in zip(opened, found, looks, strict=True):
+        held, path = None if look.kept is None else here.mean(look.kept), receipt_path(release, hospital, out)
+        told = {"score": here.told["test"], "cases": here.told["test_cases"], "kept": held}
+        receipts.append(write_receipt(release, hospital, path, own, **told))
+        if watch:
+            begun = look.reference(release.hash, release.manifest, hospital, here.measures, here.patients)
+            WatchFolder(release.hash).begin(begun)
+            kept = "'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"
+            screen.say(f"watched: {release.folder}; {kept}")
     screen.say(f"page, which stays here: {page}")
     for receipt in receipts:
         screen.say(f"receipt, for the lead: {receipt}")

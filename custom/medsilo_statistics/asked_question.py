@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -26,17 +28,13 @@ def _levels(given: Any) -> Any:
         given = {level: [level] for level in given}
     if not isinstance(given, dict):
         return given
-    words = {True: "yes", False: "no"}  # as YAML reads these
+    words = {"true": "yes", "false": "no"}  # which YAML reads as truth values
 
     def text(value: Any) -> str:
-        return words[value] if isinstance(value, bool) else str(value)
+        return words[json.dumps(value)] if isinstance(value, bool) else str(value)
 
-    return {
-        {"true": "yes", "false": "no"}.get(str(key), text(key)): tuple(map(text, own))
-        if isinstance(own, list | tuple)
-        else own
-        for key, own in given.items()
-    }
+    several = {key: tuple(map(text, own)) if isinstance(own, list | tuple) else own for key, own in given.items()}
+    return {words.get(str(key), text(key)): own for key, own in several.items()}
 
 
 def _bounded(given: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +111,11 @@ class Curve(Section):
     event: Word = Field(description="a variable of two levels; the second is the event")
     by: Word | None = None
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables, which a patient must have."""
+        return (self.time, self.event, *([self.by] if self.by else []))
+
 
 class RegressionAsked(Section):
     """A regression. Numbers enter as they are, categories as a column for each level but the first."""
@@ -159,14 +162,10 @@ class Harmonised(Section):
         """All variables, which a patient must have."""
         return (*self.features, *self.covariates)
 
-    def width(self, question: "Question") -> int:
-        """Return the columns of the covariates."""
-        return sum(question.variables[name].columns for name in self.covariates)
-
-    def values(self, question: "Question") -> int:
-        """Return how many sums it takes."""
-        width, features = self.width(question), len(self.features)
-        return 1 + width + features + width * (width + 1) // 2 + width * features + features
+    def sizes(self, question: "Question") -> tuple[int, ...]:
+        """Return how many sums it takes: patients, x, y, and the products xx, xy and yy."""
+        width, features = sum(question.variables[name].columns for name in self.covariates), len(self.features)
+        return 1, width, features, width * (width + 1) // 2, width * features, features
 
 
 class NoiseOffer(Section):
@@ -213,6 +212,8 @@ class Question(Section):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         for where, name, kind in self._named():
+            if name is None:
+                continue
             variable = self.variables.get(name)
             if variable is None:
                 raise ValueError(f"{where}: {name!r} is no variable of the question; add it under variables")
@@ -239,23 +240,24 @@ class Question(Section):
         if self.by_hospital or self.harmonise or any(model.meta for model in self.models):
             raise ValueError("privacy: by_hospital, meta and harmonise tell exact numbers; leave them out")
 
-    def _named(self) -> "list[tuple[str, str, str]]":
-        """Return each variable that is used: where, its name, and of which kind it must be."""
-        found = [("table", name, "any") for name in self.table] + [("wanted", name, "any") for name in self.wanted]
-        found += [("by", self.by, "levels")] if self.by else []
+    def _named(self) -> Iterator[tuple[str, str | None, str]]:
+        """Yield each variable that may be used: where, its name, and of which kind it must be."""
+        yield "by", self.by, "levels"
+        yield from (("table", name, "any") for name in self.table)
+        yield from (("wanted", name, "any") for name in self.wanted)
         for curve in self.curves:
-            found += [("curves", curve.time, "number"), ("curves", curve.event, "two levels")]
-            found += [("curves", curve.by, "levels")] if curve.by else []
+            yield "curves", curve.time, "number"
+            yield "curves", curve.event, "two levels"
+            yield "curves", curve.by, "levels"
         for model in self.models:
-            found += [("models", name, "any") for name in model.covariates]
-            kind = "two levels" if model.kind == "logistic" else "number"
-            found += [("models", model.outcome, kind)] if model.outcome else []
-            found += [("models", model.time, "number")] if model.time else []
-            found += [("models", model.event, "two levels")] if model.event else []
+            yield from (("models", name, "any") for name in model.covariates)
+            yield "models", model.outcome, "two levels" if model.kind == "logistic" else "number"
+            yield "models", model.time, "number"
+            yield "models", model.event, "two levels"
         if self.harmonise:
-            found += [("harmonise", name, "number") for name in self.harmonise.features]
-            found += [("harmonise", name, "any") for name in self.harmonise.covariates]
-        return found + [("columns", name, "any") for own in self.columns.values() for name in own]
+            yield from (("harmonise", name, "number") for name in self.harmonise.features)
+            yield from (("harmonise", name, "any") for name in self.harmonise.covariates)
+        yield from (("columns", name, "any") for own in self.columns.values() for name in own)
 
     @cached_property
     def filter(self) -> Filter | None:
@@ -276,38 +278,57 @@ class Question(Section):
         """The variables of Table 1, and those whose interval is wanted."""
         return tuple(dict.fromkeys((*self.table, *self.wanted)))
 
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the first sums: of table and curves, and of where regressions begin."""
+        groups = len(self.levels_of(self.by))
+        found: dict[str, tuple[int, ...]] = {"patients": (groups,)}
+        for name in self.rows:
+            variable = self.variables[name]
+            found[f"row {name}"] = (groups, len(variable.levels) + 1 if variable.levels else 4)
+            if variable.range:
+                found[f"histogram {name}"] = (groups, variable.places)
+        for number, curve in enumerate(self.curves):
+            found[f"curve {number}"] = (len(self.levels_of(curve.by)), self.variables[curve.time].places, 2)
+        for number, model in enumerate(self.models):
+            found[f"start {number}"] = (3 + self.width_of(model),)
+        return found | ({"harmonise": (sum(self.harmonise.sizes(self)),)} if self.harmonise else {})
+
+    def step_of(self, model: RegressionAsked) -> int:
+        """Return the sums of a regression's step: patients, log likelihood, gradient and information."""
+        width = self.width_of(model)
+        return 2 + width + width * (width + 1) // 2
+
     @property
     def values(self) -> int:
-        """The most numbers that an answer has."""
-        groups = len(self.levels_of(self.by))
-        table = sum(groups * (5 + self._cells(name)) for name in self.rows)
-        curves = sum(2 * len(self.levels_of(own.by)) * self.variables[own.time].places for own in self.curves)
-        steps = 0
-        for model in self.models:
-            width = self.width_of(model)
-            steps += 2 * (1 + width + width * (width + 1) // 2)
-        return groups + table + curves + steps + (self.harmonise.values(self) if self.harmonise else 0)
-
-    def _cells(self, name: str) -> int:
-        own = self.variables[name]
-        return len(own.levels) or own.places
+        """All sums of the first answer, and those of a step of each regression."""
+        return sum(map(math.prod, self.shapes.values())) + sum(map(self.step_of, self.models))
 
     def leaves(self) -> list[str]:
         """Return what leaves a hospital, a line each."""
-        steps = [(model, self.width_of(model)) for model in self.models]
-        once = self.values - sum(2 * (1 + width + width * (width + 1) // 2) for _, width in steps)
-        sealed = "read as sums over all hospitals" if len(self.sites) >= ENOUGH else "in clear"
+        once = sum(map(math.prod, self.shapes.values()))
+        sealed = "read as sums over all hospitals" if self.sealed else "in clear"
         found = [f"once: {once} sums for table, curves and where regressions begin, {sealed}"]
-        for number, (model, width) in enumerate(steps, 1):
-            sums = f"{2 + width + width * (width + 1) // 2} sums, {sealed}"
+        for number, model in enumerate(self.models, 1):
             if model.meta != "only":
-                found.append(f"model {number}, {model.kind}: at each of Newton's steps, {MOST_STEPS} at most, {sums}")
+                steps = f"at each of Newton's steps, {MOST_STEPS} at most, {self.step_of(model)} sums"
+                found.append(f"model {number}, {model.kind}: {steps}, {sealed}")
             if model.meta:
                 found.append(f"model {number}: the hospital's own estimates and errors, in clear")
         if self.by_hospital:
             found.append("its own means, deviations and quartiles, and counts as multiples of its floor, in clear")
         noise = self.privacy and f"noise: ε = {self.privacy.epsilon:g} at δ = {self.privacy.delta:g} for each patient"
         return [*found, noise or "no noise: the floor and the book protect patients"]
+
+    @property
+    def sealed(self) -> bool:
+        """The server reads sums over all hospitals alone."""
+        return len(self.sites) >= ENOUGH
+
+    @property
+    def job(self) -> str:
+        """The name of the job that asks it."""
+        return "statistics-sealed" if self.sealed else "statistics"
 
     def told(self) -> dict[str, Any]:
         """Return what a hospital's engineer reads before a decision."""

@@ -7,16 +7,14 @@ book, charged to the ledger before it leaves.
 """
 
 import json
-import math
 import secrets
-import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from torch import Tensor
 
 from medsilo.extend import (
     FILE_NAME,
@@ -26,72 +24,33 @@ from medsilo.extend import (
     Gaussian,
     Inquiry,
     MedsiloError,
-    Message,
     NoiseSource,
     Parcel,
-    Receive,
     Refused,
-    SealedSums,
     SiteOfInquiry,
-    Stop,
     SummedSite,
-    SumRequest,
-    Tensors,
     check_package,
-    gaussian_for,
     package_facts,
     sealed_bounds,
 )
-from medsilo_statistics.asked_question import ENOUGH, MOST_STEPS, Question, read_question
-from medsilo_statistics.course_of_question import answered
-from medsilo_statistics.found import OwnPart, StatisticsFound, columns_of
-from medsilo_statistics.newton import PRIVATE_STEPS, FittedModel, own_fit
-from medsilo_statistics.patients import Patients, read_patients
-from medsilo_statistics.sums import (
-    ModelStep,
-    Sums,
-    SumStep,
-    heaviest,
-    of,
-    sensitivity,
-    shapes,
-    table,
-    without_likelihood,
+from medsilo_statistics.asked_question import MOST_STEPS, Question, RegressionAsked, read_question
+from medsilo_statistics.course_of_question import (
+    SEALED,
+    BeginAnswer,
+    Hospitals,
+    StatisticsRequest,
+    answered,
+    noise_of,
+    sums_of,
 )
+from medsilo_statistics.found import OwnPart, StatisticsFound, columns_of
+from medsilo_statistics.newton import FittedModel, own_fit
+from medsilo_statistics.patients import Floats, Patients, own_columns, read_patients
+from medsilo_statistics.sums import ModelStep, Sums, SumStep, heaviest, of, sensitivity, table, without_likelihood
 
-SEALED, METHOD, FILE = "statistics", "statistics", "answers.json"  # the group in which sums travel
+METHOD, FILE = "statistics", "answers.json"
 MOST_SUMS = 1 + MOST_STEPS
-KIND = torch.float64, torch.strided  # of sums in clear
-
-
-class StatisticsRequest(SumRequest):
-    """A question of the server to a hospital."""
-
-    question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    package: dict[str, Any]
-    timeout: Annotated[float, Field(gt=0)] = 604_800
-    task: Literal["begin", "seal", "sum", "own"]
-    step: SumStep = SumStep()
-
-
-class BeginAnswer(Message):
-    """A hospital's answer when a question begins."""
-
-    introduction: dict[str, Any] = {}
-    floor: Annotated[int, Field(ge=1, le=1000)]
-
-
-def noise_of(question: Question) -> float:
-    """Return the noise of each sum over what one patient changes; 0 without privacy."""
-    if question.privacy is None:
-        return 0.0
-    return gaussian_for(question.privacy.epsilon, question.privacy.delta, sums_of(question))
-
-
-def sums_of(question: Question) -> int:
-    """Return how many sums a question with privacy takes."""
-    kinds = {model.kind for model in question.models}
-    return 1 + (PRIVATE_STEPS if kinds - {"linear"} else len(kinds))
+OF_CELL = 40  # values that a cell of a hospital's own table is, beside its levels
 
 
 class StatisticsSite:
@@ -99,13 +58,13 @@ class StatisticsSite:
 
     def __init__(self, question: Question, own: SiteOfInquiry) -> None:
         self.question, self.own, self.settings = question, own, own.settings
-        self.sealed = len(question.sites) >= ENOUGH
-        self.summed = SummedSite(own.name, own.signer(), question.hash, question.sites) if self.sealed else None
+        sealed = question.sealed
+        self.summed = SummedSite(own.name, own.signer(), question.hash, question.sites) if sealed else None
         self.floor = self.settings.count_unit(synthetic=False)
         self.given = 0  # sums
         self._protected = False
 
-    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+    def answer(self, parcel: Parcel, stop: Callable[[], None] = lambda: None) -> Parcel:
         """Do what a parcel asks; raises Refused."""
         asked = StatisticsRequest.read(parcel.facts)
         check_package(package_facts(), asked.package)
@@ -119,7 +78,7 @@ class StatisticsSite:
             self._protect()
         if asked.task == "own":
             return Parcel(facts=self._alone().model_dump(mode="json"))
-        if (asked.task == "seal") != self.sealed:
+        if (asked.task == "seal") != bool(self.summed):
             raise Refused("the server: sums of three hospitals or more are sealed, those of fewer are not")
         if self.summed is None:
             return Parcel({SEALED: self._tensors(asked.step)})
@@ -155,9 +114,9 @@ class StatisticsSite:
         question, where = self.question, f"(smallest_metric in its {FILE_NAME})"
         if 0 < len(self.patients) < self.floor:
             raise Refused(f"this hospital has fewer than {self.floor} patients of the question {where}; ask without it")
-        if question.curves and not self.sealed:
+        if question.curves and not question.sealed:
             raise Refused("curves of fewer than three hospitals would show each one's events; ask three, or none")
-        if self.sealed:
+        if question.sealed:
             cohort = self.own.book.number("\x1f".join(("cohort", *sorted(self.patients.names))))
             self.own.book.join_sum(f"{self.own.data} {cohort}", question.sites, self.own.study, 1)
         if of := self.own.book.divide(self.own.data, self._groups(), self.floor):
@@ -168,26 +127,22 @@ class StatisticsSite:
 
     def _groups(self) -> dict[str, list[set[str]]]:
         """Return the patients of each sum, by what is summed: this hospital's own columns."""
-        question, found = self.question, dict[str, list[set[str]]]()
-        names = self._own_names()
+        question, names, found = self.question, self._own_names(), defaultdict[str, list[set[str]]](list)
 
-        def add(what: str, patients: Patients, by: str | None = None) -> None:
-            own = [set(patients.only(mask).names) for mask in patients.groups(by)]
-            found.setdefault(what, []).extend(own)
+        def add(told: Sequence[str], needed: tuple[str, ...], by: str | None = None) -> None:
+            known = self.patients.known(needed)
+            for name in told:
+                found[name] += [set(known.only(mask).names) for mask in known.groups(by)]
 
-        add("patients", self.patients, question.by)
+        add(["patients"], (), question.by)
         for name in question.rows:
-            add(names[name], self.patients.known((name,)), question.by)
+            add([names[name]], (name,), question.by)
         for curve in question.curves:
-            known = self.patients.known((curve.time, curve.event, *([curve.by] if curve.by else [])))
-            add(names[curve.time], known, curve.by)
-            add(names[curve.event], known, curve.by)
-        for model in question.models:
-            for name in model.variables:
-                add(names[name], self.patients.known(model.variables))
-        if harmonised := question.harmonise:
-            for name in harmonised.variables:
-                add(names[name], self.patients.known(harmonised.variables))
+            add([names[curve.time], names[curve.event]], curve.variables, curve.by)
+        together = [model.variables for model in question.models]
+        together += [question.harmonise.variables] if question.harmonise else []
+        for variables in together:
+            add([names[name] for name in variables], variables)
         return found
 
     @cached_property
@@ -198,22 +153,23 @@ class StatisticsSite:
         return read_patients(self.question, self.settings.data, self.own.name).asked
 
     # ------------------------------------------------------------------ what leaves
-    def _tensors(self, step: SumStep) -> Tensors:
+    def _tensors(self, step: SumStep) -> dict[str, Tensor]:
         """Return sums as they leave; with privacy with noise, which is on the ledger then."""
         self.given += 1
         if self.given > (sums_of(self.question) if self.question.privacy else MOST_SUMS):
             raise Refused("the server: it asks for more sums than the question takes; begin again")
+        models = self.question.models
         for own in step.steps:
-            if own.model >= len(self.question.models) or len(own.at) != self._width(own.model):
+            if own.model >= len(models) or len(own.at) != self.question.width_of(models[own.model]):
                 raise Refused("the server: a step is of no regression of the question")
-            if self.question.models[own.model].meta == "only":
+            if models[own.model].meta == "only":
                 raise Refused(f"the server: it asks for steps of model {own.model + 1}, which has hospitals' own alone")
             self._check_step(own)
         self.own.count_answer()
         sums = of(self.patients, step)
         if self.question.privacy:
             return self._noisy(without_likelihood(sums), step)
-        told = sums if self.sealed or self.floor == 1 else self._without_few(sums)
+        told = sums if self.summed or self.floor == 1 else self._without_few(sums)
         return {name: torch.from_numpy(np.ascontiguousarray(own)) for name, own in told.items()}
 
     def _check_step(self, step: ModelStep) -> None:
@@ -234,15 +190,10 @@ class StatisticsSite:
             raise Refused(f"the server: it asked for steps at {MOST_STEPS} points of the same patients, and no more")
 
     def _own_names(self) -> dict[str, str]:
-        """Return this hospital's own columns."""
-        source = self.settings.data
-        names = {name: source.names.get(name, name) if source else name for name in self.question.variables}
-        return names | self.question.columns.get(self.own.name, {})
+        assert self.settings.data
+        return own_columns(self.question, self.settings.data, self.own.name)
 
-    def _width(self, number: int) -> int:
-        return self.question.width_of(self.question.models[number])
-
-    def _noisy(self, sums: Sums, step: SumStep) -> Tensors:
+    def _noisy(self, sums: Sums, step: SumStep) -> dict[str, Tensor]:
         noise, moved = noise_of(self.question), sensitivity(self.question, step)
         source = NoiseSource()
         found = {name: source.with_normal(torch.from_numpy(own), noise * moved) for name, own in sums.items()}
@@ -259,9 +210,7 @@ class StatisticsSite:
         for name, own in sums.items():
             told = own.copy()
             if name.startswith("start "):
-                model = self.question.models[int(name.split()[1])]
-                counts = own[:2] if model.kind in ("cox", "logistic") else own[:1]
-                told[:] = np.nan if (counts < self.floor).any() else own
+                told[:] = np.nan if self._begins_with_few(self.question.models[int(name.split()[1])], own) else own
             elif name == "harmonise":
                 told[:] = np.nan if own[0] < self.floor else own
             elif name.startswith("row ") and self.question.variables[name[4:]].range:
@@ -283,90 +232,22 @@ class StatisticsSite:
         fits = {}
         for number, model in enumerate(question.models):
             if model.meta:
-                counts = sums[f"start {number}"][: 2 if model.kind in ("cox", "logistic") else 1]
-                few = self.floor > 1 and bool((counts < self.floor).any())
-                fit = FittedModel(terms=[], why=f"has fewer than {self.floor} patients or events") if few else None
-                fits[str(number)] = fit or own_fit(self.patients, model)
+                start, few = sums[f"start {number}"], f"has fewer than {self.floor} patients or events"
+                withheld = self._begins_with_few(model, start)
+                own = FittedModel(terms=[], why=few) if withheld else own_fit(self.patients, model, start)
+                fits[str(number)] = own
         return OwnPart(columns=columns, fits=fits)
 
-
-class Hospitals:
-    """The server's side: all hospitals, whose sums it reads."""
-
-    def __init__(self, question: Question, channel: Channel, sites: Sequence[str], timeout: float) -> None:
-        self.question, self.channel, self.timeout = question, channel, timeout
-        self.sites, self.package = sorted(question.sites or sites), package_facts()
-        self.sealed = len(question.sites) >= ENOUGH
-        self.sums = SealedSums(question.hash, question.sites, self._ask) if self.sealed else None
-        self.study, self.number, self.floor = self.sums.study if self.sums else secrets.token_hex(16), 0, 1
-
-    def begin(self) -> None:
-        """Ask for keys, and how few patients each tells of."""
-
-        def begun(site: str, reply: Parcel) -> None:
-            told = BeginAnswer.read(reply.facts)
-            self.floor = max(self.floor, told.floor)
-            if self.sums:
-                self.sums.introduce(site, told.introduction)
-
-        self._ask("begin", begun)
-
-    def sum(self, step: SumStep) -> Sums:
-        """Return the sums over all hospitals."""
-        self.number += 1
-        wanted = shapes(self.question, step)
-        if self.sums:
-            added = self.sums.sum(self.number, SEALED, wanted, 2.0**step.bits, step=step)
-            return {name: own.numpy() for name, own in added.items()}
-        parts: dict[str, Sums] = {}
-
-        def received(site: str, reply: Parcel) -> None:
-            own, most = reply.groups.get(SEALED, {}), 2.0**step.bits
-            kinds = {(each.dtype, each.layout) for each in own.values()}
-            if {name: tuple(each.shape) for name, each in own.items()} != wanted or kinds - {KIND}:
-                raise Refused("its sums are not those that it was asked for")
-            parts[site] = {name: each.detach().cpu().numpy() for name, each in own.items()}
-            # NaN stands for what a hospital withholds, which it does once, before any step.
-            if any(
-                ((np.abs(each) > most) | (np.isnan(each) & bool(step.steps))).any() for each in parts[site].values()
-            ):
-                raise Refused(f"its sums are beyond {most:g}, which no patients can make")
-
-        self._ask("sum", received, sum=self.number, step=step)
-        return {name: np.sum([parts[site][name] for site in sorted(parts)], 0) for name in wanted}
-
-    def own(self) -> dict[str, OwnPart]:
-        """Return what each hospital tells of itself."""
-        found: dict[str, OwnPart] = {}
-
-        def received(site: str, reply: Parcel) -> None:
-            found[site] = OwnPart.read(reply.facts)
-
-        self._ask("own", received)
-        return dict(sorted(found.items()))
-
-    def deviation(self, step: SumStep) -> float:
-        """Return the standard deviation of the noise on each number of a sum."""
-        return noise_of(self.question) * sensitivity(self.question, step) * math.sqrt(len(self.sites))
-
-    def _ask(self, task: str, receive: Receive, letters: Mapping[str, Any] | None = None, **about: Any) -> None:
-        def outgoing(site: str) -> Parcel:
-            own = {"task": task, "study": self.study, "letter": (letters or {}).get(site, {}), **about}
-            asked = StatisticsRequest(question=self.question.hash, package=self.package, timeout=self.timeout, **own)
-            return Parcel(facts=asked.model_dump(mode="json"))
-
-        if missing := self.channel.ask(self.sites, outgoing, receive, self.timeout):
-            why = "; ".join(f"{site} {gone.text}" for site, gone in sorted(missing.items()))
-            raise MedsiloError(f"the question needs all hospitals: {why}")
+    def _begins_with_few(self, model: RegressionAsked, start: Floats) -> bool:
+        """Return whether a regression rests on fewer patients, or events, than the floor."""
+        counted = 2 if model.kind in ("cox", "logistic") else 1
+        return self.floor > 1 and bool((start[:counted] < self.floor).any())
 
 
 def collected(question: Question, channel: Channel, sites: Sequence[str], timeout: float) -> dict[str, StatisticsFound]:
     """Return the answer of all hospitals, in one file."""
-    started = time.monotonic()
-    hospitals = Hospitals(question, channel, sites, timeout)
-    hospitals.begin()
     try:
-        return {FILE: answered(question, hospitals, lambda: time.monotonic() - started)}
+        return {FILE: answered(question, Hospitals(question, channel, sites, timeout))}
     except (ValueError, ArithmeticError, IndexError) as error:
         raise MedsiloError(
             "the hospitals' sums do not fit together, as those of patients do; ask two at a time to see whose it is",
@@ -375,8 +256,9 @@ def collected(question: Question, channel: Channel, sites: Sequence[str], timeou
 
 
 def bounds_of(question: Question) -> Bounds:
-    """Return the bounds of what a hospital may answer."""
-    return sealed_bounds(question.values, question.values)
+    """Return the bounds of what a hospital may answer: sums, or its own table and estimates."""
+    cells = len(question.rows) * len(question.levels_of(question.by))
+    return sealed_bounds(question.values, 2 * question.values + OF_CELL * cells)
 
 
 INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, leaves=Question.leaves)

@@ -9,20 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from medsilo.extend import (
-    DataError,
-    DataSource,
-    Message,
-    Section,
-    YamlError,
-    checked,
-    in_words,
-    load_yaml,
-    read_bounded,
-    sheet,
-)
+from medsilo.extend import DataError, DataSource, Message, Section, checked, read_bounded, sheet
 from medsilo_statistics.asked_question import Harmonised, Question, Text
 from medsilo_statistics.patients import Floats, Patients, read_patients
 from medsilo_statistics.sums import whole
@@ -44,8 +33,8 @@ class CommonFeatures(Message):
         """Return it of sums over hospitals; None where too few patients are known."""
         asked = question.harmonise
         assert asked
-        width, count = asked.width(question), len(asked.features)
-        sizes = (1, width, count, width * (width + 1) // 2, width * count, count)
+        sizes = asked.sizes(question)
+        width, count = sizes[1:3]
         patients, x, y, xx, xy, yy = np.split(sums, np.cumsum(sizes)[:-1])
         if not (patients[0] > width + 1 and np.isfinite(sums).all()):
             return None
@@ -134,17 +123,15 @@ class HarmonisedSheet:
 
     def __call__(self, path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
         """Return columns and lines."""
+        own = HarmonisedTable.in_file(path, "the harmonised table's definition", "see docs/statistics.md")
+        files = [path.parent / name for name in (own.table, own.transform, own.reference or own.table)]
+        if any(file.resolve().parent != path.parent.resolve() or file.name.endswith(ENDING) for file in files):
+            raise DataError(f"{path.name}: names a file that is not beside it; copy it there")
         try:
-            own = checked(HarmonisedTable, load_yaml(read_bounded(path, LARGEST).decode()), path.name)
-            files = [path.parent / name for name in (own.table, own.transform, own.reference or own.table)]
-            if any(file.resolve().parent != path.parent.resolve() or file.name.endswith(ENDING) for file in files):
-                raise DataError(f"{path.name}: names a file that is not beside it; copy it there")
             common = CommonFeatures.model_validate_json(read_bounded(files[1], LARGEST))
             question = common.question
-        except ValidationError as error:
-            raise DataError(f"the harmonised table's definition: {in_words(error, HarmonisedTable)}") from error
-        except (OSError, ValueError, YamlError) as error:
-            raise DataError("the harmonised table's definition can't be read; see docs/statistics.md") from error
+        except (OSError, ValueError) as error:
+            raise DataError("what the lead's question found can't be read (transform); copy it here again") from error
         source = DataSource(folder=path.parent, names=own.names, columns={"patient": own.patient})
         patients, reference = (
             read_patients(question, source.model_copy(update={"table": file.name}), "") for file in files[::2]

@@ -44,6 +44,7 @@ def statistics(
     With --kit all hospitals that the question names are asked by a job, else those whose folders are given. Written
     are report.html, answers.json, and each table as CSV and LaTeX.
     """
+    from medsilo.extend import settings_of
     from medsilo_statistics.showing import TABLE_ONE, needed, tables, write_all
 
     asked = question_at(question)
@@ -52,9 +53,11 @@ def statistics(
     with screen.busy("asking"):
         if kit:
             found = submitted(asked, kit, out, screen)
+        elif local:  # as 'medsilo init' writes settings
+            settings = settings_of(None, None, local)
+            found = asked_here(asked, {site: settings.of(site) for site in asked.sites}, out, engine)
         else:
-            given = _settled(asked, local) if local else _in_folders(hospitals or [])
-            found = asked_here(asked, given, out, engine)
+            found = asked_here(asked, _in_folders(hospitals or []), out, engine)
     for path in (written := write_all(found, out)):
         screen.note(f"written: {path}")
     for remark in found.remarks:
@@ -65,9 +68,8 @@ def statistics(
             screen.say("  ".join(map(str.ljust, row, widths)).rstrip())
     for line in needed(found):
         screen.say(line)
-    screen.say(
-        f"{len(found.sites)} hospitals, {'sealed' if found.sealed else 'in clear'}; the page: {out / 'report.html'}"
-    )
+    kind = "sealed" if found.sealed else "in clear"
+    screen.say(f"{len(found.sites)} hospitals, {kind}; the page: {out / 'report.html'}")
     screen.answer(files=[str(path) for path in written], sites=found.sites, remarks=found.remarks)
     return 0
 
@@ -103,13 +105,7 @@ def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "St
 
     if not question.sites:
         raise MedsiloError("the question names no hospitals, and they agree on whose sums are added; set sites in it")
-    return _read(lead.inquire(_job(question), question.in_yaml(), kit, out, screen.say))
-
-
-def _job(question: "Question") -> str:
-    from medsilo_statistics.asked_question import ENOUGH
-
-    return "statistics-sealed" if len(question.sites) >= ENOUGH else "statistics"
+    return _read(lead.inquire(question.job, question.in_yaml(), kit, out, screen.say))
 
 
 def _read(files: Sequence[Path]) -> "StatisticsFound":
@@ -128,18 +124,10 @@ def _in_folders(folders: Sequence[Path]) -> dict[str, "SiteSettings"]:
     settings = {}
     for folder in folders:
         own = read_settings(folder) if (folder / FILE_NAME).is_file() else SiteSettings(public_data=True)
-        data = own.data or DataSource(folder=folder)
-        local = data.model_copy(update={"folder": (folder / data.folder).resolve()}) if own.data else data
+        data = own.data or DataSource(folder=Path())
+        local = data.model_copy(update={"folder": (folder / data.folder).resolve()})
         settings[folder.resolve().name] = own.model_copy(update={"data": local, "approval": "none"})
     return settings
-
-
-def _settled(question: "Question", local: Path) -> dict[str, "SiteSettings"]:
-    """Return the settings of the hospitals that a question names, as 'medsilo init' writes them."""
-    from medsilo.extend import settings_of
-
-    settings = settings_of(None, None, local)
-    return {site: settings.of(site) for site in question.sites}
 
 
 def asked_here(
@@ -152,7 +140,7 @@ def asked_here(
 
     kept = out / "inquiry" / question.hash[:12]
     if engine == "simulator":
-        return _read(ask_in_simulator(_job(question), question.in_yaml(), settings, kept))
+        return _read(ask_in_simulator(question.job, question.in_yaml(), settings, kept))
     found = INQUIRY.here(question, settings, kept)[FILE]
     assert isinstance(found, StatisticsFound)
     return found

@@ -1,40 +1,142 @@
 """The course of a question at the server: one sum for table and curves, then steps of all regressions at once."""
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
+from pydantic import Field
 
+from medsilo.extend import (
+    Channel,
+    MedsiloError,
+    Message,
+    Parcel,
+    Refused,
+    SealedSums,
+    SumRequest,
+    gaussian_for,
+    package_facts,
+)
 from medsilo_statistics.asked_question import Question
 from medsilo_statistics.combat import CommonFeatures
-from medsilo_statistics.describing import GroupMoments
+from medsilo_statistics.describing import patients_for
 from medsilo_statistics.found import MetaFound, OwnPart, StatisticsFound, TableColumn, apart, columns_of, curves_of
-from medsilo_statistics.newton import Climb, Combined, FittedModel, combined
-from medsilo_statistics.sums import ModelStep, Sums, SumStep
+from medsilo_statistics.newton import PRIVATE_STEPS, Climb, FittedModel, combined
+from medsilo_statistics.sums import ModelStep, Sums, SumStep, sensitivity, shapes
 
+SEALED = "statistics"  # the group in which sums travel
 TABLE_BITS, STEP_BITS = 24, 6
+KIND = torch.float64, torch.strided  # of sums in clear
 
 
-class Adding(Protocol):
-    """The hospitals, as they are asked for sums."""
+class StatisticsRequest(SumRequest):
+    """A question of the server to a hospital."""
 
-    sites: list[str]
-    sealed: bool
-    floor: int
+    question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    package: dict[str, Any]
+    timeout: Annotated[float, Field(gt=0)] = 604_800
+    task: Literal["begin", "seal", "sum", "own"]
+    step: SumStep = SumStep()
+
+
+class BeginAnswer(Message):
+    """A hospital's answer when a question begins."""
+
+    introduction: dict[str, Any] = {}
+    floor: Annotated[int, Field(ge=1, le=1000)]
+
+
+def noise_of(question: Question) -> float:
+    """Return the noise of each sum over what one patient changes; 0 without privacy."""
+    if question.privacy is None:
+        return 0.0
+    return gaussian_for(question.privacy.epsilon, question.privacy.delta, sums_of(question))
+
+
+def sums_of(question: Question) -> int:
+    """Return how many sums a question with privacy takes."""
+    kinds = {model.kind for model in question.models}
+    return 1 + (PRIVATE_STEPS if kinds - {"linear"} else len(kinds))
+
+
+class Hospitals:
+    """The server's side: all hospitals, whose sums it reads."""
+
+    def __init__(self, question: Question, channel: Channel, sites: Sequence[str], timeout: float) -> None:
+        self.question, self.channel, self.timeout = question, channel, timeout
+        self.sites, self.package = sorted(question.sites or sites), package_facts()
+        self.sums = SealedSums(question.hash, question.sites, self._ask) if question.sealed else None
+        self.study, self.number, self.floor = self.sums.study if self.sums else secrets.token_hex(16), 0, 1
+
+    def begin(self) -> None:
+        """Ask for keys, and how few patients each tells of."""
+
+        def begun(site: str, reply: Parcel) -> None:
+            told = BeginAnswer.read(reply.facts)
+            self.floor = max(self.floor, told.floor)
+            if self.sums:
+                self.sums.introduce(site, told.introduction)
+
+        self._ask("begin", begun)
 
     def sum(self, step: SumStep) -> Sums:
-        """Return sums over all hospitals."""
+        """Return the sums over all hospitals."""
+        self.number += 1
+        wanted = shapes(self.question, step)
+        if self.sums:
+            added = self.sums.sum(self.number, SEALED, wanted, 2.0**step.bits, step=step)
+            return {name: own.numpy() for name, own in added.items()}
+        parts: dict[str, Sums] = {}
+
+        def received(site: str, reply: Parcel) -> None:
+            own, most = reply.groups.get(SEALED, {}), 2.0**step.bits
+            kinds = {(each.dtype, each.layout) for each in own.values()}
+            if {name: tuple(each.shape) for name, each in own.items()} != wanted or kinds - {KIND}:
+                raise Refused("its sums are not those that it was asked for")
+            parts[site] = {name: each.detach().cpu().numpy() for name, each in own.items()}
+            for each in parts[site].values():
+                # NaN stands for what a hospital withholds, which it does once, before any step.
+                if (np.abs(each) > most).any() or (step.steps and np.isnan(each).any()):
+                    raise Refused(f"its sums are beyond {most:g}, which no patients can make")
+
+        self._ask("sum", received, sum=self.number, step=step)
+        return {name: np.sum([parts[site][name] for site in sorted(parts)], 0) for name in wanted}
 
     def own(self) -> dict[str, OwnPart]:
         """Return what each hospital tells of itself."""
+        found: dict[str, OwnPart] = {}
+
+        def received(site: str, reply: Parcel) -> None:
+            found[site] = OwnPart.read(reply.facts)
+
+        self._ask("own", received)
+        return dict(sorted(found.items()))
 
     def deviation(self, step: SumStep) -> float:
         """Return the standard deviation of the noise on each number of a sum."""
+        return noise_of(self.question) * sensitivity(self.question, step) * math.sqrt(len(self.sites))
+
+    def _ask(
+        self, task: str, receive: Callable[[str, Parcel], None], letters: Mapping[str, Any] | None = None, **about: Any
+    ) -> None:
+        def outgoing(site: str) -> Parcel:
+            own = {"task": task, "study": self.study, "letter": (letters or {}).get(site, {}), **about}
+            asked = StatisticsRequest(question=self.question.hash, package=self.package, timeout=self.timeout, **own)
+            return Parcel(facts=asked.model_dump(mode="json"))
+
+        if missing := self.channel.ask(self.sites, outgoing, receive, self.timeout):
+            why = "; ".join(f"{site} {gone.text}" for site, gone in sorted(missing.items()))
+            raise MedsiloError(f"the question needs all hospitals: {why}")
 
 
-def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]) -> StatisticsFound:
+def answered(question: Question, hospitals: Hospitals) -> StatisticsFound:
     """Ask for all that the question needs, and return its answer."""
+    started = time.monotonic()
+    hospitals.begin()
     first = SumStep(bits=TABLE_BITS)
     sums, deviation = hospitals.sum(first), hospitals.deviation(first)
     floor = 1 if question.privacy else hospitals.floor
@@ -48,7 +150,7 @@ def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]
         question=question.model_dump(mode="json"),
         hash=question.hash,
         sites=list(hospitals.sites),
-        sealed=hospitals.sealed,
+        sealed=question.sealed,
         floor=floor,
         deviation=deviation,
         columns=columns,
@@ -64,11 +166,11 @@ def answered(question: Question, hospitals: Adding, seconds: Callable[[], float]
         common=CommonFeatures.of(question, sums["harmonise"]) if question.harmonise else None,
         own=own,
         remarks=[*few, *(f"model {n + 1} {fit.why}" for n, fit in enumerate(fits) if fit.why), *remarks],
-        seconds=seconds(),
+        seconds=time.monotonic() - started,
     )
 
 
-def _climbed(question: Question, hospitals: Adding, sums: Sums) -> list[FittedModel]:
+def _climbed(question: Question, hospitals: Hospitals, sums: Sums) -> list[FittedModel]:
     """Return all regressions, a step of each in every sum."""
     climbs = []
     for number, model in enumerate(question.models):
@@ -106,10 +208,8 @@ def _meta(question: Question, own: dict[str, OwnPart]) -> tuple[list[MetaFound],
                 for site, fit in able.items()
                 if fit.terms == terms and len(fit.coefficients) > place and fit.errors[place] > 0
             }
-            together: tuple[list[Combined], float] = combined(*zip(*told.values(), strict=True)) if told else ([], 0.0)
-            found.append(
-                MetaFound(model=number, term=term, sites=told, combined=together[0], inconsistency=together[1])
-            )
+            estimates, differing = combined(*zip(*told.values(), strict=True)) if told else ([], 0.0)
+            found.append(MetaFound(model=number, term=term, sites=told, combined=estimates, inconsistency=differing))
     return found, remarks
 
 
@@ -119,7 +219,6 @@ def _needed(question: Question, column: TableColumn, name: str, half: float) -> 
     if cell is None or not cell.known:
         return None
     if not question.variables[name].levels:
-        return None if cell.deviation is None else GroupMoments(cell.known, 0.0, cell.deviation).patients_for(half)
+        return None if cell.deviation is None else patients_for(half, cell.deviation)
     shares = [own / cell.known for own in cell.levels if own is not None]
-    spread = max((share * (1 - share) for share in shares), default=0.25)
-    return GroupMoments(cell.known, 0.0, math.sqrt(spread)).patients_for(half)
+    return patients_for(half, math.sqrt(max((share * (1 - share) for share in shares), default=0.25)))

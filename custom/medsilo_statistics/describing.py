@@ -42,24 +42,20 @@ class GroupMoments:
         half = float(stdtrit(self.count - 1, 0.975)) * np.sqrt(self.deviation**2 / self.count + self.noise)
         return self.mean - half, self.mean + half
 
-    def patients_for(self, half: float) -> float:
-        """Return how many patients an interval of the mean with this half width needs."""
-        return float(np.ceil((NORMAL * self.deviation / half) ** 2))
+
+def patients_for(half: float, deviation: float) -> float:
+    """Return how many patients a 95 % interval of a mean with this half width needs."""
+    return float(np.ceil((NORMAL * deviation / half) ** 2))
 
 
-def quantile(variable: Variable, counts: Floats, share: float) -> float:
+def quantile(variable: Variable, counts: Floats, share: float) -> float | None:
     """Return a quantile of a histogram; values were counted at the nearest place, so it is off by half a step."""
     total = float(counts.sum())
-    if not total > 0 or variable.range is None:
-        return np.nan
+    if not total > 0:
+        return None
+    assert variable.range
     place = int(np.searchsorted(np.cumsum(counts), share * total - 1e-9))
     return float(variable.range[0] + min(place, len(counts) - 1) * variable.width)
-
-
-def difference(one: GroupMoments, other: GroupMoments) -> float:
-    """Return the standardised mean difference."""
-    spread = np.sqrt((one.deviation**2 + other.deviation**2) / 2)
-    return float(abs(one.mean - other.mean) / spread) if spread > 0 else np.nan
 
 
 def difference_of_shares(one: Floats, other: Floats) -> float:

@@ -12,7 +12,6 @@ from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import (
     GroupMoments,
     SurvivalCurve,
-    difference,
     difference_of_shares,
     log_rank,
     quantile,
@@ -121,8 +120,9 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
             return None
         return max(0.0, round(count / unit) * unit) if unit > 1 or not noise else max(0.0, round(count, 1))
 
-    def cell(name: str, row: Floats, bins: Floats | None, patients: float) -> TableCell:
-        variable, odd = question.variables[name], told(float(row[-1]))
+    def cell(name: str, own: Sums) -> TableCell:
+        variable, row, patients = question.variables[name], own[f"row {name}"], float(own["patients"])
+        odd = told(float(row[-1]))
         if variable.levels:
             known = float(row[:-1].sum())
             levels = [told(float(own)) for own in row[:-1]]
@@ -133,22 +133,19 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
             return TableCell(**counts)
         low, high = moments.interval
         values = {"mean": moments.mean, "deviation": moments.deviation, "low": low, "high": high}
-        shown: dict[str, Any] = {key: float(own) for key, own in values.items() if np.isfinite(own)}
-        quarters = (
-            [] if bins is None or not np.isfinite(bins).all() else [quantile(variable, bins, q) for q in QUARTERS]
-        )
-        parts = [] if bins is None else [told(float(own.sum())) for own in np.array_split(bins, min(BINS, len(bins)))]
-        finite = [own if np.isfinite(own) else None for own in quarters]
-        return TableCell(**counts, **shown, quarters=finite, bins=parts)
+        shown: dict[str, Any] = {key: float(value) for key, value in values.items() if np.isfinite(value)}
+        bins = own[f"histogram {name}"]
+        quarters = [quantile(variable, bins, q) for q in QUARTERS] if np.isfinite(bins).all() else []
+        parts = [told(float(part.sum())) for part in np.array_split(bins, min(BINS, len(bins)))]
+        return TableCell(**counts, **shown, quarters=quarters, bins=parts)
 
     titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
     found = []
     for place, title in enumerate(titles):
         own = {name: each.sum(0) if title == "All" else each[place] for name, each in sums.items() if each.ndim > 0}
-        patients = float(own["patients"])
-        cells = {name: cell(name, own[f"row {name}"], own.get(f"histogram {name}"), patients) for name in question.rows}
-        shown = told(patients)
-        found.append(TableColumn(title=title, patients=shown, cells={} if shown is None else cells))
+        patients = told(float(own["patients"]))
+        cells = {} if patients is None else {name: cell(name, own) for name in question.rows}
+        found.append(TableColumn(title=title, patients=patients, cells=cells))
     return found
 
 
@@ -168,12 +165,10 @@ def _apart(one: TableCell, other: TableCell) -> Told:
         if None in (*one.levels, *other.levels):
             return None
         return difference_of_shares(np.array(one.levels, np.float64), np.array(other.levels, np.float64))
-    own = [
-        GroupMoments(each.known or 0, each.mean, each.deviation)
-        for each in (one, other)
-        if each.mean is not None and each.deviation is not None
-    ]
-    return difference(*own) if len(own) == 2 else None
+    if one.mean is None or one.deviation is None or other.mean is None or other.deviation is None:
+        return None
+    spread = np.sqrt((one.deviation**2 + other.deviation**2) / 2)
+    return float(abs(one.mean - other.mean) / spread) if spread > 0 else None
 
 
 def curves_of(question: Question, curve: Curve, counts: Floats, floor: int, noise: float = 0.0) -> Curves:

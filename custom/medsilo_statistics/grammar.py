@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
+Values = Mapping[str, NDArray[np.float64]]
 LONGEST = 500  # characters
 COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
@@ -18,6 +19,7 @@ COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+JOIN: Mapping[type[ast.boolop], np.ufunc] = {ast.And: np.logical_and, ast.Or: np.logical_or}
 HOW = "write comparisons like age >= 50 and (sex == 'female' or stage in ['II', 'III']) and not missing(size)"
 
 
@@ -32,50 +34,50 @@ class Filter:
         """levels: of each variable; none where it is a number. Raises ValueError."""
         self.levels = levels
         try:
-            self._tree = ast.parse(text[: LONGEST + 1].strip(), mode="eval").body
-            self._check(self._tree)
+            self._meets = self._read(ast.parse(text[: LONGEST + 1].strip(), mode="eval").body)
         except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
             why = f" ({error})" if type(error) is ValueError else ""
             raise ValueError(f"the filter can't be read{why}; {HOW}") from error
 
-    def meets(self, values: Mapping[str, NDArray[np.float64]]) -> Mask:
+    def meets(self, values: Values) -> Mask:
         """Return who meets it. values: by variable, of categories the places of their levels, NaN where missing."""
-        return self._mask(self._tree, values)
+        return self._meets(values)
 
-    def _check(self, node: ast.expr) -> None:
+    def _read(self, node: ast.expr) -> Callable[[Values], Mask]:
+        """Return what says who meets a part of the filter; raises ValueError where it is none that is known."""
         if isinstance(node, ast.BoolOp):
-            for part in node.values:
-                self._check(part)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            self._check(node.operand)
-        elif isinstance(node, ast.Call):
-            if (
-                not (isinstance(node.func, ast.Name) and node.func.id == "missing")
-                or node.keywords
-                or len(node.args) != 1
-            ):
+            parts, join = [self._read(part) for part in node.values], JOIN[type(node.op)]
+            return lambda values: join.reduce([part(values) for part in parts])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self._read(node.operand)
+            return lambda values: ~inner(values)
+        if isinstance(node, ast.Call):
+            if getattr(node.func, "id", "") != "missing" or node.keywords or len(node.args) != 1:
                 raise ValueError("missing(variable) is all that may be called")
-            self._name(node.args[0])
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-            name = self._name(node.left)
-            self._places(name, node.ops[0], node.comparators[0])
-        else:
-            raise ValueError("a part of it is no comparison")
+            asked = self._name(node.args[0])
+            return lambda values: np.isnan(values[asked])
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return self._compared(self._name(node.left), node.ops[0], node.comparators[0])
+        raise ValueError("a part of it is no comparison")
 
     def _name(self, node: ast.expr) -> str:
         if not isinstance(node, ast.Name) or node.id not in self.levels:
             raise ValueError(f"{getattr(node, 'id', 'the left side')!r} is no variable of the question")
         return node.id
 
-    def _places(self, name: str, op: ast.cmpop, node: ast.expr) -> list[float]:
-        """Return what a variable is compared with, as numbers; of categories the places of their levels."""
+    def _compared(self, name: str, op: ast.cmpop, node: ast.expr) -> Callable[[Values], Mask]:
+        """Return what compares a variable with numbers; of categories with the places of their levels."""
         several = isinstance(op, ast.In | ast.NotIn)
         if several != isinstance(node, ast.List | ast.Tuple) or not (several or type(op) in COMPARE):
             raise ValueError("write 'in' before a list, and <, <=, >, >=, == or != before one value")
-        found = [self._place(name, each) for each in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
+        places = [self._place(name, each) for each in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
         if self.levels[name] and not isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn):
             raise ValueError(f"{name} has levels, which have no order")
-        return found
+        if several:
+            within = isinstance(op, ast.In)
+            return lambda values: (np.isin(values[name], places) == within) & ~np.isnan(values[name])
+        compare = COMPARE[type(op)]
+        return lambda values: compare(values[name], places[0]) & ~np.isnan(values[name])
 
     def _place(self, name: str, node: ast.expr) -> float:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -87,20 +89,3 @@ class Filter:
         if not levels and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         raise ValueError(f"{name} is compared with what it can't be")
-
-    def _mask(self, node: ast.expr, values: Mapping[str, NDArray[np.float64]]) -> Mask:
-        if isinstance(node, ast.BoolOp):
-            join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-            return join.reduce([self._mask(part, values) for part in node.values])
-        if isinstance(node, ast.UnaryOp):
-            return ~self._mask(node.operand, values)
-        if isinstance(node, ast.Call):
-            return np.isnan(values[self._name(node.args[0])])
-        assert isinstance(node, ast.Compare)
-        name, op = self._name(node.left), node.ops[0]
-        own, places = values[name], self._places(name, op, node.comparators[0])
-        if isinstance(op, ast.In | ast.NotIn):
-            found = np.isin(own, places) == isinstance(op, ast.In)
-        else:
-            found = COMPARE[type(op)](own, places[0])
-        return np.asarray(found & ~np.isnan(own))

@@ -8,13 +8,13 @@ from pydantic import Field
 
 from medsilo.extend import Message
 from medsilo_statistics.asked_question import MOST_STEPS, Question, RegressionAsked
+from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.patients import Floats, Patients
-from medsilo_statistics.sums import regression, table, whole
+from medsilo_statistics.sums import regression, whole
 
 CLOSE, NEAR, SINGULAR, SLIPPED = 1e-8, 1e-6, 1e-10, 1e-9
 FAR = 50.0  # of a scaled coefficient
 PRIVATE_STEPS = 4
-NORMAL = 1.959963984540054
 BURIED = "has too few patients for the noise; offer more ε, or fewer variables"
 
 
@@ -36,14 +36,6 @@ class FittedModel(Message):
         return [float(np.sqrt(max(own[place], 0.0))) for place, own in enumerate(self.covariance)]
 
 
-def terms(question: Question, model: RegressionAsked) -> list[str]:
-    """Return the names of a regression's coefficients."""
-    found = [] if model.kind == "cox" else ["intercept"]
-    for name in model.covariates:
-        found += [f"{name} = {level}" for level in [*question.variables[name].levels][1:]] or [name]
-    return found
-
-
 @dataclass
 class Climb:
     """Newton's steps of one regression: it is told sums at `at`, and says where it wants them next."""
@@ -60,7 +52,10 @@ class Climb:
     inverse: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.terms = terms(self.question, self.model)
+        self.terms = [] if self.model.kind == "cox" else ["intercept"]
+        for name in self.model.covariates:
+            levels = [*self.question.variables[name].levels]
+            self.terms += [f"{name} = {level}" for level in levels[1:]] or [name]
         self.at = self._from = np.zeros(len(self.terms))
         patients, explained = self.start[0], self.start[1]
         if not np.isfinite(self.start).all():
@@ -111,17 +106,18 @@ class Climb:
         size = np.sqrt(np.maximum(np.diag(information), 0))
         if size.min(initial=1.0) <= SINGULAR * max(size.max(initial=0.0), 1.0):
             worst = self.terms[int(size.argmin())]
-            early = f"has a covariate that is the same for all: {worst!r}; leave it out"
-            self._fail(BURIED if self.noise else early if self.steps == 1 else self._endless())
+            self._singular(f"has a covariate that is the same for all: {worst!r}; leave it out")
             return None
-        scaled = information / np.outer(size, size)
-        values, vectors = np.linalg.eigh(scaled)
+        values, vectors = np.linalg.eigh(information / np.outer(size, size))
         if values[0] < SINGULAR:
             own = [name for name, part in zip(self.terms, vectors[:, 0], strict=True) if abs(part) > 0.1]
-            early = f"has covariates that follow from each other: {', '.join(own[:6])}; leave one out"
-            self._fail(BURIED if self.noise else early if self.steps == 1 else self._endless())
+            self._singular(f"has covariates that follow from each other: {', '.join(own[:6])}; leave one out")
             return None
         return (vectors / values) @ vectors.T / np.outer(size, size)
+
+    def _singular(self, early: str) -> None:
+        """End without an inverse. early: the reason at the first step; later, steps have gone too far."""
+        self._fail(BURIED if self.noise else early if self.steps == 1 else self._endless())
 
     def fit(self) -> FittedModel:
         """Return what it ended with, in the variables' own units."""
@@ -161,12 +157,9 @@ class Climb:
         return turn @ self.at + shift, turn @ spread @ turn.T
 
 
-def own_fit(patients: Patients, model: RegressionAsked) -> FittedModel:
-    """Return the regression of one hospital's patients alone."""
-    number = patients.question.models.index(model)
-    start = table(patients)[f"start {number}"]
-    climb = Climb(patients.question, model, start)
-    known = patients.known(model.variables)
+def own_fit(patients: Patients, model: RegressionAsked, start: Floats) -> FittedModel:
+    """Return the regression of one hospital's patients alone. start: its sums of where it begins."""
+    climb, known = Climb(patients.question, model, start), patients.known(model.variables)
     while not climb.done:
         climb.take(regression(known, model, climb.at))
     return climb.fit()

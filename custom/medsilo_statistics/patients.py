@@ -78,7 +78,7 @@ class Patients:
 
 def read_patients(question: Question, source: DataSource, site: str) -> Patients:
     """Return all patients of a hospital: lines of its table, or images of a task."""
-    own = {name: source.names.get(name, name) for name in question.variables} | question.columns.get(site, {})
+    own = own_columns(question, source, site)
     if question.task:
         names, cells = _of_images(question, source, site)
         source = source.model_copy(update={"decimal": "."})
@@ -92,6 +92,11 @@ def read_patients(question: Question, source: DataSource, site: str) -> Patients
         if odd[name].any() and np.isnan(values[name]).all():
             raise DataError(f"no value of {name!r} is understood; correct its range or levels, or data.levels here")
     return Patients(question, names, values, odd)
+
+
+def own_columns(question: Question, source: DataSource, site: str) -> dict[str, str]:
+    """Return the hospital's own column of each variable."""
+    return {name: source.names.get(name, name) for name in question.variables} | question.columns.get(site, {})
 
 
 def _of_table(source: DataSource, own: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, list[str]]]:

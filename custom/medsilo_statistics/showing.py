@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,24 +61,15 @@ def tables(found: StatisticsFound) -> list[ShownTable]:
         told = f"{model.kind} regression of {model.outcomes[-1]}, {fit.patients:.6g} patients"
         told += "" if fit.events is None else f", {fit.events:.6g} events"
         shown.append(ShownTable(f"Model {number + 1}: {told}", heads, _model_rows(fit, model.kind != "linear")))
+    rows = []
+    for one in found.meta:
+        term, differing = f"Model {one.model + 1}, {one.term}", f"{one.inconsistency:.0%}"
+        for each in one.combined:
+            interval = _range(each.low, each.high)
+            rows.append((term, each.method, _number(each.estimate), interval, _number(each.tau2), differing))
     if found.meta:
-        rows = [
-            (
-                f"Model {one.model + 1}, {one.term}",
-                own.method,
-                _number(own.estimate),
-                _range(own.low, own.high),
-                _number(own.tau2),
-                f"{one.inconsistency:.0%}",
-            )
-            for one in found.meta
-            for own in one.combined
-        ]
-        shown.append(
-            ShownTable(
-                "Hospitals' own estimates together", ("", "Method", "Estimate", "95 % interval", "τ²", "I²"), rows
-            )
-        )
+        heads = ("", "Method", "Estimate", "95 % interval", "τ²", "I²")
+        shown.append(ShownTable("Hospitals' own estimates together", heads, rows))
     for number, curves in enumerate(found.curves):
         groups = [[own.title or "All", *map(_count, (own.patients, own.events, own.median))] for own in curves.groups]
         test = "" if curves.p is None else f"; log-rank χ² = {curves.statistic:.3g}, {_p(curves.p)}"
@@ -141,13 +131,16 @@ def _model_rows(fit: FittedModel, ratio: bool) -> list[list[str]]:
         return [[f"not fitted: it {fit.why}", "", "", "", "", ""]]
     rows = []
     for term, own, error in zip(fit.terms, fit.coefficients, fit.errors, strict=True):
-        low, high = own - NORMAL * error, own + NORMAL * error
-        shown = [math.exp(min(each, 700.0)) if ratio else each for each in (own, low, high)]
         p = math.erfc(abs(own) / error / math.sqrt(2)) if error > 0 else float("nan")
-        rows.append(
-            [term, _number(own), _number(error), _number(shown[0], 3), _range(*shown[1:]), _p(p).removeprefix("p = ")]
-        )
+        rows.append([term, _number(own), _number(error), *_told(own, error, ratio), _p(p).removeprefix("p = ")])
     return rows
+
+
+def _told(own: float, error: float, ratio: bool) -> tuple[str, str]:
+    """Return a coefficient, or its ratio, and the 95 % interval."""
+    ends = (own, own - NORMAL * error, own + NORMAL * error)
+    shown, low, high = (math.exp(min(end, 700.0)) if ratio else end for end in ends)
+    return _number(shown, 3), _range(low, high)
 
 
 def _number(value: float | None, digits: int = 4) -> str:
@@ -207,26 +200,21 @@ def survival_chart(number: int, curves: Curves, label: str) -> Markup | None:
 
 def forest(key: str, title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:
     """Draw estimates with intervals of 95 %: names, estimates, standard errors; ratios on a logarithmic axis."""
-    drawn = []
-    for name, own, error in rows:
-        if math.isfinite(own) and error > 0:
-            low, high = own - NORMAL * error, own + NORMAL * error
-            told = [math.exp(min(end, 700.0)) if ratio else end for end in (own, low, high)]
-            drawn.append((name, own, low, high, f"{_number(told[0], 3)} ({_range(*told[1:])})"))
+    drawn = [
+        (name, own, own - NORMAL * error, own + NORMAL * error, "{} ({})".format(*_told(own, error, ratio)))
+        for name, own, error in rows
+        if math.isfinite(own) and error > 0
+    ]
     return charts.interval_chart(drawn, key=key, title=title, nothing="1" if ratio else "0") if drawn else None
 
 
 def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Markup]]:
     drawn = []
     for number, (model, fit) in enumerate(zip(question.models, found.fits, strict=True)):
-        skip = int(model.kind != "cox")
-        rows = list(zip(fit.terms, fit.coefficients, fit.errors, strict=False))[skip:]
-        drawn.append(
-            (
-                f"Model {number + 1}: {RATIO[model.kind]}",
-                forest(f"model-{number}", f"Model {number + 1}", rows, model.kind != "linear"),
-            )
-        )
+        rows = list(zip(fit.terms, fit.coefficients, fit.errors, strict=False))[int(model.kind != "cox") :]
+        title = f"Model {number + 1}"
+        chart = forest(f"model-{number}", title, rows, model.kind != "linear")
+        drawn.append((f"{title}: {RATIO[model.kind]}", chart))
     for one in found.meta:
         kind = question.models[one.model].kind
         estimates = [(site, own[0], own[1]) for site, own in one.sites.items()]
@@ -239,50 +227,37 @@ def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Mark
 def needed(found: StatisticsFound) -> list[str]:
     """Return how many patients the intervals need that were wanted, a line each."""
     halves = make_question(found.question, "the answer's question").wanted
-    return [
-        f"{name}: {count:.7g} patients for an interval of ± {halves[name]:g}"
-        for name, count in found.wanted.items()
-        if count
-    ]
+    counts = {name: count for name, count in found.wanted.items() if count}
+    return [f"{name}: {count:.7g} patients for an interval of ± {halves[name]:g}" for name, count in counts.items()]
 
 
 # ---------------------------------------------------------------------------------------------------- files
 def page(found: StatisticsFound) -> str:
     """Return the page."""
     question = make_question(found.question, "the answer's question")
-    everybody, kind = found.columns[-1].patients, "sealed: sums alone were read" if found.sealed else "in clear"
-    few = f"fewer than {found.floor}"
-    noise = (
-        f"; noise of standard deviation {found.deviation:.3g} on each number of the table" if found.deviation else ""
-    )
-    asked = [f"who: {question.where or 'everybody'}", f"hospitals: {', '.join(found.sites)} ({kind}){noise}"]
+    kind = "sealed: sums alone were read" if found.sealed else "in clear"
+    asked = [f"who: {question.where or 'everybody'}", f"hospitals: {', '.join(found.sites)} ({kind})"]
+    if found.deviation:
+        asked[-1] += f"; noise of standard deviation {found.deviation:.3g} on each number of the table"
     asked += needed(found)
     apart = ", ".join(f"{name} {_number(own, 3)}" for name, own in found.sites_apart.items() if own is not None)
     asked += [f"greatest standardised difference between hospitals: {apart}"] if apart else []
     asked += [f"what left each hospital, {line}" for line in question.leaves()]
-    drawn = [
-        (question.curves[n], survival_chart(n, own, question.curves[n].time), own) for n, own in enumerate(found.curves)
-    ]
+    drawn = []
+    for number, (curve, own) in enumerate(zip(question.curves, found.curves, strict=True)):
+        legend = [(charts.swatch(n), group.title or "All") for n, group in enumerate(own.groups)]
+        drawn.append((f"{curve.event} by {curve.time}", survival_chart(number, own, curve.time), legend))
+    everybody = _count(found.columns[-1].patients, f"fewer than {found.floor}")
     return fill(
         "statistics.html",
         question.title,
         folder=Path(__file__).parent,
         context=f"{len(found.sites)} hospitals · question {found.hash[:12]}",
-        answer=SimpleNamespace(
-            headline=f"{_count(everybody, few)} patients in {len(found.sites)} hospitals.", remarks=asked
-        ),
-        notices=[SimpleNamespace(kind="caution", word="Not told", text=remark) for remark in found.remarks],
+        answer={"headline": f"{everybody} patients in {len(found.sites)} hospitals.", "remarks": asked},
+        notices=[{"kind": "caution", "word": "Not told", "text": remark} for remark in found.remarks],
         limits=LIMITS,
         tables=tables(found),
-        curves=[
-            (
-                f"{curve.event} by {curve.time}",
-                chart,
-                [(charts.swatch(n), g.title or "All") for n, g in enumerate(own.groups)],
-            )
-            for curve, chart, own in drawn
-            if chart
-        ],
+        curves=[one for one in drawn if one[1]],
         forests=_forests(question, found),
         asked=question.in_yaml(),
     )
@@ -296,11 +271,8 @@ def write_all(found: StatisticsFound, folder: Path) -> list[Path]:
     texts |= {f"table-{number}.csv": own.as_csv() for number, own in enumerate(shown, 1)}
     texts["tables.tex"] = "\n".join(own.as_latex() for own in shown)
     for number, curves in enumerate(found.curves, 1):
-        points = [
-            (own.title, *map(repr, at))
-            for own in curves.groups
-            for at in zip(own.times, own.share, own.low, own.high, strict=True)
-        ]
+        lines = [(own.title, zip(own.times, own.share, own.low, own.high, strict=True)) for own in curves.groups]
+        points = [(title, *map(repr, at)) for title, line in lines for at in line]
         texts[f"curve-{number}.csv"] = ShownTable("", ("group", "time", "share", "low", "high"), points).as_csv()
     for name, text in texts.items():
         save(text, folder / name)

@@ -15,7 +15,6 @@ from medsilo_statistics.asked_question import Harmonised, Question, RegressionAs
 from medsilo_statistics.patients import Floats, Patients
 
 Sums = dict[str, Floats]
-Shapes = dict[str, tuple[int, ...]]
 FARTHEST, MOST_RATE = 200.0, 8.0
 Coefficient = Annotated[float, Field(ge=-FARTHEST, le=FARTHEST)]
 
@@ -34,29 +33,10 @@ class SumStep(Message):
     bits: Annotated[int, Field(ge=10, le=40)] = 40  # no number is above 2^bits
 
 
-def shapes(question: Question, step: SumStep) -> Shapes:
+def shapes(question: Question, step: SumStep) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of an answer."""
-    if step.steps:
-        found: Shapes = {}
-        for own in step.steps:
-            model = question.models[own.model]
-            width = question.width_of(model)
-            found[f"model {own.model}"] = (2 + width + width * (width + 1) // 2,)
-        return found
-    groups = len(question.levels_of(question.by))
-    found = {"patients": (groups,)}
-    for name in question.rows:
-        variable = question.variables[name]
-        found[f"row {name}"] = (groups, len(variable.levels) + 1 if variable.levels else 4)
-        if variable.range:
-            found[f"histogram {name}"] = (groups, variable.places)
-    for number, curve in enumerate(question.curves):
-        found[f"curve {number}"] = (len(question.levels_of(curve.by)), question.variables[curve.time].places, 2)
-    for number, model in enumerate(question.models):
-        found[f"start {number}"] = (3 + question.width_of(model),)
-    if question.harmonise:
-        found["harmonise"] = (question.harmonise.values(question),)
-    return found
+    steps = {f"model {own.model}": (question.step_of(question.models[own.model]),) for own in step.steps}
+    return steps or question.shapes
 
 
 def of(patients: Patients, step: SumStep) -> Sums:
@@ -89,7 +69,7 @@ def table(patients: Patients) -> Sums:
             [[*own, odd[mask].sum()] for own, mask in zip(cells, groups, strict=True)], np.float64
         )
     for number, curve in enumerate(question.curves):
-        known_ones = patients.known((curve.time, curve.event, *([curve.by] if curve.by else [])))
+        known_ones = patients.known(curve.variables)
         found[f"curve {number}"] = np.stack(
             [_at_times(known_ones.only(mask), curve.time, curve.event) for mask in known_ones.groups(curve.by)]
         )
@@ -97,8 +77,8 @@ def table(patients: Patients) -> Sums:
         those = patients.known(model.variables)
         y = outcome(those, model)
         moments = [len(those), y.sum(), np.square(y).sum()]
-        shown = events(those, model) if model.kind == "cox" else np.ones(len(those), bool)
-        found[f"start {number}"] = np.array([*moments, *those.matrix(model)[shown].sum(0)], np.float64)
+        matrix = those.matrix(model)[y > 0] if model.kind == "cox" else those.matrix(model)  # of Cox at events
+        found[f"start {number}"] = np.array([*moments, *matrix.sum(0)], np.float64)
     if question.harmonise:
         found["harmonise"] = _around_own_means(patients.known(question.harmonise.variables), question.harmonise)
     return found
@@ -129,11 +109,6 @@ def outcome(patients: Patients, model: RegressionAsked) -> Floats:
     return (patients.values[model.outcomes[-1]] == 1).astype(np.float64)
 
 
-def events(patients: Patients, model: RegressionAsked) -> NDArray[np.bool_]:
-    """Return who had the event."""
-    return patients.values[model.outcomes[-1]] == 1
-
-
 def upper(square: Floats) -> Floats:
     """Return the upper triangle of matrices, row by row."""
     rows, places = np.triu_indices(square.shape[-1])
@@ -153,7 +128,7 @@ def regression(patients: Patients, model: RegressionAsked, at: Floats) -> Floats
     x, y = patients.matrix(model), outcome(patients, model)
     if model.kind == "cox":
         assert model.time
-        times, happened = patients.places(model.time), events(patients, model)
+        times, happened = patients.places(model.time), y > 0
         shown = np.unique(times[happened])
         risk, tied = risk_sums(x, times, happened, at, shown)
         counts = np.array([(times[happened] == time).sum() for time in shown], np.float64)

@@ -9,7 +9,7 @@ import yaml
 
 from medsilo.cli import main
 from medsilo.flare.inquiry_job import SEALED_EXECUTOR
-from medsilo_statistics.asking_hospitals import SEALED
+from medsilo_statistics.course_of_question import SEALED
 from medsilo_statistics.found import StatisticsFound
 from tests.secure.consortium import LEAD, Consortium
 from tests.tables import VARIABLES, asked, drawn, settings_of

@@ -27,7 +27,20 @@ from medsilo.tasks.goal import Regression
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.survival import Survival
 from medsilo_promise.promise import PromiseLayer, _coarse
-from medsilo_promise.risks import CUTS, LOST, OF, SHARES, SIZE, WIDTHS, Interval, Label, Structure, Time, risk_of
+from medsilo_promise.risks import (
+    CUTS,
+    LARGEST,
+    LOST,
+    OF,
+    SHARES,
+    SIZE,
+    WIDTHS,
+    Interval,
+    Label,
+    Structure,
+    Time,
+    risk_of,
+)
 from medsilo_promise.shrinking import bound, needed, others, smallest
 from tests.hospital import write_pixels, write_table
 
@@ -142,19 +155,19 @@ def test_every_kind_loses_less_at_each_cut_and_nothing_at_the_last() -> None:
     torch.manual_seed(0)
     target = torch.randint(0, 3, (4, 6, 6))
     cases = [
-        (Label(Classification(3)), torch.randn(9, 3), torch.randint(0, 3, (9,))),
-        (risk_of(Classification(2), "finding"), torch.randn(9, 2), torch.randint(0, 2, (9,))),
-        (Structure(Segmentation(3, cross_entropy)), torch.randn(4, 3, 6, 6), target),
-        (Interval(Regression((10, 30))), torch.rand(9, 1), 10 + 20 * torch.rand(9)),
-        (Time(Survival()), torch.randn(9, 1), torch.stack([torch.rand(9) * 900, torch.randint(0, 2, (9,))], 1)),
+        (Label(Classification(3)), torch.randn(9, 3), torch.randint(0, 3, (9,)), 3),
+        (risk_of(Classification(2), "finding"), torch.randn(9, 2), torch.randint(0, 2, (9,)), 1),
+        (Structure(Segmentation(3, cross_entropy)), torch.randn(4, 3, 6, 6), target, LARGEST),
+        (Interval(Regression((10, 30))), torch.rand(9, 1), 10 + 20 * torch.rand(9), 1),
+        (Time(Survival()), torch.randn(9, 1), torch.stack([torch.rand(9) * 900, torch.randint(0, 2, (9,))], 1), 1),
     ]
-    for risk, output, right in cases:
+    for risk, output, right, most in cases:
         assert risk
         found = risk.measure(output, right)
         lost = found[LOST].double()
         assert lost.shape == (len(output), CUTS) and bool((lost.diff(dim=1) <= 0).all())
         assert not lost[:, -1].any() and bool((lost[:, 0] <= found[OF].double()).all())
-        assert float(found[SIZE].double().amax()) <= risk.most
+        assert float(found[SIZE].double().amax()) <= most
 
 
 def test_a_structure_s_mask_is_by_hand() -> None:

@@ -27,9 +27,10 @@ from medsilo.core.files import dump_yaml, load_yaml
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
+from medsilo.sealing import signed
 from medsilo.site.approvals import ApprovalLimits, AskingPlan
 from medsilo.site.settings import SiteSettings
-from medsilo_record import bom, seal
+from medsilo_record import bom, filing
 from medsilo_record.outcomes import GAP, LEFT, SHOWN, outcomes, promises
 from tests.conftest import SITES, make_plan
 from tests.hospital import write_table
@@ -349,17 +350,17 @@ def test_a_key_of_every_kind_signs_alike_twice_and_a_change_is_noticed(kind: str
         "ed25519": ed25519.Ed25519PrivateKey.generate,
     }[kind]
     key, other, files = made(), made(), {"a.txt": b"one", "b.txt": b"two"}
-    own = seal.write_signed(tmp_path / "x", files, key)
-    assert seal.write_signed(tmp_path / "y", files, key) == own
+    own = filing.write_signed(tmp_path / "x", files, key)
+    assert filing.write_signed(tmp_path / "y", files, key) == own
     assert (tmp_path / "x/signature.json").read_bytes() == (tmp_path / "y/signature.json").read_bytes()
-    assert seal.verify(tmp_path / "x", own.upper()) == 2
-    theirs = seal.write_signed(tmp_path / "z", files, other)
+    assert filing.verify(tmp_path / "x", own.upper()) == 2
+    theirs = filing.write_signed(tmp_path / "z", files, other)
     signature, fresh = tmp_path / "x/signature.json", (tmp_path / "x/signature.json").read_text()
     told = json.loads(fresh)
 
     def refused(why: str, expected: str = own) -> None:
         with pytest.raises(MedsiloError, match=why) as error:
-            seal.verify(tmp_path / "x", expected)
+            filing.verify(tmp_path / "x", expected)
         assert "\n" not in str(error.value) and str(tmp_path) not in str(error.value)
         signature.write_text(fresh)
         (tmp_path / "x/a.txt").write_bytes(b"one")
@@ -386,7 +387,7 @@ def test_a_key_of_every_kind_signs_alike_twice_and_a_change_is_noticed(kind: str
 def test_errors_of_the_command_are_one_line(hospital: Hospital, filed: Path, capsys: pytest.CaptureFixture) -> None:
     plan, local = str(hospital.folder / "filed.yaml"), str(hospital.folder / "local")
     key = json.loads((filed / "signature.json").read_text())["key"]
-    assert main(["record", "--verify", str(filed), "--key", seal.fingerprint(key)]) == 0
+    assert main(["record", "--verify", str(filed), "--key", signed.fingerprint(key)]) == 0
     for arguments, words in (
         ([plan], "give a plan, and -o FOLDER"),
         ([plan, "-o", "x"], "whose record? give --kit KIT, or --settings"),

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args
+from pathlib import Path
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import DataError, MedsiloError, YamlError
+from medsilo.core.files import LARGEST_YAML, load_yaml, read_bounded
 from medsilo.core.text import plain
 
 SHOWN = 200  # bytes of a value
@@ -20,6 +22,16 @@ class Section(BaseModel):
     """A part of the plan. Unknown keys are refused, values never change after checking, infinities are no numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def in_file(cls, path: Path, what: str, remedy: str) -> Self:
+        """Return the section that a YAML file is; raises DataError. what: the file, as people know it."""
+        try:
+            return checked(cls, load_yaml(read_bounded(path, LARGEST_YAML).decode()) or {}, path.name)
+        except ValidationError as error:
+            raise DataError(f"{what}: {in_words(error, cls)}", str(path)) from error
+        except (OSError, ValueError, YamlError) as error:
+            raise DataError(f"{what} can't be read ({type(error).__name__}); {remedy}", str(path)) from error
 
 
 class Feature(Section):

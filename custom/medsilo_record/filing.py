@@ -1,0 +1,153 @@
+"""A record as it is filed: of a study at one hospital, by the key of its kit or one made beside its medsilo.yaml."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+from pydantic import Field
+
+from medsilo.extend import (
+    SHARES,
+    KitAtHome,
+    MedsiloError,
+    Plan,
+    Section,
+    SiteSettings,
+    Survey,
+    files_of,
+    find_job,
+    folder_of_settings,
+    key_of,
+    load_plan,
+    plan_of,
+    read_for,
+    read_policy,
+    read_settings,
+    scope_of,
+    signed,
+    signing,
+    ways_around,
+    write_bytes,
+)
+from medsilo_record import bom, linked, officer_pages, outcomes
+from medsilo_record.comparing import FILE, Filed
+from medsilo_record.facts import Case, Part, record_of
+
+OWN_KEY = "record.key"  # beside the medsilo.yaml of a hospital without a kit
+SIGNATURE = "signature.json"
+
+
+def on_page(kit: Path, plan: str) -> dict[str, bytes]:
+    """Return all files of the record of a plan that asked, and one that has them all."""
+    case, signer = case_of(plan, [], None, kit, "")
+    parts = record_of(case)
+    with TemporaryDirectory() as place:
+        write_signed(Path(place), files_in(case, parts, Filed.of(case, parts), None, None), signer)
+        files = {path.name: path.read_bytes() for path in sorted(Path(place).iterdir())}
+    return {"record.zip": officer_pages.undated_zip(files), **files}
+
+
+def files_in(
+    case: Case, parts: Sequence[Part], filed: Filed, run: Path | None, changed: list[str] | None
+) -> dict[str, bytes]:
+    """Return all files of a record by name. run: of the plan; changed: since an earlier record."""
+    texts = {
+        "record.html": officer_pages.as_html(case, parts),
+        "record.jsonld": linked.as_jsonld(case, parts),
+        "model.cdx.json": bom.as_cyclonedx(case, parts, run),
+        "outcomes.csv": outcomes.outcomes_csv(case.lacks),
+        "record.json": filed.written(),
+    }
+    if changed is not None:
+        texts["changes.txt"] = "\n".join(changed or ["Nothing changed."]) + "\n"
+    try:
+        texts["dataset.ttl"], document = linked.as_turtle(case, parts), officer_pages.as_docx(case, parts)
+    except ImportError as error:
+        raise MedsiloError("a record needs more packages: pip install 'medsilo[record]'") from error
+    return {**{name: text.encode() for name, text in texts.items()}, "record.docx": document}
+
+
+def case_of(
+    plan: str, changes: list[str], local: Path | None, kit: Path | None, site: str
+) -> tuple[Case, signing.PrivateKey]:
+    """Return the study at this hospital, and the key that signs."""
+    if bool(local) == bool(kit) or (kit and site):
+        raise MedsiloError("whose record? give --kit KIT, or --settings FOLDER with --site SITE")
+    if kit:
+        home = KitAtHome.read(kit)
+        asked = [one for one in home.approvals.asked() if len(plan) >= 8 and one.hash.startswith(plan.lower())]
+        study, scope = (home.plan_of(asked[0]), None) if asked else _plan(plan, changes, home.settings)
+        files, last = files_of(home.kit), home.approvals.last(study.hash)
+        key, policy = key_of(files), read_policy(home.local, scope)
+        verdict = ", ".join([f"This plan is {last.verdict} here", *last.limits.words()]) + "." if last else ""
+        case = Case(study, home.settings, policy, home.kit.name, book=home.book, kit=files, verdict=verdict)
+        case = replace(case, around=tuple(what for what, _ in ways_around(home.local)))
+    else:
+        folder = folder_of_settings(local.parent if local and local.is_file() else local)
+        assert folder
+        settings = read_settings(folder)
+        study, scope = _plan(plan, changes, settings)
+        key = signing.own_key(folder / OWN_KEY, "this hospital's records")
+        case = Case(study, settings, read_policy(folder, scope), site)
+    everyone = study.participation.everyone
+    if case.site and everyone and case.site not in everyone:
+        raise MedsiloError(f"{case.site} is not in this plan, which names {', '.join(everyone)}")
+    assert key
+    return replace(case, survey=_survey(case)), key
+
+
+def _plan(given: str, changes: list[str], settings: SiteSettings) -> tuple[Plan, str | None]:
+    """Return a plan, and the privacy scope that its job asks for."""
+    if Path(given).is_file():
+        return load_plan(given, changes, settings.packages), None
+    job = find_job(given)
+    return plan_of(job, changes, None, settings.packages), scope_of(job)
+
+
+def _survey(case: Case) -> Survey:
+    """Return the hospital's data in counts. Who is in which part is drawn separately: only sums over parts are told."""
+    source, sites = read_for(case.plan, case.settings.data), case.plan.participation.everyone
+    if source is None or case.synthetic:
+        return Survey({})
+    if case.plan.task.split_by_site and source.split is None:
+        source = source.model_copy(update={"split": 0, "shares": source.shares or SHARES})
+    try:
+        return case.plan.task.survey(case.site, sites, case.plan.seed, source)
+    except MedsiloError as error:
+        return Survey.stopped(str(error), error.private)
+
+
+def old_record(case: Case, given: str) -> Filed:
+    """Return an earlier record, or that of another plan at this hospital."""
+    if (Path(given) / FILE).is_file():
+        return Filed.read(Path(given))
+    other = replace(case, plan=_plan(given, [], case.settings)[0], verdict="")
+    return Filed.of(other, record_of(other))
+
+
+# ---------------------------------------------------------------------------------------------------- the signature
+class RecordFiles(Section):
+    """The SHA-256 of each file of a record."""
+
+    files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z.]{0,40}$")], str]
+
+
+def write_signed(folder: Path, files: Mapping[str, bytes], key: signing.PrivateKey) -> str:
+    """Write files and the signature over them, and return the key's fingerprint."""
+    for name, content in files.items():
+        write_bytes(folder / name, content)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())}
+    return signed.write_signed(folder / SIGNATURE, RecordFiles(files=digests), key)
+
+
+def verify(folder: Path, expected: str) -> int:
+    """Return how many files are as this key signed them; raises MedsiloError with what is wrong."""
+    told, key = signed.read_signed(folder / SIGNATURE, RecordFiles)
+    signed.check_files(folder, told.files, SIGNATURE)
+    if (signer := signed.fingerprint(key)) != expected.strip().lower():
+        whose = "it is not the one given; " if expected else ""
+        raise MedsiloError(f"the key {signer} signed it; {whose}ask the hospital for its key, and give that with --key")
+    return len(told.files)
