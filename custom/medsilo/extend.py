@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.tensors import Tensors
     from medsilo.core.text import size_text
-    from medsilo.deploy import model_card, predicted_rows, watch
+    from medsilo.deploy import model_card, predict, predicted_rows, watch
     from medsilo.deploy.exporter import folder_exporter
     from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.predictor import answering_together
@@ -73,9 +73,10 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.seams import Receive
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
-    from medsilo.learning import layers, undrawn
+    from medsilo.learning import layers, seeds, undrawn
     from medsilo.learning.loop import Case, DrawnCases, Stop
     from medsilo.learning.seeds import generator_for, seed_for
+    from medsilo.models import architectures
     from medsilo.models.architectures import MONAI_NORMS, Norm, norm_layer
     from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
     from medsilo.plan import load_plan
@@ -104,7 +105,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
-    from medsilo.tasks import sheet, splits, survival, volumes
+    from medsilo.tasks import headers, ready, scans, sheet, splits, survey, survival, volumes
     from medsilo.tasks.headers import DEFLATED, check_size, is_dicom, open_reader, tags_in
     from medsilo.tasks.listing import (
         LINKS,
@@ -119,9 +120,10 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
         find_recordings,
         refuse_links,
         tell_patients,
+        whole,
     )
     from medsilo.tasks.metrics import Measures
-    from medsilo.tasks.own import columns
+    from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.own_data import ByKind, Found, OwnFolder
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, Sliced, held_case, mark_in
