@@ -6,15 +6,13 @@ it (exclusive or), so that one within another is a hole.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from medsilo.extend import DataError
-from medsilo_dicom.header import library
-from medsilo_dicom.segments import Layers, Number
+from medsilo_dicom.segments import Drawn, Number, read_mask
 from medsilo_dicom.series import ImageSeries
 
 BESIDE = 0.1  # of a step between slices that a contour may lie beside one
@@ -23,20 +21,15 @@ MOST = 10_000_000  # points of a file
 
 def mask_of_contours(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
     """Return the labels of an RTSTRUCT file on a series' grid, [slices, rows, columns]."""
-    try:
-        elements = library().dcmread(BytesIO(path.read_bytes()))
-        mask = Layers(series.shape)
+
+    def drawn(elements: Any) -> Iterator[Drawn]:
         for name, contours in _structures(elements, series):
-            label = number(name)
-            for z, inside in _slices(contours, series, label):
-                rows, columns = np.nonzero(inside)
-                mask.put((np.full_like(rows, z), rows, columns), label)
-        return mask.labels
-    except DataError as error:
-        raise DataError(str(error), private=error.private or str(path)) from error
-    except Exception as error:  # pydicom raises anything over damaged files
-        what = "contours can't be read; copy or export them again"
-        raise DataError(what, private=f"{path}: {error}") from error
+            if label := number(name):
+                for z, inside in _slices(contours, series):
+                    rows, columns = np.nonzero(inside)
+                    yield label, (np.full_like(rows, z), rows, columns)
+
+    return read_mask("contours", path, series, drawn)
 
 
 def _structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str, Any]]:
@@ -56,10 +49,8 @@ def _structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str, Any]]
         yield str(roi.ROIName), contours
 
 
-def _slices(contours: Any, series: ImageSeries, label: int) -> Iterator[tuple[int, np.ndarray]]:
+def _slices(contours: Any, series: ImageSeries) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the number of each slice that a structure is in, and where it is there."""
-    if label == 0:
-        return
     found: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(series.shape[1:], bool))
     to_voxels = np.linalg.inv(series.affine)
     points = 0

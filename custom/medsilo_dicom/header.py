@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medsilo.extend import DEFLATED, MedsiloError, is_dicom, plain, tags_in
+from medsilo.extend import MedsiloError, headers, sheet
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
@@ -142,9 +142,9 @@ def read_headers(path: Path) -> tuple[Header, ...]:
         return ()
     data = path.read_bytes()
     try:
-        tags = tags_in(data)
+        tags = headers.tags_in(data)
     except ValueError:
-        if DEFLATED in data:
+        if headers.DEFLATED in data:
             return ()  # no library may open it
         damage = "series have a damaged file; copy or export them again"
     try:
@@ -164,7 +164,7 @@ def read_headers(path: Path) -> tuple[Header, ...]:
 def words_of(path: Path, names: Sequence[str]) -> dict[str, str]:
     """Return what a file's header says under some names, as plain words."""
     read = _elements(path.read_bytes(), names)
-    return {name: plain(str(read.get(name, "") or "").strip())[:100] for name in names}
+    return {name: sheet.plain(str(read.get(name, "") or "").strip())[:100] for name in names}
 
 
 def _elements(data: bytes, wanted: Sequence[str]) -> Any:
@@ -182,16 +182,17 @@ def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
         raise ValueError("frames lack their groups")
     found: list[Header] = []
     for number, frame in enumerate(own):
-
-        def group(name: str, frame: Any = frame) -> Any:
-            items = frame.get(name) or shared.get(name)
-            return items[0] if items else {}
-
-        place = {name: group(kind).get(name) for kind, names in PLACES for name in names}
-        alike = tuple(str(group(kind).get(name, "")) for kind, name in ALIKE_FRAMES)
+        place = {name: functional_group(kind, frame, shared).get(name) for kind, names in PLACES for name in names}
+        alike = tuple(str(functional_group(kind, frame, shared).get(name, "")) for kind, name in ALIKE_FRAMES)
         one = _placed(replace(header, frame=number), elements, place)
         found.append(one if one.wrong else replace(one, alike=one.alike + alike))
     return tuple(found)
+
+
+def functional_group(name: str, frame: Any, shared: Any) -> Any:
+    """Return a functional group, the frame's own or that of all frames; an empty one where there is none."""
+    items = frame.get(name) or shared.get(name)
+    return items[0] if items else {}
 
 
 def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
@@ -270,11 +271,8 @@ def _unreadable(elements: Any, size: int, frames: int) -> str:
 
 
 def _without_place(place: Any) -> str:
-    values = [
-        *_floats(place.get("ImageOrientationPatient") or ()),
-        *_floats(place.get("ImagePositionPatient") or ()),
-        *_floats(place.get("PixelSpacing") or ()),
-    ]
+    names = ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing")
+    values = [value for name in names for value in _floats(place.get(name) or ())]
     if len(values) == 11 and min(values[9:]) > 0 and all(map(isfinite, values)):
         return ""
     return "series don't say where their slices lie (position, orientation, pixel spacing); export them again"
@@ -318,9 +316,9 @@ def read_tree(files: Iterable[Path]) -> Tree:
                 images[header.series].append(header)
     # A study has other objects beside its images: reports, settings of viewers, dose maps.
     tree.images = {
-        series: headers
-        for series, headers in sorted(images.items())
-        if series in annotations or any(one.kind in SLICES or _looks_like_images(one) for one in headers)
+        series: own
+        for series, own in sorted(images.items())
+        if series in annotations or any(one.kind in SLICES or _looks_like_images(one) for one in own)
     }
     tree.annotations = dict(sorted(annotations.items()))
     return tree
@@ -328,14 +326,14 @@ def read_tree(files: Iterable[Path]) -> Tree:
 
 def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
     try:
-        if not is_dicom(path):
+        if not headers.is_dicom(path):
             return ()
-        headers = read_headers(path)
+        found = read_headers(path)
     except OSError:
-        headers = ()
-    if not headers and not path.name.upper().startswith("DICOMDIR"):
+        found = ()
+    if not found and not path.name.upper().startswith("DICOMDIR"):
         tree.unreadable.append(path)
-    return headers
+    return found
 
 
 def _looks_like_images(header: Header) -> bool:
