@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import MedsiloError
+from medsilo.extend import MedsiloError, write_json
 from medsilo_nnunet import PLANNERS
 from medsilo_nnunet.fingerprint import Fingerprint
 from medsilo_nnunet.fingerprint_message import HeldCases
@@ -62,8 +62,8 @@ def make_plans(
     }
     name = question.name
     with _home(name) as folder:
-        _write(folder / FOLDERS[0] / name / SETTINGS, settings)
-        _write(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
+        write_json(folder / FOLDERS[0] / name / SETTINGS, settings)
+        write_json(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
         try:
             # Its networks are only counted, so they need no memory.
             with redirect_stdout(io.StringIO()), torch.device("meta"):
@@ -113,18 +113,13 @@ def _planner(name: str) -> Any:
 def _home(name: str) -> Iterator[Path]:
     """Give nnU-Net empty folders for a data set of this name, and put the environment back."""
     with ENVIRONMENT, TemporaryDirectory() as temporary:
-        before = {key: os.environ.get(key) for key in FOLDERS}
+        before = {key: os.environ[key] for key in FOLDERS if key in os.environ}
         for key in FOLDERS:
             (Path(temporary) / key / name).mkdir(parents=True)
             os.environ[key] = str(Path(temporary) / key)
         try:
             yield Path(temporary)
         finally:
-            for key, value in before.items():
-                os.environ.pop(key)
-                if value is not None:
-                    os.environ[key] = value
-
-
-def _write(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values), "utf-8")
+            for key in FOLDERS:
+                del os.environ[key]
+            os.environ.update(before)

@@ -94,15 +94,13 @@ class SegmentationQuestion(Section):
 
     def in_nnunet(self) -> dict[str, Any]:
         """Return it in the words of dataset.json."""
-        words = {
+        words: dict[str, Any] = {
             "channel_names": {str(number): name for number, name in enumerate(self.channels)},
             "labels": {name: list(label) if isinstance(label, tuple) else label for name, label in self.labels.items()},
         }
-        return (
-            words
-            if self.regions_class_order is None
-            else words | {"regions_class_order": list(self.regions_class_order)}
-        )
+        if self.regions_class_order is not None:
+            words["regions_class_order"] = list(self.regions_class_order)
+        return words
 
     @property
     def hash(self) -> str:
