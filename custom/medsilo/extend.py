@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import load_yaml, read_bounded, why_unread, write_bytes, write_json
-    from medsilo.core.package import package_facts
+    from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.core.tensors import Tensors
     from medsilo.core.text import size_text

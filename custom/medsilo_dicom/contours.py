@@ -34,18 +34,12 @@ def mask_of_contours(path: Path, series: ImageSeries, number: Number) -> np.ndar
 
 def _structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str, Any]]:
     rois = {int(one.ROINumber): one for one in elements.StructureSetROISequence}
-    there = {header.instance for header in series.slices}
     for drawn in elements.get("ROIContourSequence") or ():
         roi = rois[int(drawn.ReferencedROINumber)]
         series.refuse_elsewhere(roi.get("ReferencedFrameOfReferenceUID", series.frame_of_reference), "contours")
         contours = drawn.get("ContourSequence") or ()
-        named = {
-            str(image.ReferencedSOPInstanceUID)
-            for contour in contours
-            for image in contour.get("ContourImageSequence") or ()
-        }
-        if named - there:
-            raise DataError("series lack slices that their contours refer to; copy them again")
+        images = (image for contour in contours for image in contour.get("ContourImageSequence") or ())
+        series.refuse_lacking(images, "contours refer")
         yield str(roi.ROIName), contours
 
 

@@ -3,8 +3,7 @@
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from io import BytesIO
@@ -12,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medsilo.extend import MedsiloError, headers, sheet
+from medsilo.extend import headers, needing, sheet
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
@@ -73,6 +72,7 @@ OTHERS = (
 NOT_SLICES = "series are not slices of CT, MR or PET, one for each file or many in an Enhanced one; export those"
 SECONDARY = "series are derived, secondary or localiser images; take the original ones"
 
+NEEDED = "DICOM needs more packages; install medsilo[dicom]"
 STRANGE = "series have headers that no slice has; export them again"
 
 Value = TypeVar("Value")
@@ -101,25 +101,16 @@ class Header:
     refers: frozenset[str] = frozenset()  # series that a segmentation or contours belong to
 
 
-@contextmanager
-def needing_dicom() -> Iterator[None]:
-    """Say in one line that DICOM's packages are not installed, where they are imported inside."""
-    try:
-        yield
-    except ImportError as error:
-        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
-
-
 def highdicom() -> Any:
     """Return highdicom, which is an extra."""
-    with needing_dicom():
+    with needing(NEEDED):
         import highdicom
     return highdicom
 
 
 def network() -> Any:
     """Return pynetdicom, which is an extra."""
-    with needing_dicom():
+    with needing(NEEDED):
         import pynetdicom
     return pynetdicom
 
@@ -127,7 +118,7 @@ def network() -> Any:
 @cache
 def library() -> Any:
     """Return pydicom, which is an extra. It says nothing of what it reads: its words would hold values of headers."""
-    with needing_dicom():
+    with needing(NEEDED):
         import pydicom
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
     logging.getLogger("pydicom").disabled = True

@@ -24,7 +24,9 @@ def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.
 
     def drawn(elements: Any) -> Iterator[Drawn]:
         series.refuse_elsewhere(elements.get("FrameOfReferenceUID"), "segmentations")
-        _refuse_absent(elements, series)
+        for place in elements.get("ReferencedSeriesSequence") or ():
+            if str(place.SeriesInstanceUID) == series.uid:
+                series.refuse_lacking(place.get("ReferencedInstanceSequence") or (), "segmentation refers")
         return ((number(segment), places) for segment, places in _found(elements, series))
 
     return read_mask("segmentations", path, series, drawn)
@@ -46,16 +48,6 @@ def read_mask(what: str, path: Path, series: ImageSeries, drawn: Callable[[Any],
     except Exception as error:  # pydicom raises anything over damaged files
         raise DataError(f"{what} can't be read; copy or export them again", private=f"{path}: {error}") from error
     return labels
-
-
-def _refuse_absent(elements: Any, series: ImageSeries) -> None:
-    """A segmentation names the slices that it was drawn on: one that isn't there would be missing unseen."""
-    there = {header.instance for header in series.slices}
-    for place in elements.get("ReferencedSeriesSequence") or ():
-        if str(place.SeriesInstanceUID) == series.uid:
-            named = {str(one.ReferencedSOPInstanceUID) for one in place.get("ReferencedInstanceSequence") or ()}
-            if named - there:
-                raise DataError("series lack slices that their segmentation refers to; copy them again")
 
 
 def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:

@@ -1,7 +1,7 @@
 """One DICOM series as a volume: its slices in order, where they lie, and their values."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -44,6 +44,12 @@ class ImageSeries:
         """Raise a DataError where a label says that it lies in another coordinate system."""
         if self.frame_of_reference and str(frame) != self.frame_of_reference:
             raise DataError(f"{what} lie in another frame of reference than their series")
+
+    def refuse_lacking(self, images: Iterable[Any], what: str) -> None:
+        """Raise a DataError where a label was drawn on a slice that is not there: it would be missing unseen."""
+        there = {header.instance for header in self.slices}
+        if any(str(image.ReferencedSOPInstanceUID) not in there for image in images):
+            raise DataError(f"series lack slices that their {what} to; copy them again")
 
     @property
     def shape(self) -> tuple[int, int, int]:

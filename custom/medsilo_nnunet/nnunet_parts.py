@@ -16,16 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medsilo.extend import DataError, ready
-from medsilo_nnunet.nnunet_network import needing_nnunet
+from medsilo.extend import DataError, needing, ready
+from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_plans_file import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
 # Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty.
 Case = tuple[Tensor, Tensor]
-Placed = tuple[
-    ready.Sliced, ready.Sliced, Tensor
-]  # a case, and voxels of structures, [n, 4]: the structure's number, z, y, x
+# A case, and voxels of structures, [n, 4]: the structure's number, z, y, x.
+Placed = tuple[ready.Sliced, ready.Sliced, Tensor]
 NONE = torch.empty(0, 4, dtype=torch.int32)
 # nnU-Net's variants of its trainer that have another loss, augmentation or mirroring, and nothing else. What others
 # change (epochs, optimizer, learning rate, deep supervision) are keys of a plan.
@@ -248,7 +247,7 @@ def places_in(found: Mapping[int, Any]) -> Tensor:
 @cache
 def _trainer(name: TrainerName) -> Any:
     """Return a trainer of nnU-Net's without what it does to folders, logs and devices."""
-    with needing_nnunet():
+    with needing(NEEDED):
         from nnunetv2.training.nnUNetTrainer import variants
         from nnunetv2.utilities.find_class_by_name import recursive_find_python_class as find
         from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
