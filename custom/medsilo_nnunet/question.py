@@ -8,16 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from medsilo.extend import (
-    DataError,
-    MedsiloError,
-    Section,
-    YamlError,
-    checked,
-    in_words,
-    load_yaml,
-    why_unread,
-)
+from medsilo.extend import DataError, MedsiloError, Section, YamlError, checked, in_words, load_yaml, why_unread
 
 Named = Annotated[str, Field(min_length=1, max_length=100)]
 Label = Annotated[int, Field(ge=0, le=65_535)]

@@ -10,18 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import (
-    Cases,
-    DataError,
-    Network,
-    Segmentation,
-    SiteData,
-    network,
-    scans,
-    seeds,
-    splits,
-    volumes,
-)
+from medsilo.extend import Cases, DataError, Network, Segmentation, SiteData, network, scans, seeds, splits, volumes
 from medsilo_papers.public_files import (
     PictureTask,
     files_in,

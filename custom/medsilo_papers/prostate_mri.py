@@ -10,18 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import (
-    Case,
-    DataError,
-    DrawnCases,
-    ImageUse,
-    Network,
-    Segmentation,
-    SiteData,
-    Task,
-    splits,
-    volumes,
-)
+from medsilo.extend import Case, DataError, DrawnCases, ImageUse, Network, Segmentation, SiteData, Task, splits, volumes
 from medsilo_papers.networks import BasicUNet
 from medsilo_papers.public_files import files_in, in_parts, monai_loss, parts_of, site_folder
 
