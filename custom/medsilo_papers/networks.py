@@ -22,12 +22,8 @@ class LeNet5(Network):
         side = ((self.size - 4) // 2 - 4) // 2
         layers: list[nn.Module] = []
         for before, after in ((channels, 6), (6, 16)):
-            layers += [
-                nn.Conv2d(before, after, 5),
-                *architectures.norm_layer(2, after, self.norm),
-                nn.ReLU(inplace=True),
-            ]
-            layers.append(nn.MaxPool2d(2))
+            norms = architectures.norm_layer(2, after, self.norm)
+            layers += [nn.Conv2d(before, after, 5), *norms, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         return nn.Sequential(
             *layers,
             nn.Flatten(),
