@@ -52,7 +52,7 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.task import Cases, SiteData
-from medsilo.tasks.volumes import Volume, read_pair, write_volume
+from medsilo.tasks.volumes import Volume, read_pair, resized_to_majority, write_volume
 from medsilo_papers.nuclei import read_tile
 
 SITES = ("hospital-a", "hospital-b")
@@ -98,7 +98,7 @@ class Tiles(Dataset):
     def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
         image, mask = read_tile(self.folder, str(place))
         inputs = self.plan.task.inputs_of(image)[0]
-        return inputs, (functional.interpolate(mask[None, None], inputs.shape[1:], mode="area")[0, 0] > 0.5).long()
+        return inputs, resized_to_majority(mask, tuple(inputs.shape[1:]))
 
 
 class Slices(Dataset):

@@ -54,11 +54,10 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import load_yaml, read_bounded, why_unread, write_bytes, write_json
-    from medsilo.core.package import package_facts
+    from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section, checked, in_words
-    from medsilo.deploy import model_card, predicted_rows, watch
+    from medsilo.deploy import model_card, predict, predicted_rows, watch
     from medsilo.deploy.exporter import folder_exporter
-    from medsilo.deploy.predict import Prediction, predict_all
     from medsilo.deploy.predictor import answering_together
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.federation.accepting import check_package
@@ -69,11 +68,10 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.sealed.identity import KitFiles, key_of
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
-    from medsilo.learning import layers, undrawn
+    from medsilo.learning import layers, seeds, undrawn
     from medsilo.learning.loop import Case, DrawnCases
-    from medsilo.learning.seeds import generator_for, seed_for
-    from medsilo.models.architectures import MONAI_NORMS, Norm, norm_layer
-    from medsilo.models.network import MOST_PARAMETERS, NORM, Dimensions
+    from medsilo.models import architectures
+    from medsilo.models.network import MOST_PARAMETERS, Dimensions
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.mechanisms import stricter
@@ -92,17 +90,14 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.site.policy import Policy, read_policy, ways_around
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout, looks
-    from medsilo.start.choices import Choice, Draft
+    from medsilo.start.choices import Choice
     from medsilo.start.looker import found_lines
-    from medsilo.start.looks import patient_in
     from medsilo.study import judging
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
-    from medsilo.tasks import sheet, splits, survival, volumes
-    from medsilo.tasks.headers import DEFLATED, check_size, is_dicom, open_reader, tags_in
+    from medsilo.tasks import headers, ready, scans, sheet, splits, survey, survival, volumes
     from medsilo.tasks.listing import (
-        LINKS,
         RECORDINGS,
         TABLE,
         Entry,
@@ -112,21 +107,14 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
         files_below,
         find,
         find_recordings,
-        refuse_links,
         tell_patients,
+        whole,
     )
     from medsilo.tasks.metrics import Measures
-    from medsilo.tasks.own import columns
-    from medsilo.tasks.own.own_data import ByKind, Found, OwnFolder
+    from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
-    from medsilo.tasks.ready import Facts, HeldEntry, LazyCases, PreparedEntry, Sliced, held_case, mark_in
-    from medsilo.tasks.scans import read_scan, scan_of
-    from medsilo.tasks.segmentation import likeliest
-    from medsilo.tasks.sheet import plain
-    from medsilo.tasks.splits import dirichlet, iid
-    from medsilo.tasks.survey import Problem, Survey, digest, range_of
+    from medsilo.tasks.survey import Survey
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
-    from medsilo.tasks.volumes import CaseReader, resized, resized_smoothly, resized_to_majority
 
 
 def _places() -> list[dict[str, str]]:

@@ -73,10 +73,7 @@ def freeze(network: nn.Module, trained: Collection[str], known: MutableMapping[K
     def frozen(name: str, tensor: Tensor) -> Frozen:
         if id(tensor) not in done:
             own = (*key, name, str(tensor.shape))
-            made = known.get(own)
-            if made is None:
-                made = known[own] = tensor.detach().as_subclass(Frozen)
-            done[id(tensor)] = made
+            done[id(tensor)] = known.setdefault(own, tensor.detach().as_subclass(Frozen))
         return done[id(tensor)]
 
     for prefix, layer in network.named_modules():

@@ -38,12 +38,7 @@ class Adapter(nn.Sequential):
             up: nn.Module = nn.Linear(numbers.rank, layer.out_features, bias=False)
         else:
             kind, conv = cast(Any, PLAIN[type(layer)]), cast(nn.Conv2d, layer)
-            reads = {
-                "stride": conv.stride,
-                "padding": conv.padding,
-                "dilation": conv.dilation,
-                "padding_mode": conv.padding_mode,
-            }
+            reads = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "padding_mode")}
             down = kind(conv.in_channels, numbers.rank, conv.kernel_size, bias=False, **reads)
             up = kind(numbers.rank, conv.out_channels, 1, bias=False)
         nn.init.zeros_(cast(Tensor, up.weight))

@@ -30,7 +30,11 @@ class MaskedImages(Algorithm):
 
     def networks(self, build: Any) -> dict[str, nn.Module]:
         model = build()
-        return {"model": model, "decoder": decoder_of(head_of(model), build.channels, build.shape)}
+        if not (head := layers.head_layers(model)):
+            raise MedsiloError(
+                "algorithm.name: masked-images needs a network whose last layer is linear or a convolution"
+            )
+        return {"model": model, "decoder": decoder_of(head[0], build.channels, build.shape)}
 
     def conflicts(self, plan: Any, networks: Mapping[str, nn.Module]) -> Iterable[str]:
         yield from super().conflicts(plan, dict(networks))
@@ -50,7 +54,8 @@ class MaskedImages(Algorithm):
 
         def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             hidden = blocks(inputs, self.block, self.share)
-            return missed(decoder(features_of(model, inputs * (1 - hidden))), inputs, hidden)
+            _, features = layers.with_given(model, inputs * (1 - hidden))
+            return missed(decoder(features), inputs, hidden)
 
         def step(optimizer: Optimizer, closure: Callable[[], Tensor]) -> Tensor:
             other.zero_grad()
@@ -64,14 +69,6 @@ class MaskedImages(Algorithm):
 
 def _all_of(name: str) -> Callable[[Mapping[str, nn.Module]], dict[str, Tensor]]:
     return lambda modules: modules[name].state_dict()
-
-
-def head_of(model: nn.Module) -> nn.Module:
-    """Return a network's last layer, before which its features are."""
-    found = layers.head_layers(model)
-    if not found:
-        raise MedsiloError("algorithm.name: masked-images needs a network whose last layer is linear or a convolution")
-    return found[0]
 
 
 def decoder_of(head: nn.Module, channels: int, shape: Sequence[int] | None) -> nn.Module:
@@ -94,17 +91,6 @@ def blocks(inputs: Tensor, side: int, share: float) -> Tensor:
     for axis in range(2, inputs.dim()):
         fine = fine.repeat_interleave(side, axis).narrow(axis, 0, grid[axis - 2])
     return fine
-
-
-def features_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what reaches a network's head."""
-    found: list[Tensor] = []
-    hook = head_of(model).register_forward_pre_hook(lambda layer, given: found.append(given[0]))
-    try:
-        model(inputs)
-    finally:
-        hook.remove()
-    return found[-1]
 
 
 def missed(output: Tensor, inputs: Tensor, hidden: Tensor) -> Tensor:

@@ -27,8 +27,7 @@ class ViT(Network):
             """MONAI's network without the outputs of its blocks."""
 
             def forward(self, x: Tensor) -> Tensor:
-                found: Tensor = super().forward(x)[0]
-                return found
+                return super().forward(x)[0]
 
         axes = self.dimensions
         return Scores(
@@ -67,5 +66,5 @@ class SwinUnetr(Network):
         return {"_target_": "monai.networks.nets.SwinUNETR", **self._arguments(channels, classes)}
 
     def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
-        own = {"in_channels": channels, "out_channels": classes, "feature_size": self.features}
-        return {**own, "spatial_dims": self.dimensions}
+        sizes = {"feature_size": self.features, "spatial_dims": self.dimensions}
+        return {"in_channels": channels, "out_channels": classes, **sizes}

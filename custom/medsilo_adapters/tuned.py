@@ -73,8 +73,7 @@ class Tuned(_Begun):
     @property
     def start(self) -> Checkpoint | None:
         """The file that it begins with."""
-        found: Checkpoint | None = getattr(self, "from")
-        return found
+        return getattr(self, "from")
 
     @property
     def files(self) -> dict[str, int]:

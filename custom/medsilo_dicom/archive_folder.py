@@ -21,7 +21,7 @@ from medsilo.extend import (
     folder_layout,
     found_lines,
     looks,
-    plain,
+    sheet,
 )
 from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
 from medsilo_dicom.header import Header, Tree, library, read_tree, words_of
@@ -168,7 +168,7 @@ def _named(path: Path, called: dict[str, str]) -> set[str]:
         found += [str(one.ROIName) for one in elements.get("StructureSetROISequence") or () if one.ROINumber in drawn]
     except Exception:  # pydicom raises anything over damaged files; why is told when the case is opened
         return set()
-    return {called.setdefault(name.lower(), name) for name in (plain(name).strip() for name in found) if name}
+    return {called.setdefault(name.lower(), name) for name in (sheet.plain(name).strip() for name in found) if name}
 
 
 def _modality(listings: Mapping[str, Listing]) -> str:

@@ -6,15 +6,13 @@ it (exclusive or), so that one within another is a hole.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from medsilo.extend import DataError
-from medsilo_dicom.header import library
-from medsilo_dicom.segments import Layers, Number
+from medsilo_dicom.segments import Drawn, Number, read_mask
 from medsilo_dicom.series import ImageSeries
 
 BESIDE = 0.1  # of a step between slices that a contour may lie beside one
@@ -23,43 +21,30 @@ MOST = 10_000_000  # points of a file
 
 def mask_of_contours(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
     """Return the labels of an RTSTRUCT file on a series' grid, [slices, rows, columns]."""
-    try:
-        elements = library().dcmread(BytesIO(path.read_bytes()))
-        mask = Layers(series.shape)
+
+    def drawn(elements: Any) -> Iterator[Drawn]:
         for name, contours in _structures(elements, series):
-            label = number(name)
-            for z, inside in _slices(contours, series, label):
-                rows, columns = np.nonzero(inside)
-                mask.put((np.full_like(rows, z), rows, columns), label)
-        return mask.labels
-    except DataError as error:
-        raise DataError(str(error), private=error.private or str(path)) from error
-    except Exception as error:  # pydicom raises anything over damaged files
-        what = "contours can't be read; copy or export them again"
-        raise DataError(what, private=f"{path}: {error}") from error
+            if label := number(name):
+                for z, inside in _slices(contours, series):
+                    rows, columns = np.nonzero(inside)
+                    yield label, (np.full_like(rows, z), rows, columns)
+
+    return read_mask("contours", path, series, drawn)
 
 
 def _structures(elements: Any, series: ImageSeries) -> Iterator[tuple[str, Any]]:
     rois = {int(one.ROINumber): one for one in elements.StructureSetROISequence}
-    there = {header.instance for header in series.slices}
     for drawn in elements.get("ROIContourSequence") or ():
         roi = rois[int(drawn.ReferencedROINumber)]
         series.refuse_elsewhere(roi.get("ReferencedFrameOfReferenceUID", series.frame_of_reference), "contours")
         contours = drawn.get("ContourSequence") or ()
-        named = {
-            str(image.ReferencedSOPInstanceUID)
-            for contour in contours
-            for image in contour.get("ContourImageSequence") or ()
-        }
-        if named - there:
-            raise DataError("series lack slices that their contours refer to; copy them again")
+        images = (image for contour in contours for image in contour.get("ContourImageSequence") or ())
+        series.refuse_lacking(images, "contours refer")
         yield str(roi.ROIName), contours
 
 
-def _slices(contours: Any, series: ImageSeries, label: int) -> Iterator[tuple[int, np.ndarray]]:
+def _slices(contours: Any, series: ImageSeries) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the number of each slice that a structure is in, and where it is there."""
-    if label == 0:
-        return
     found: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(series.shape[1:], bool))
     to_voxels = np.linalg.inv(series.affine)
     points = 0

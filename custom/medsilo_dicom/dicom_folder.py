@@ -1,7 +1,7 @@
 """A hospital's own DICOM studies, as they were exported: series in any nesting, with segmentations or contours."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -10,22 +10,20 @@ import numpy as np
 from pydantic import model_validator
 
 from medsilo.extend import (
-    LINKS,
-    CaseReader,
     DataError,
     DataSource,
     Entry,
     ImageUse,
     Listing,
-    Problem,
     Scan,
     VolumeFolder,
-    check_patients,
     compiled,
     files_below,
-    plain,
-    refuse_links,
+    sheet,
+    survey,
     tell_patients,
+    volumes,
+    whole,
 )
 from medsilo_dicom.contours import mask_of_contours
 from medsilo_dicom.header import STRUCTURES, Header, Tree, library, read_headers, read_tree, words_of
@@ -84,19 +82,17 @@ class DicomFolder(VolumeFolder):
         _structures(self, source)
         return {number: number for number in range(self.goal.classes)} if self.segments else {}
 
-    def _reader(self, source: DataSource) -> CaseReader:
+    def _reader(self, source: DataSource) -> volumes.CaseReader:
         return SeriesReader(_structures(self, source))
 
     def _listing(self, source: DataSource, folder: Path) -> Listing:
         if source.table or not (source.images is None or isinstance(source.images, str)):
             raise DataError("task dicom-folder reads no table and one channel; give data.images as one pattern or none")
         files, links = files_below(folder)
-        listing = self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source)
-        listing.add("left out", LINKS, links)
-        return listing
+        return self.listed(read_tree(files.values()), {path: name for name, path in files.items()}, source, links)
 
-    def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource) -> Listing:
-        """Return the cases of a tree. names: of its files, from the folder"""
+    def listed(self, tree: Tree, names: Mapping[Path, str], source: DataSource, links: Sequence[str] = ()) -> Listing:
+        """Return the cases of a tree. names: of its files, from the folder; links: folders that are not followed."""
         listing = Listing()
         if not tree.images:
             listing.add("left out", UNREADABLE, [names[path] for path in tree.unreadable])
@@ -108,13 +104,10 @@ class DicomFolder(VolumeFolder):
             self._add(listing, names, headers, tree.annotations.get(series, []), source)
         absent = [series for series in tree.annotations if series not in tree.images]
         listing.add("note", ABSENT, [names[one.path] for series in absent for one in tree.annotations[series]])
-        listing.entries.sort(key=lambda entry: entry.name)
         _tell_identifiers(listing, tree)
-        refuse_links(listing, source.folder)
         if source.patient is not None:
             tell_patients(source, listing)
-        check_patients(listing, source)
-        return listing
+        return whole(listing, source, links)
 
     def _add(
         self,
@@ -167,7 +160,7 @@ def _tell_identifiers(listing: Listing, tree: Tree) -> None:
     listing.identifiers = dict(sorted(counted.items()))
     several = sum(any(header.identifiers for header in headers) for headers in tree.images.values())
     if several:
-        listing.problems.append(Problem("note", IDENTIFIED, several))
+        listing.problems.append(survey.Problem("note", IDENTIFIED, several))
 
 
 def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
@@ -175,7 +168,7 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
     if not task.segments:
         return {}
     own = {name.lower(): number for number, name in enumerate(task.goal.label_names)}
-    return own | {plain(str(name)).lower(): task._number(label) for name, label in source.first_map.items()}
+    return own | {sheet.plain(str(name)).lower(): task._number(label) for name, label in source.first_map.items()}
 
 
 @dataclass(frozen=True)
@@ -185,8 +178,7 @@ class SeriesReader:
     structures: Mapping[str, int]
 
     def scan(self, entry: Entry) -> Scan:
-        series = read_again(entry.images)
-        return scan_of_series(series)
+        return scan_of_series(read_again(entry.images))
 
     def mask(self, scan: Scan, path: Path) -> np.ndarray:
         series: ImageSeries = scan.source
@@ -197,7 +189,7 @@ class SeriesReader:
         return mask_as_scanned(read(path, series, self._number), series)
 
     def _number(self, name: str) -> int:
-        own = self.structures.get(plain(name).strip().lower(), self.structures.get(REST))
+        own = self.structures.get(sheet.plain(name).strip().lower(), self.structures.get(REST))
         if own is None:
             what = "structures have a name that is not in the plan; say in data.label_map what they are ('*': the rest)"
             raise DataError(what, private=name)

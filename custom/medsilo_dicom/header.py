@@ -3,8 +3,7 @@
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from io import BytesIO
@@ -12,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from medsilo.extend import DEFLATED, MedsiloError, is_dicom, plain, tags_in
+from medsilo.extend import headers, needing, sheet
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 ENHANCED = (  # classes of objects that are many slices, as of modern scanners and of converters; those of MR first
@@ -73,6 +72,7 @@ OTHERS = (
 NOT_SLICES = "series are not slices of CT, MR or PET, one for each file or many in an Enhanced one; export those"
 SECONDARY = "series are derived, secondary or localiser images; take the original ones"
 
+NEEDED = "DICOM needs more packages; install medsilo[dicom]"
 STRANGE = "series have headers that no slice has; export them again"
 
 Value = TypeVar("Value")
@@ -101,25 +101,16 @@ class Header:
     refers: frozenset[str] = frozenset()  # series that a segmentation or contours belong to
 
 
-@contextmanager
-def needing_dicom() -> Iterator[None]:
-    """Say in one line that DICOM's packages are not installed, where they are imported inside."""
-    try:
-        yield
-    except ImportError as error:
-        raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
-
-
 def highdicom() -> Any:
     """Return highdicom, which is an extra."""
-    with needing_dicom():
+    with needing(NEEDED):
         import highdicom
     return highdicom
 
 
 def network() -> Any:
     """Return pynetdicom, which is an extra."""
-    with needing_dicom():
+    with needing(NEEDED):
         import pynetdicom
     return pynetdicom
 
@@ -127,7 +118,7 @@ def network() -> Any:
 @cache
 def library() -> Any:
     """Return pydicom, which is an extra. It says nothing of what it reads: its words would hold values of headers."""
-    with needing_dicom():
+    with needing(NEEDED):
         import pydicom
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
     logging.getLogger("pydicom").disabled = True
@@ -142,9 +133,9 @@ def read_headers(path: Path) -> tuple[Header, ...]:
         return ()
     data = path.read_bytes()
     try:
-        tags = tags_in(data)
+        tags = headers.tags_in(data)
     except ValueError:
-        if DEFLATED in data:
+        if headers.DEFLATED in data:
             return ()  # no library may open it
         damage = "series have a damaged file; copy or export them again"
     try:
@@ -164,7 +155,7 @@ def read_headers(path: Path) -> tuple[Header, ...]:
 def words_of(path: Path, names: Sequence[str]) -> dict[str, str]:
     """Return what a file's header says under some names, as plain words."""
     read = _elements(path.read_bytes(), names)
-    return {name: plain(str(read.get(name, "") or "").strip())[:100] for name in names}
+    return {name: sheet.plain(str(read.get(name, "") or "").strip())[:100] for name in names}
 
 
 def _elements(data: bytes, wanted: Sequence[str]) -> Any:
@@ -182,16 +173,17 @@ def _frames(header: Header, elements: Any, data: bytes) -> tuple[Header, ...]:
         raise ValueError("frames lack their groups")
     found: list[Header] = []
     for number, frame in enumerate(own):
-
-        def group(name: str, frame: Any = frame) -> Any:
-            items = frame.get(name) or shared.get(name)
-            return items[0] if items else {}
-
-        place = {name: group(kind).get(name) for kind, names in PLACES for name in names}
-        alike = tuple(str(group(kind).get(name, "")) for kind, name in ALIKE_FRAMES)
+        place = {name: functional_group(kind, frame, shared).get(name) for kind, names in PLACES for name in names}
+        alike = tuple(str(functional_group(kind, frame, shared).get(name, "")) for kind, name in ALIKE_FRAMES)
         one = _placed(replace(header, frame=number), elements, place)
         found.append(one if one.wrong else replace(one, alike=one.alike + alike))
     return tuple(found)
+
+
+def functional_group(name: str, frame: Any, shared: Any) -> Any:
+    """Return a functional group, the frame's own or that of all frames; an empty one where there is none."""
+    items = frame.get(name) or shared.get(name)
+    return items[0] if items else {}
 
 
 def _named(path: Path, elements: Any, damage: str, private: bool) -> Header:
@@ -270,11 +262,8 @@ def _unreadable(elements: Any, size: int, frames: int) -> str:
 
 
 def _without_place(place: Any) -> str:
-    values = [
-        *_floats(place.get("ImageOrientationPatient") or ()),
-        *_floats(place.get("ImagePositionPatient") or ()),
-        *_floats(place.get("PixelSpacing") or ()),
-    ]
+    names = ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing")
+    values = [value for name in names for value in _floats(place.get(name) or ())]
     if len(values) == 11 and min(values[9:]) > 0 and all(map(isfinite, values)):
         return ""
     return "series don't say where their slices lie (position, orientation, pixel spacing); export them again"
@@ -318,9 +307,9 @@ def read_tree(files: Iterable[Path]) -> Tree:
                 images[header.series].append(header)
     # A study has other objects beside its images: reports, settings of viewers, dose maps.
     tree.images = {
-        series: headers
-        for series, headers in sorted(images.items())
-        if series in annotations or any(one.kind in SLICES or _looks_like_images(one) for one in headers)
+        series: own
+        for series, own in sorted(images.items())
+        if series in annotations or any(one.kind in SLICES or _looks_like_images(one) for one in own)
     }
     tree.annotations = dict(sorted(annotations.items()))
     return tree
@@ -328,14 +317,14 @@ def read_tree(files: Iterable[Path]) -> Tree:
 
 def _headers(path: Path, tree: Tree) -> tuple[Header, ...]:
     try:
-        if not is_dicom(path):
+        if not headers.is_dicom(path):
             return ()
-        headers = read_headers(path)
+        found = read_headers(path)
     except OSError:
-        headers = ()
-    if not headers and not path.name.upper().startswith("DICOMDIR"):
+        found = ()
+    if not found and not path.name.upper().startswith("DICOMDIR"):
         tree.unreadable.append(path)
-    return headers
+    return found
 
 
 def _looks_like_images(header: Header) -> bool:

@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from threading import Lock
 
-from medsilo.extend import DataError, Full, tags_in, write_bytes
+from medsilo.extend import DataError, Full, headers, write_bytes
 from medsilo_dicom.header import SEGMENTATIONS, SLICES, STRUCTURES, library
 
 UID = re.compile(r"[0-2](\.(0|[1-9][0-9]*))+")
@@ -66,7 +66,7 @@ def _name(content: bytes, only: frozenset[str]) -> Path:
     """Return a name made of hashes of an object's UIDs."""
     names = ("SOPClassUID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
     try:
-        tags_in(content)
+        headers.tags_in(content)
         elements = library().dcmread(BytesIO(content), stop_before_pixels=True, specific_tags=names)
         kind, *uids = (str(elements.get(name) or "") for name in names)
     except Exception as error:  # pydicom raises anything over damaged files

@@ -20,10 +20,6 @@ PASSED_OVER = "not kept: objects that are neither CT, MR or PET nor segmentation
 VERIFICATION = "1.2.840.10008.1.1"
 
 
-def _say_nothing(line: str) -> None:
-    """Take a line and show it nowhere."""
-
-
 @dataclass
 class Node:
     """Listens as long as it is open. allowed: titles of the nodes that may send."""
@@ -33,7 +29,7 @@ class Node:
     address: str = "127.0.0.1"
     port: int = 11112  # 0: any that is free
     title: str = OWN
-    say: Callable[[str], None] = _say_nothing
+    say: Callable[[str], None] = lambda line: None
     passed_over: int = 0  # objects of kinds that nothing here reads
     _said: set[str] = field(default_factory=set, init=False)
     _private: set[str] = field(default_factory=set, init=False)  # kinds of manufacturers that were offered

@@ -160,7 +160,7 @@ def report(
             "finding_type": _code(code.value, code.scheme, code.meaning),
             "algorithm_id": hd.sr.AlgorithmIdentification(maker.name, maker.version, [f"plan {maker.plan}"]),
             "measurements": measured,
-            "qualitative_evaluations": [*_promised(promise), _use()],
+            "qualitative_evaluations": _remarks(promise),
         }
         if volume > 0:
             drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
@@ -182,11 +182,7 @@ def class_report(sources: Sequence[Any], name: str, probability: float, maker: M
                 _code("probability", SCHEME, "Probability of the class"), probability, _code("1", "UCUM", "no units")
             )
         ],
-        qualitative_evaluations=[
-            hd.sr.QualitativeEvaluation(_code("class", SCHEME, "Class"), _code(name[:16], SCHEME, name)),
-            *_promised(promised),
-            _use(),
-        ],
+        qualitative_evaluations=[_evaluated("class", "Class", name[:16], name), *_remarks(promised)],
     )
     return _reported(sources, [group], maker)
 
@@ -222,17 +218,14 @@ def _reported(evidence: Sequence[Any], groups: Sequence[Any], maker: MadeBy) -> 
     return made
 
 
-def _promised(words: str) -> list[Any]:
-    """Return what is promised, coded; nothing where there is no promise."""
-    evaluated = highdicom().sr.QualitativeEvaluation
-    value = [_code("promise", SCHEME, words[:LONGEST])] if words else []
-    return [evaluated(_code("promised", SCHEME, "Promised"), one) for one in value]
+def _remarks(promised: str) -> list[Any]:
+    """Return what is promised, if anything is, and that a result is for research and not a diagnosis."""
+    promise = [_evaluated("promised", "Promised", "promise", promised[:LONGEST])] if promised else []
+    return [*promise, _evaluated("use", "Intended use", "research", RESEARCH)]
 
 
-def _use() -> Any:
-    """Return the coded statement that a result is for research and not a diagnosis."""
-    evaluated = highdicom().sr.QualitativeEvaluation
-    return evaluated(_code("use", SCHEME, "Intended use"), _code("research", SCHEME, RESEARCH))
+def _evaluated(word: str, about: str, value: str, meaning: str) -> Any:
+    return highdicom().sr.QualitativeEvaluation(_code(word, SCHEME, about), _code(value, SCHEME, meaning))
 
 
 def _category(code: StructureCode) -> Any:

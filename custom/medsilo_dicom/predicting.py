@@ -10,14 +10,13 @@ import numpy as np
 
 from medsilo.extend import (
     MedsiloError,
-    Prediction,
     PredictionRequest,
     Predictor,
     Scan,
     Segmentation,
     __version__,
     files_below,
-    predict_all,
+    predict,
     write_bytes,
 )
 from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
@@ -44,33 +43,37 @@ class DicomSeries:
         told = words_of(made.files[0], ("Manufacturer", "ManufacturerModelName"))
         return replace(scan_of_series(made), machine=" ".join(" ".join(told.values()).split()))
 
-    def write(self, scan: Scan, prediction: Prediction, out: Path) -> dict[str, str]:
-        import SimpleITK
-
-        sources = sources_of(scan.source)
-        names = {"report": f"{self.number:04d}_report.dcm"}
+    def write(self, scan: Scan, prediction: predict.Prediction, out: Path) -> dict[str, str]:
+        sources, found = sources_of(scan.source), prediction.found
+        says, promised = promise_of(found), None
         if prediction.labels is None:
-            found = prediction.found
-            made = class_report(sources, found["class"], found["probability"], self.maker, promise_of(found))
-            _save(made, out / names["report"])
-            return names
-        names["mask"] = f"{self.number:04d}_segmentation.dcm"
-        labels = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.labels))
-        if len(sources) == 1:  # its frames may lie in any order
-            labels = labels[np.argsort([header.frame for header in scan.source.slices])]
-        made = segmentation(sources, labels, self.codes, self.maker)
-        _save(made, out / names["mask"])
-        promised = None
+            told = class_report(sources, found["class"], found["probability"], self.maker, says)
+            return {"report": self._save(told, out, "report")}
+        mask = segmentation(sources, _as_stored(scan, prediction.labels, sources), self.codes, self.maker)
+        names = {"mask": self._save(mask, out, "segmentation")}
         if prediction.marked is not None:
-            names["promised_mask"] = f"{self.number:04d}_promised.dcm"
-            marked = SimpleITK.GetArrayFromImage(scan.on_own_grid(prediction.marked))
-            says = promise_of(prediction.found)
-            held = segmentation(sources, marked, self.codes, self.maker, says)
-            _save(held, out / names["promised_mask"])
-            promised = (held, prediction.found[f"promised_{VOLUME}{next(iter(self.codes))}"], says)
-        volumes = {name: prediction.found[f"{VOLUME}{name}"] for name in self.codes}
-        _save(report(sources, made, self.codes, volumes, self.maker, promised), out / names["report"])
-        return names
+            held = segmentation(sources, _as_stored(scan, prediction.marked, sources), self.codes, self.maker, says)
+            names["promised_mask"] = self._save(held, out, "promised")
+            promised = (held, found[f"promised_{VOLUME}{next(iter(self.codes))}"], says)
+        volumes = {name: found[f"{VOLUME}{name}"] for name in self.codes}
+        told = report(sources, mask, self.codes, volumes, self.maker, promised)
+        return {"report": self._save(told, out, "report"), **names}
+
+    def _save(self, elements: Any, out: Path, what: str) -> str:
+        """Write an object; return its file's name."""
+        written, name = BytesIO(), f"{self.number:04d}_{what}.dcm"
+        elements.save_as(written)
+        write_bytes(out / name, written.getvalue())
+        return name
+
+
+def _as_stored(scan: Scan, labels: np.ndarray, sources: Sequence[Any]) -> np.ndarray:
+    """Return labels on a series' grid, slice by slice; those of one file in the order of its frames, which is any."""
+    import SimpleITK
+
+    found: np.ndarray = SimpleITK.GetArrayFromImage(scan.on_own_grid(labels))
+    frames = [header.frame for header in scan.source.slices]
+    return found[np.argsort(frames)] if len(sources) == 1 else found
 
 
 def promise_of(found: Mapping[str, Any]) -> str:
@@ -78,12 +81,6 @@ def promise_of(found: Mapping[str, Any]) -> str:
     if not isinstance(level := found.get("promised"), float):
         return str(level or "")
     return ": ".join([f"level {level:g}", *(str(found[name]) for name in PROMISED if name in found)])
-
-
-def _save(elements: Any, path: Path) -> None:
-    written = BytesIO()
-    elements.save_as(written)
-    write_bytes(path, written.getvalue())
 
 
 def predict_series(asked: PredictionRequest) -> int:
@@ -105,7 +102,7 @@ def predict_series(asked: PredictionRequest) -> int:
     images = [
         DicomSeries(uid, number, headers, codes, maker) for number, (uid, headers) in enumerate(series.items(), 1)
     ]
-    return predict_all(asked, images)
+    return predict.predict_all(asked, images)
 
 
 def connect(node: str) -> Callable[[Sequence[Path]], int]:

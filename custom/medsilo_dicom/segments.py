@@ -9,60 +9,45 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import DataError
-from medsilo_dicom.header import PLAIN, library
+from medsilo_dicom.header import PLAIN, functional_group, library
 from medsilo_dicom.series import RLE, ImageSeries
 
 OVERLAP = "structures overlap, and a voxel can have one label; correct them"
 MOST = 1 << 31  # places of all frames together
 NEAR = 0.05  # of a voxel that frames may lie beside the slices
 Number = Callable[[str], int]  # a segment's name -> the label that it gets
+Drawn = tuple[int, tuple[np.ndarray, ...]]  # a label, and the voxels that get it: an index per axis
 
 
 def mask_of_segmentation(path: Path, series: ImageSeries, number: Number) -> np.ndarray:
     """Return the labels of a SEG file on a series' grid, [slices, rows, columns]."""
+
+    def drawn(elements: Any) -> Iterator[Drawn]:
+        series.refuse_elsewhere(elements.get("FrameOfReferenceUID"), "segmentations")
+        for place in elements.get("ReferencedSeriesSequence") or ():
+            if str(place.SeriesInstanceUID) == series.uid:
+                series.refuse_lacking(place.get("ReferencedInstanceSequence") or (), "segmentation refers")
+        return ((number(segment), places) for segment, places in _found(elements, series))
+
+    return read_mask("segmentations", path, series, drawn)
+
+
+def read_mask(what: str, path: Path, series: ImageSeries, drawn: Callable[[Any], Iterator[Drawn]]) -> np.ndarray:
+    """Return one mask of all structures of a file, in which a voxel has one label; 0 is none."""
     try:
-        elements = library().dcmread(BytesIO(path.read_bytes()))
-        return _mask(elements, series, number)
+        labels = np.zeros(series.shape, np.int64)
+        for label, places in drawn(library().dcmread(BytesIO(path.read_bytes()))):
+            if label == 0:
+                continue
+            held = labels[places]
+            if ((held != 0) & (held != label)).any():
+                raise DataError(OVERLAP)
+            labels[places] = label
     except DataError as error:
         raise DataError(str(error), private=error.private or str(path)) from error
     except Exception as error:  # pydicom raises anything over damaged files
-        what = "segmentations can't be read; copy or export them again"
-        raise DataError(what, private=f"{path}: {error}") from error
-
-
-def _mask(elements: Any, series: ImageSeries, number: Number) -> np.ndarray:
-    series.refuse_elsewhere(elements.get("FrameOfReferenceUID"), "segmentations")
-    _refuse_absent(elements, series)
-    mask = Layers(series.shape)
-    for segment, places in _found(elements, series):
-        mask.put(places, number(segment))
-    return mask.labels
-
-
-class Layers:
-    """Structures that are put into one mask, in which a voxel has one label."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.labels = np.zeros(shape, np.int64)
-
-    def put(self, places: tuple[np.ndarray, ...], label: int) -> None:
-        """Give voxels a label; raise a DataError where one has another already. places: an index per axis."""
-        if label == 0:
-            return
-        held = self.labels[places]
-        if ((held != 0) & (held != label)).any():
-            raise DataError(OVERLAP)
-        self.labels[places] = label
-
-
-def _refuse_absent(elements: Any, series: ImageSeries) -> None:
-    """A segmentation names the slices that it was drawn on: one that isn't there would be missing unseen."""
-    there = {header.instance for header in series.slices}
-    for place in elements.get("ReferencedSeriesSequence") or ():
-        if str(place.SeriesInstanceUID) == series.uid:
-            named = {str(one.ReferencedSOPInstanceUID) for one in place.get("ReferencedInstanceSequence") or ()}
-            if named - there:
-                raise DataError("series lack slices that their segmentation refers to; copy them again")
+        raise DataError(f"{what} can't be read; copy or export them again", private=f"{path}: {error}") from error
+    return labels
 
 
 def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
@@ -75,8 +60,8 @@ def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.n
         raise DataError("segmentations claim more frames than can be; export them again")
     pixels = elements.pixel_array.reshape(frames, int(elements.Rows), int(elements.Columns))
     kind = str(elements.SegmentationType)
-    if kind == "FRACTIONAL":
-        pixels = _decided(pixels, int(elements.MaximumFractionalValue))
+    if kind == "FRACTIONAL" and not np.isin(pixels, (0, int(elements.MaximumFractionalValue))).all():
+        raise DataError("segmentations hold probabilities; export binary ones")
     to_voxels = np.linalg.inv(series.affine)
     shared = elements.SharedFunctionalGroupsSequence[0]
     for place, frame in enumerate(elements.PerFrameFunctionalGroupsSequence):
@@ -87,17 +72,6 @@ def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.n
             continue
         segment = int(functional_group("SegmentIdentificationSequence", frame, shared).ReferencedSegmentNumber)
         yield names[segment], _places(pixels[place] != 0, voxels, series.shape)
-
-
-def _decided(pixels: np.ndarray, most: int) -> np.ndarray:
-    if not np.isin(pixels, (0, most)).all():
-        raise DataError("segmentations hold probabilities; export binary ones")
-    return pixels
-
-
-def functional_group(name: str, frame: Any, shared: Any) -> Any:
-    """Return a functional group: the frame's own, or that of all frames."""
-    return (frame.get(name) or shared[name].value)[0]
 
 
 def _corner(frame: Any, shared: Any) -> np.ndarray:

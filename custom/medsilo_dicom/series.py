@@ -1,7 +1,7 @@
 """One DICOM series as a volume: its slices in order, where they lie, and their values."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import DataError, Scan, scan_of
+from medsilo.extend import DataError, Scan, scans
 from medsilo_dicom.header import PLAIN, Header, library, read_headers
 
 UNEVEN = 1.1  # the largest step between slices, over the smallest
@@ -45,6 +45,12 @@ class ImageSeries:
         if self.frame_of_reference and str(frame) != self.frame_of_reference:
             raise DataError(f"{what} lie in another frame of reference than their series")
 
+    def refuse_lacking(self, images: Iterable[Any], what: str) -> None:
+        """Raise a DataError where a label was drawn on a slice that is not there: it would be missing unseen."""
+        there = {header.instance for header in self.slices}
+        if any(str(image.ReferencedSOPInstanceUID) not in there for image in images):
+            raise DataError(f"series lack slices that their {what} to; copy them again")
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Slices, rows, columns."""
@@ -66,17 +72,13 @@ def make_series(headers: Sequence[Header]) -> ImageSeries:
 
 def _refuse_mixture(headers: Sequence[Header]) -> None:
     """Refuse slices that differ where those of one volume don't."""
-    for what, values in (
-        ("sizes", {header.shape for header in headers}),
-        ("phases, echoes, kernels or patients", {header.alike for header in headers}),
+    for what, mixed in (
+        ("sizes", len({header.shape for header in headers}) > 1),
+        ("phases, echoes, kernels or patients", len({header.alike for header in headers}) > 1),
+        ("orientations", np.ptp([header.orientation for header in headers], axis=0).max() > ALONG),
+        ("pixel spacings", np.ptp([header.spacing for header in headers], axis=0).max() > ALONG),
     ):
-        if len(values) > 1:
-            raise DataError(f"series have slices of several {what}; export each volume as a series of its own")
-    for what, several in (
-        ("orientations", [header.orientation for header in headers]),
-        ("pixel spacings", [header.spacing for header in headers]),
-    ):
-        if np.ptp(np.array(several), axis=0).max() > ALONG:
+        if mixed:
             raise DataError(f"series have slices of several {what}; export each volume as a series of its own")
 
 
@@ -125,14 +127,12 @@ def read_again(files: Sequence[Path]) -> ImageSeries:
 def values_of(series: ImageSeries) -> np.ndarray:
     """Return a series' values in their own units (Hounsfield's, for CT), float32 [slices, rows, columns]."""
     values = np.empty(series.shape, np.float32)
-    places = {(header.path, header.frame): number for number, header in enumerate(series.slices)}
     for path in series.files:
-        own = [header for header in series.slices if header.path == path]
+        own = {place: header for place, header in enumerate(series.slices) if header.path == path}
         try:
-            stored, scaled = _stored(path, own)
-            for header in own:
+            stored, scaled = _stored(path, list(own.values()))
+            for place, header in own.items():
                 slope, intercept = (1.0, 0.0) if scaled else header.scale
-                place = places[path, header.frame]
                 values[place] = stored[header.frame].astype(np.float64) * slope + intercept
         except DataError:
             raise
@@ -149,27 +149,20 @@ def _stored(path: Path, frames: Sequence[Header]) -> tuple[np.ndarray, bool]:
         return elements.pixel_array.reshape(-1, *frames[0].shape), False
     if len({header.scale for header in frames}) > 1:
         raise DataError("series are compressed, and each frame has a slope of its own; export without compression")
-    return _decompressed(path), True
-
-
-def _decompressed(path: Path) -> np.ndarray:
-    """Return the values of compressed slices; GDCM has the decoders, and applies slope and intercept itself."""
     import SimpleITK
 
-    reader = SimpleITK.ImageFileReader()
-    reader.SetImageIO("GDCMImageIO")
-    reader.SetFileName(str(path))
-    return SimpleITK.GetArrayFromImage(reader.Execute())
+    # GDCM has the decoders, and applies slope and intercept itself.
+    return SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path), imageIO="GDCMImageIO")), True
 
 
 def scan_of_series(series: ImageSeries) -> Scan:
     """Return a series' values as tasks want them."""
-    return replace(scan_of(_image(values_of(series), series)), source=series)
+    return replace(scans.scan_of(_image(values_of(series), series)), source=series)
 
 
 def mask_as_scanned(mask: np.ndarray, series: ImageSeries) -> np.ndarray:
     """Return a mask on a series' grid as its scan's values are turned."""
-    return scan_of(_image(mask.astype(np.float32), series)).values[0].astype(np.int64)
+    return scans.scan_of(_image(mask.astype(np.float32), series)).values[0].astype(np.int64)
 
 
 def _image(values: np.ndarray, series: ImageSeries) -> Any:

@@ -3,4 +3,5 @@
 Nothing else knows the package nnunetv2 (`pip install medsilo[nnunet]`), which is imported where it is called.
 """
 
+NEEDED = "this needs nnU-Net; pip install medsilo[nnunet]"
 PLANNERS = ("ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL")

@@ -272,7 +272,6 @@ class Fingerprint(Message):
     def shifted(self, ranks: int) -> "Fingerprint":
         """Return the fingerprint whose median lies so many ranks higher along each axis, or lower; one case is left."""
         gone = min(2 * abs(ranks), self.cases - 1)
-
         kept = slice(gone, None) if ranks > 0 else slice(0, self.cases - gone)
         extents = [CountedExtent.all_of(extents_of(axis)[kept]) for axis in self.extents]
         return self.model_copy(update={"extents": extents, "shares": CountedShare.all_of(shares_of(self.shares)[kept])})

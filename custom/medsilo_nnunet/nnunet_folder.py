@@ -18,28 +18,22 @@ from medsilo.extend import (
     DataSource,
     DrawnCases,
     Entry,
-    Facts,
-    Found,
-    HeldEntry,
     ImageUse,
     Listing,
     Measures,
     Network,
-    OwnFolder,
-    PreparedEntry,
     Scan,
     Segmentation,
     Task,
-    digest,
-    generator_for,
-    held_case,
-    mark_in,
-    open_reader,
-    seed_for,
+    headers,
+    own_data,
+    ready,
+    seeds,
+    survey,
     undrawn,
 )
 from medsilo_nnunet.nnunet_files import RawData, absent_from, may_be_absent
-from medsilo_nnunet.nnunet_network import Architecture, NnUNet
+from medsilo_nnunet.nnunet_network import NnUNet
 from medsilo_nnunet.nnunet_parts import WITHOUT_REGIONS, NnUNetParts, TrainerName, places_in
 from medsilo_nnunet.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
@@ -47,12 +41,11 @@ from medsilo_nnunet.question import SegmentationQuestion
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
 AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FLAT = 4  # axes of a batch of patches in two dimensions
-MADE = ("parts",)  # of the rest of a task
 HOW_LEARNED = ("plans", "configuration", "trainer", "foreground", "mirror")  # keys that change no test case
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
-class NnUNetFolder(OwnFolder):
+class NnUNetFolder(own_data.OwnFolder):
     """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
 
     A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
@@ -95,7 +88,7 @@ class NnUNetFolder(OwnFolder):
     def __getstate__(self) -> dict[Any, Any]:
         """Return what another process needs, which puts nnU-Net's parts together itself."""
         state = super().__getstate__()
-        return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name not in MADE}}
+        return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "parts"}}
 
     @cached_property
     def parts(self) -> NnUNetParts:
@@ -123,13 +116,8 @@ class NnUNetFolder(OwnFolder):
     def shape(self) -> tuple[int, ...]:
         return (self.channels, *self._own.patch_size)
 
-    @property
-    def architecture(self) -> Architecture:
-        """The network in the plans."""
-        return self._own.architecture
-
     def default_network(self) -> Network:
-        return NnUNet(architecture=self.architecture)
+        return NnUNet(architecture=self._own.architecture)
 
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
@@ -153,7 +141,7 @@ class NnUNetFolder(OwnFolder):
         return one == same
 
     # ------------------------------------------------------------------------------------------ from files
-    def _found(self, source: DataSource, folder: Path) -> Found:
+    def _found(self, source: DataSource, folder: Path) -> own_data.Found:
         data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
             raise DataError(
@@ -161,7 +149,7 @@ class NnUNetFolder(OwnFolder):
                 "convert the files"
             )
         mark = undrawn.mark_of(self._undrawn(source))
-        return Found(data.listing, {}, partial(_made, self.parts, self.question), "", mark)
+        return own_data.Found(data.listing, {}, partial(_made, self.parts, self.question), "", mark)
 
     @property
     def may_be_absent(self) -> tuple[str, ...]:
@@ -177,7 +165,7 @@ class NnUNetFolder(OwnFolder):
             return [number for number, name in enumerate(regions, 1) if name in absent]
         return [value for name in absent for value in regions[name]]
 
-    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+    def _note(self, listing: Listing, every: Sequence[ready.HeldEntry], source: DataSource) -> None:
         absent = self.absent(source)
         not_drawn = [set(own) for name, own in self.question.regions.items() if name in absent]
         here = [set(own) for name, own in self.question.regions.items() if name not in absent]
@@ -197,7 +185,9 @@ class NnUNetGoal(Segmentation):
     def __init__(self, task: NnUNetFolder) -> None:
         question = task.question
         regions = len(question.regions) if question.has_regions else None  # each found by itself
-        super().__init__(question.names, self._loss, question.regions, outputs=regions)
+        super().__init__(
+            question.names, lambda output, target: task.parts.loss(output, target), question.regions, outputs=regions
+        )
         self.task, self.overlaps = task, question.has_regions
 
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
@@ -229,9 +219,6 @@ class NnUNetGoal(Segmentation):
             return undrawn.known_in(target, self.outputs + 1)[:, 1:]
         return super().judged(target)
 
-    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.task.parts.loss(output, target)
-
     def found(self, output: Tensor, target: Tensor) -> Tensor:
         return self._counting(self.task.parts.found(output), target)
 
@@ -241,25 +228,15 @@ class NnUNetGoal(Segmentation):
         return found if ignored is None else torch.where(target == ignored, 0, found)
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
-        """Return what measures on the images' own grids, as nnU-Net does; surfaces in millimetres."""
-
-        def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
-            found = self._counting(found, right)
-            return self.compared(found[None], right[None], spacing)
-
-        return self._on_own_grids(cases, measure)
-
-    def _on_own_grids(
-        self, cases: Dataset, measure: Callable[[Tensor, Tensor, tuple[float, ...]], Measures]
-    ) -> Callable[[Tensor, Tensor], Measures]:
-        """Return what measures cases in order, by the labels that were found, the right ones, and the spacing."""
+        """Return what measures cases in order on the images' own grids, as nnU-Net does; surfaces in millimetres."""
         numbers = count()
 
         def measured(output: Tensor, target: Tensor) -> Measures:
             each = []
             for one, mark in zip(output, undrawn.marks_in(target), strict=True):
-                found, right, spacing = self._on_own_grid(held_case(cases, next(numbers))[0].entry, one)
-                each.append(measure(found, _marked(right, mark), spacing))
+                found, right, spacing = self._on_own_grid(ready.held_case(cases, next(numbers))[0].entry, one)
+                right = _marked(right, mark)
+                each.append(self.compared(self._counting(found, right)[None], right[None], spacing))
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
 
         return measured
@@ -295,7 +272,7 @@ class NnUNetUse(ImageUse):
 
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
         """Return an image as nnU-Net reads it: not turned."""
-        header, *_ = [open_reader(file) for file in image]  # which refuses headers that claim too much
+        header, *_ = [headers.open_reader(file) for file in image]  # which refuses headers that claim too much
         values, notes = self.task.parts.read(image)
         if len(values) != len(self.task.question.channels):
             raise DataError(
@@ -319,19 +296,19 @@ class _Patches(Dataset):
     ) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
         self.certain = round(batch * (1 - foreground))  # the first patch of a batch that has a structure for certain
-        self.mark = mark_in(cases)
-        order = generator_for(seed, "cases")
+        self.mark = ready.mark_in(cases)
+        order = seeds.generator_for(seed, "cases")
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        held, place = held_case(self.cases, self.chosen[number])
+        held, place = ready.held_case(self.cases, self.chosen[number])
         certain = number % self.batch >= self.certain
         with held.opened(place) as (image, labels, places):
             assert places is not None
-            patch, found = self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+            patch, found = self.parts.drawn((image, labels, places), seeds.seed_for(self.seed, number), certain)
         return patch, _marked(found, self.mark)
 
 
@@ -340,7 +317,7 @@ def _marked(labels: Tensor, mark: int) -> Tensor:
     return labels.long().clamp(min=0) | mark if mark else labels
 
 
-def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> PreparedEntry:
+def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> ready.PreparedEntry:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
     image, labels, notes = parts.prepared(entry.images, entry.label)
@@ -349,5 +326,7 @@ def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> P
     if shown and shown[-1] > last:
         raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
     low, high = image.aminmax()
-    facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
-    return PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))
+    facts = ready.Facts(
+        1, survey.digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,)
+    )
+    return ready.PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))

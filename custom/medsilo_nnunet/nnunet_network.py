@@ -4,30 +4,20 @@ Plans name classes that nnU-Net imports. Here each name is one of those that its
 hospital import anything else.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from operator import not_
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from medsilo.extend import MedsiloError, Network, Section
+from medsilo.extend import Network, Section, needing
+from medsilo_nnunet import NEEDED
 
 MOST_STAGES = 12
 Along = Annotated[tuple[Annotated[int, Field(ge=1, le=7)], ...], Field(min_length=2, max_length=3)]
 Blocks = Annotated[tuple[Annotated[int, Field(ge=1, le=20)], ...], Field(min_length=1, max_length=MOST_STAGES)]
 PLAIN = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
 RESIDUAL = "dynamic_network_architectures.architectures.unet.ResidualEncoderUNet"
-
-
-@contextmanager
-def needing_nnunet() -> Iterator[None]:
-    """Say in one line that nnU-Net is not installed, where it is imported inside."""
-    try:
-        yield
-    except ImportError as error:
-        raise MedsiloError("this needs nnU-Net; pip install medsilo[nnunet]", str(error)) from error
 
 
 class NormNumbers(Section):
@@ -150,7 +140,7 @@ class NnUNet(Network):
     architecture: Architecture = Field(description="as in nnU-Net's plans; by default those of the task")
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        with needing_nnunet():
+        with needing(NEEDED):
             from nnunetv2.utilities.get_network_from_plans import get_network_from_plans  # takes seconds
         network = get_network_from_plans(
             self.architecture.network_class_name,

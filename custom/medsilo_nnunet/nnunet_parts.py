@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medsilo.extend import DataError, Sliced, likeliest
-from medsilo_nnunet.nnunet_network import needing_nnunet
+from medsilo.extend import DataError, needing, ready
+from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_plans_file import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
 # Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty.
 Case = tuple[Tensor, Tensor]
-Placed = tuple[Sliced, Sliced, Tensor]  # a case, and voxels of structures, [n, 4]: the structure's number, z, y, x
+# A case, and voxels of structures, [n, 4]: the structure's number, z, y, x.
+Placed = tuple[ready.Sliced, ready.Sliced, Tensor]
 NONE = torch.empty(0, 4, dtype=torch.int32)
 # nnU-Net's variants of its trainer that have another loss, augmentation or mirroring, and nothing else. What others
 # change (epochs, optimizer, learning rate, deep supervision) are keys of a plan.
@@ -70,7 +71,9 @@ class NnUNetParts:
         changed = self.trainer.get_training_transforms(
             own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm
         )
-        _always_the_same(changed)
+        for one in _within(changed):
+            if hasattr(one, "benchmark"):  # chosen by a stopwatch, equal seeds would not give equal patches everywhere
+                one.benchmark = False
         self.drawing = (patch, changed)
         self.shuffled = [(one, tuple(one.channel_idx)) for one in _within(changed) if hasattr(one, "channel_idx")]
         self.regions = labels.foreground_regions if labels.has_regions else ()
@@ -177,7 +180,7 @@ class NnUNetParts:
     def found(self, output: Tensor) -> Tensor:
         """Return the label of each place, [batch, *grid], from outputs [batch, outputs, *grid]."""
         if not self.regions:
-            return likeliest(output)
+            return output.max(1).indices  # as argmax, which takes ten times as long over channels on a CPU
         found = self.trainer.label_manager.convert_logits_to_segmentation
         return torch.stack([found(one) for one in output])
 
@@ -244,7 +247,7 @@ def places_in(found: Mapping[int, Any]) -> Tensor:
 @cache
 def _trainer(name: TrainerName) -> Any:
     """Return a trainer of nnU-Net's without what it does to folders, logs and devices."""
-    with needing_nnunet():
+    with needing(NEEDED):
         from nnunetv2.training.nnUNetTrainer import variants
         from nnunetv2.utilities.find_class_by_name import recursive_find_python_class as find
         from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
@@ -272,13 +275,6 @@ def _within(transform: Any) -> Iterator[Any]:
     for inner in (*getattr(transform, "transforms", ()), getattr(transform, "transform", None)):
         if inner is not None:
             yield from _within(inner)
-
-
-def _always_the_same(transform: Any) -> None:
-    """Let no transform choose by a stopwatch how it computes: then equal seeds give equal patches on every machine."""
-    for one in _within(transform):
-        if hasattr(one, "benchmark"):
-            one.benchmark = False
 
 
 @cache

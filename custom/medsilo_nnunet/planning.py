@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from medsilo.extend import MedsiloError
-from medsilo_nnunet import PLANNERS
+from medsilo.extend import MedsiloError, needing, write_json
+from medsilo_nnunet import NEEDED, PLANNERS
 from medsilo_nnunet.fingerprint import Fingerprint
 from medsilo_nnunet.fingerprint_message import HeldCases
 from medsilo_nnunet.nnunet_files import SETTINGS
-from medsilo_nnunet.nnunet_network import needing_nnunet
 from medsilo_nnunet.question import SegmentationQuestion
 
 FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")  # nnU-Net reads their places from the environment
@@ -62,8 +61,8 @@ def make_plans(
     }
     name = question.name
     with _home(name) as folder:
-        _write(folder / FOLDERS[0] / name / SETTINGS, settings)
-        _write(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
+        write_json(folder / FOLDERS[0] / name / SETTINGS, settings)
+        write_json(folder / FOLDERS[1] / name / "dataset_fingerprint.json", fingerprint.in_nnunet())
         try:
             # Its networks are only counted, so they need no memory.
             with redirect_stdout(io.StringIO()), torch.device("meta"):
@@ -103,7 +102,7 @@ def _planner(name: str) -> Any:
     """Return nnU-Net's planner of this name."""
     if name not in PLANNERS:
         raise MedsiloError(f"nnU-Net's planner {name} is not known; choose one of {', '.join(PLANNERS)}")
-    with needing_nnunet():
+    with needing(NEEDED):
         from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner import ExperimentPlanner
         from nnunetv2.experiment_planning.experiment_planners.residual_unets import residual_encoder_unet_planners
     return ExperimentPlanner if name == PLANNERS[0] else getattr(residual_encoder_unet_planners, name)
@@ -113,18 +112,13 @@ def _planner(name: str) -> Any:
 def _home(name: str) -> Iterator[Path]:
     """Give nnU-Net empty folders for a data set of this name, and put the environment back."""
     with ENVIRONMENT, TemporaryDirectory() as temporary:
-        before = {key: os.environ.get(key) for key in FOLDERS}
+        before = {key: os.environ[key] for key in FOLDERS if key in os.environ}
         for key in FOLDERS:
             (Path(temporary) / key / name).mkdir(parents=True)
             os.environ[key] = str(Path(temporary) / key)
         try:
             yield Path(temporary)
         finally:
-            for key, value in before.items():
-                os.environ.pop(key)
-                if value is not None:
-                    os.environ[key] = value
-
-
-def _write(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values), "utf-8")
+            for key in FOLDERS:
+                del os.environ[key]
+            os.environ.update(before)

@@ -8,16 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from medsilo.extend import (
-    DataError,
-    MedsiloError,
-    Section,
-    YamlError,
-    checked,
-    in_words,
-    load_yaml,
-    why_unread,
-)
+from medsilo.extend import DataError, MedsiloError, Section, YamlError, checked, in_words, load_yaml, why_unread
 
 Named = Annotated[str, Field(min_length=1, max_length=100)]
 Label = Annotated[int, Field(ge=0, le=65_535)]
@@ -94,15 +85,13 @@ class SegmentationQuestion(Section):
 
     def in_nnunet(self) -> dict[str, Any]:
         """Return it in the words of dataset.json."""
-        words = {
+        words: dict[str, Any] = {
             "channel_names": {str(number): name for number, name in enumerate(self.channels)},
             "labels": {name: list(label) if isinstance(label, tuple) else label for name, label in self.labels.items()},
         }
-        return (
-            words
-            if self.regions_class_order is None
-            else words | {"regions_class_order": list(self.regions_class_order)}
-        )
+        if self.regions_class_order is not None:
+            words["regions_class_order"] = list(self.regions_class_order)
+        return words
 
     @property
     def hash(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Cases, Classification, DataError, Network, SiteData, Task, generator_for, network
+from medsilo.extend import Cases, Classification, DataError, Network, SiteData, Task, network, seeds
 from medsilo_papers.public_files import arrays_of
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -61,7 +61,7 @@ class ActivityWindows(Task):
         kept = max(1, round(self.validation * len(inputs)))
         if kept >= len(inputs):
             raise DataError(f"x_train has {len(inputs)} window(s): too few for training and validation")
-        order = torch.randperm(len(inputs), generator=generator_for(seed, site, "validation"))
+        order = torch.randperm(len(inputs), generator=seeds.generator_for(seed, site, "validation"))
         parts = [order[kept:].sort().values, order[:kept].sort().values]
         train, validation = (Cases(inputs[part], targets[part], [site] * len(part)) for part in parts)
         return SiteData(train, validation, Cases(test_inputs, test_targets, [site] * len(test_inputs)))

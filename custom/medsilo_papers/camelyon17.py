@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 
-from medsilo.extend import Case, Classification, DataError, LazyCases, Network, SiteData, network, splits
-from medsilo_papers.public_files import PictureTask, bare_name, divided, read_picture, rows_of, site_folder
+from medsilo.extend import Classification, DataError, Network, SiteData, network, ready, splits
+from medsilo_papers.public_files import PictureTask, bare_name, divided, parts_of, rows_of, site_folder
 
 TABLE = "metadata.csv"
 COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
@@ -23,11 +22,8 @@ class Camelyon17(PictureTask):
     site may have any name. The set's own split, which leaves out whole hospitals, isn't used.
     """
 
-    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Camelyon17: tumour in lymph node patches of five hospitals"
-    channels: ClassVar[int] = 3
     goal: ClassVar[Classification] = Classification(2)
-    largest_input: ClassVar[float] = 1.0
 
     name: Literal["camelyon17"] = "camelyon17"
     size: int = Field(default=96, ge=32, le=1024, description="patches are resized to this many pixels")
@@ -51,15 +47,10 @@ class Camelyon17(PictureTask):
         ):
             raise DataError(f"{TABLE}: column tumor has values beside 0 and 1, or another column has no plain numbers")
         patients = [row["patient"] for row in own]
-        groups = patients if self.split == "patient" else [f"{case:06}" for case in range(len(own))]
         items = [(place / _file(row), int(row["tumor"])) for row in own]
         if not items[0][0].is_file():
             raise DataError(f"{TABLE} names patches that are not there; expected {LAYOUT}", private=str(items[0][0]))
-        parts = splits.parts_by_draw(groups, self.shares, splits.split_seed(seed, site))
-        return divided(items, patients, parts, self._read, LazyCases)
-
-    def _read(self, item: tuple[Path, int]) -> Case:
-        return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
+        return divided(items, patients, parts_of(self, patients, site, seed), self.case_of, ready.LazyCases)
 
 
 def _file(row: dict[str, str]) -> str:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
-from medsilo.extend import Case, Classification, DataError, LazyCases, Network, SiteData
+from medsilo.extend import Classification, DataError, Network, SiteData, ready
 from medsilo_papers.networks import AlexNet
 from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import PictureTask, bare_name, divided, files_in, read_picture, site_folder
+from medsilo_papers.public_files import PictureTask, bare_name, divided, files_in, site_folder
 
 CLASSES = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ENDINGS = (".png", ".jpg", ".jpeg")
@@ -26,11 +25,9 @@ class CovidXray(PooledTask, PictureTask):
     The set keeps no patients: images whose names say person<number> go together, each other image counts as one.
     """
 
-    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "COVID-19 chest X-rays of four classes, dealt to sites"
     channels: ClassVar[int] = 1
     goal: ClassVar[Classification] = Classification(len(CLASSES))
-    largest_input: ClassVar[float] = 1.0
 
     name: Literal["covid-xray"] = "covid-xray"
     size: int = Field(default=224, ge=63, le=1024, description="images are resized to this many pixels")
@@ -51,10 +48,7 @@ class CovidXray(PooledTask, PictureTask):
         if len(np.unique(labels)) < len(CLASSES):
             raise DataError(f"a class has no picture; expected {layout}", private=str(place))
         patients = tuple(_patient(path, label) for path, label in items)
-        return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self._read, LazyCases)
-
-    def _read(self, item: tuple[Path, int]) -> Case:
-        return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
+        return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self.case_of, ready.LazyCases)
 
 
 def _folders(place: Path) -> list[Path]:

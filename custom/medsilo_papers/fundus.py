@@ -1,21 +1,22 @@
 """Optic disc and cup in pictures of the retina from six sources, as in the FedSM paper."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from medsilo.extend import Case, DataError, Network, Segmentation, SiteData, network, resized_to_majority, splits
+from medsilo.extend import Case, DataError, Network, Segmentation, SiteData, network, splits, volumes
 from medsilo_papers.public_files import (
     PictureTask,
     bare_name,
     divided,
     files_in,
+    monai_loss,
+    parts_of,
     read_labels,
     read_picture,
     rows_of,
@@ -42,7 +43,7 @@ class DiscAndCup(Segmentation):
     def _dice(self, output: Tensor, target: Tensor) -> Tensor:
         chances = output.softmax(1)
         found = torch.stack([chances[:, list(part)].sum(1) for part in self.structures.values()], 1)
-        return dice()(found, self.masks(target).float())
+        return monai_loss("DiceLoss")(found, self.masks(target).float())
 
 
 class Fundus(PictureTask):
@@ -52,11 +53,8 @@ class Fundus(PictureTask):
     name; the layout is that of its source. No source tells whose eyes the pictures show: each picture is a patient.
     """
 
-    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Optic disc and cup in retinal pictures of six sources"
-    channels: ClassVar[int] = 3
     goal: ClassVar[DiscAndCup] = DiscAndCup()
-    largest_input: ClassVar[float] = 1.0
 
     name: Literal["fundus"] = "fundus"
     size: int = Field(default=256, ge=16, le=1024, multiple_of=16, description="pictures are resized to this")
@@ -69,9 +67,7 @@ class Fundus(PictureTask):
         place = site_folder(self.name, site, sites, folder, lambda path: bool(pictures_in(path, site)), LAYOUT)
         items = pictures_in(place, site)
         patients = [image.relative_to(place).with_suffix("").as_posix() for image, _, _ in items]
-        return divided(
-            items, patients, splits.parts_by_draw(patients, self.shares, splits.split_seed(seed, site)), self._read
-        )
+        return divided(items, patients, parts_of(self, patients, site, seed), self._read)
 
     def _read(self, item: Item) -> Case:
         path, masks, greys = item
@@ -80,7 +76,7 @@ class Fundus(PictureTask):
         if labels.shape != picture.shape[1:]:
             shapes = f"{list(picture.shape[1:])} and {list(labels.shape)} pixels"
             raise DataError(f"a picture and its mask have {shapes}; they must be of one size", private=str(path))
-        return self.inputs_of(picture)[0], resized_to_majority(labels, (self.size, self.size))
+        return self.inputs_of(picture)[0], volumes.resized_to_majority(labels, (self.size, self.size))
 
 
 def _labels(masks: list[np.ndarray], greys: tuple[int, ...]) -> np.ndarray:
@@ -142,11 +138,3 @@ def _plain(place: Path) -> list[Item]:
         message = f"{len(without)} of {len(images)} pictures in images/ have no mask of the same name in masks/"
         raise DataError(message, private=", ".join(without))
     return [(image, (masks[image.stem],), LABELS) for image in images]
-
-
-@cache
-def dice() -> nn.Module:
-    """MONAI's Dice loss of masks and their probabilities."""
-    from monai.losses import DiceLoss
-
-    return DiceLoss()

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.extend import MONAI_NORMS, NORM, Dimensions, Network, Norm, norm_layer
+from medsilo.extend import Dimensions, Network, architectures
 
 
 class LeNet5(Network):
@@ -16,14 +16,14 @@ class LeNet5(Network):
 
     name: Literal["lenet5"] = "lenet5"
     size: int = Field(default=28, ge=16, le=1024, description="height and width of the images")
-    norm: Norm = Field("batch", description=NORM)
+    norm: architectures.Norm = Field("batch", description=architectures.NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
         side = ((self.size - 4) // 2 - 4) // 2
         layers: list[nn.Module] = []
         for before, after in ((channels, 6), (6, 16)):
-            layers += [nn.Conv2d(before, after, 5), *norm_layer(2, after, self.norm), nn.ReLU(inplace=True)]
-            layers.append(nn.MaxPool2d(2))
+            norms = architectures.norm_layer(2, after, self.norm)
+            layers += [nn.Conv2d(before, after, 5), *norms, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         return nn.Sequential(
             *layers,
             nn.Flatten(),
@@ -51,14 +51,14 @@ class AlexNet(Network):
     name: Literal["alexnet"] = "alexnet"
     size: int = Field(default=224, ge=63, le=1024, description="height and width of the images")
     width: int = Field(default=4096, ge=1, le=8192, description="features of the two fully connected layers")
-    norm: Norm = Field("batch", description=NORM)
+    norm: architectures.Norm = Field("batch", description=architectures.NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
         layers: list[nn.Module] = []
         side = self.size
         for features, kernel, stride, padding, pooled in (*CONVOLUTIONS, LAST):
             layers.append(nn.Conv2d(channels, features, kernel, stride, padding))
-            layers += [*norm_layer(2, features, self.norm), nn.ReLU(inplace=True)]
+            layers += [*architectures.norm_layer(2, features, self.norm), nn.ReLU(inplace=True)]
             side = (side + 2 * padding - kernel) // stride + 1
             if pooled:
                 layers.append(nn.MaxPool2d(3, 2))
@@ -68,7 +68,7 @@ class AlexNet(Network):
         width = channels * side * side
         for _ in range(2):
             layers.append(nn.Linear(width, self.width))
-            layers += [*norm_layer(1, self.width, self.norm), nn.ReLU(inplace=True)]
+            layers += [*architectures.norm_layer(1, self.width, self.norm), nn.ReLU(inplace=True)]
             width = self.width
         return nn.Sequential(*layers, nn.Linear(width, classes))
 
@@ -85,7 +85,7 @@ class BasicUNet(Network):
         default=(32, 64, 128, 256, 512), min_length=5, max_length=5, description="features of each level, finest first"
     )
     dimensions: Dimensions = 2
-    norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=NORM)
+    norm: Literal["batch", "batch-statistics", "instance"] = Field("batch", description=architectures.NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import BasicUNet as MonaiBasicUNet  # here, because importing MONAI takes seconds
@@ -102,5 +102,5 @@ class BasicUNet(Network):
             "out_channels": classes,
             "features": (*self.features, self.features[0]),
             "act": ("RELU", {"inplace": True}),
-            "norm": MONAI_NORMS[self.norm],
+            "norm": architectures.MONAI_NORMS[self.norm],
         }

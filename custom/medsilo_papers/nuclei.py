@@ -1,7 +1,6 @@
 """Nuclei in H&E images: MoNuSAC 2020, MoNuSeg 2018 and TNBC, as they are published or cut into tiles beforehand."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal
 from xml.etree import ElementTree
@@ -9,22 +8,19 @@ from xml.etree import ElementTree
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from medsilo.extend import (
-    Cases,
-    DataError,
-    Network,
-    Segmentation,
-    SiteData,
-    network,
-    read_scan,
-    resized_to_majority,
-    seed_for,
-    splits,
+from medsilo.extend import Cases, DataError, Network, Segmentation, SiteData, network, scans, seeds, splits, volumes
+from medsilo_papers.public_files import (
+    PictureTask,
+    files_in,
+    in_parts,
+    monai_loss,
+    read_labels,
+    read_picture,
+    rows_of,
+    site_folder,
 )
-from medsilo_papers.public_files import PictureTask, files_in, read_labels, read_picture, rows_of, site_folder
 
 INDEX = "index.csv"
 IGNORED = "Ambiguous"  # a class of MoNuSAC's test set
@@ -59,10 +55,7 @@ class Nuclei(PictureTask):
     patient into the same part at every site that reads the same layout; that split does not depend on the seed.
     """
 
-    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"
-    channels: ClassVar[int] = 3
-    largest_input: ClassVar[float] = 1.0
 
     name: Literal["nuclei"] = "nuclei"
     size: int = Field(default=256, ge=16, le=2048, multiple_of=16, description="height and width of a case in pixels")
@@ -85,7 +78,7 @@ class Nuclei(PictureTask):
             raise DataError(f"task.split: paper needs the published sets; a folder with {INDEX} is split by patient")
         chosen, names = tiles_of(site, folder)
         parts = np.array([part_of(name) for name in names])
-        return SiteData(*(self._read(folder / chosen, names[parts == part]) for part in range(3)))
+        return in_parts(parts, lambda own: self._read(folder / chosen, names[own]))
 
     def _load_published(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         chosen, organ = _set_and_organ(site)
@@ -100,8 +93,7 @@ class Nuclei(PictureTask):
             parts = _parts_in_paper(images, place, splits.split_seed(seed, site))
         if set(parts) != {0, 1, 2}:
             raise DataError(f"the site's {len(images)} images leave a part empty; expected whole sets: {LAYOUT}")
-        divided = [[image for image, own in zip(images, parts, strict=True) if own == part] for part in range(3)]
-        return SiteData(*map(self._published, divided))
+        return in_parts(np.array(parts), lambda own: self._published([images[place] for place in own]))
 
     def _published(self, images: list[Path]) -> Cases:
         inputs, targets, patients = [], [], []
@@ -109,7 +101,7 @@ class Nuclei(PictureTask):
             colours = read_picture(image)
             for tile, mask in self._tiles(colours, nuclei_in(image, colours.shape[1:])):
                 inputs.append(self.inputs_of(tile)[0])
-                targets.append(resized_to_majority(mask, (self.size, self.size)))
+                targets.append(volumes.resized_to_majority(mask, (self.size, self.size)))
                 patients.append(_published_patient(image))
         return Cases(torch.stack(inputs), torch.stack(targets), patients)
 
@@ -135,10 +127,8 @@ class Nuclei(PictureTask):
         masks = torch.empty(len(names), *size, dtype=torch.int64)
         for place, name in enumerate(names):
             image, mask = read_tile(folder, str(name))
-            if mask.shape != size:
-                mask = functional.interpolate(mask[None, None], size, mode="area")[0, 0]
             try:
-                images[place], masks[place] = self.inputs_of(image)[0], mask > 0.5
+                images[place], masks[place] = self.inputs_of(image)[0], volumes.resized_to_majority(mask, size)
             except DataError as error:
                 raise DataError(str(error), private=str(name)) from error
         return Cases(images, masks, [patient_of(str(name)) for name in names])
@@ -157,11 +147,11 @@ def tiles_of(site: str, folder: Path) -> tuple[str, np.ndarray]:
     return chosen, np.array(sorted(name for one, name in rows if one == chosen))
 
 
-def read_tile(folder: Path, name: str) -> tuple[np.ndarray, Tensor]:
-    """One tile [channels, H, W] as stored and its mask [H, W], 0 or 1, as float32."""
+def read_tile(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """One tile [channels, H, W] as stored, and its mask [H, W], 0 or 1."""
     paths = [folder / kind / f"{name}.png" for kind in ("images", "masks")]
     try:
-        image, mask = (read_scan(path).values for path in paths)
+        image, mask = (scans.read_scan(path).values for path in paths)
     except DataError as error:
         raise DataError(
             "a tile or its mask is no readable PNG; see this site's log for its name", error.private
@@ -169,7 +159,7 @@ def read_tile(folder: Path, name: str) -> tuple[np.ndarray, Tensor]:
     if image.shape[1:] != mask.shape[1:]:
         shapes = f"{list(image.shape[1:])} and {list(mask.shape[1:])} pixels"
         raise DataError(f"a tile and its mask have {shapes}; export both from one image", str(paths[0]))
-    return image, torch.from_numpy((mask[0] > 0).astype(np.float32))
+    return image, (mask[0] > 0).astype(np.uint8)
 
 
 def patient_of(name: str) -> str:
@@ -183,7 +173,7 @@ def part_of(name: str) -> int:
 
 
 def _part(number: int, patient: str) -> int:
-    place = seed_for(number, "nuclei", patient) / 2**63
+    place = seeds.seed_for(number, "nuclei", patient) / 2**63
     return int(place >= SHARES[0]) + int(place >= SHARES[0] + SHARES[1])
 
 
@@ -280,11 +270,4 @@ def _published_patient(image: Path) -> str:
 
 def soft_dice(output: Tensor, target: Tensor) -> Tensor:
     """Return MONAI's Dice loss over both classes and the whole batch, as HarmoFL's released code has it."""
-    return _dice()(output, target[:, None])
-
-
-@cache
-def _dice() -> nn.Module:
-    from monai.losses import DiceLoss
-
-    return DiceLoss(to_onehot_y=True, softmax=True, batch=True)
+    return monai_loss("DiceLoss", to_onehot_y=True, softmax=True, batch=True)(output, target[:, None])

@@ -11,7 +11,7 @@ from pydantic import Field
 from medsilo.extend import Cases, Classification, DataError, Network, SiteData
 from medsilo_papers.networks import LeNet5
 from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import PictureTask, arrays_of, site_folder
+from medsilo_papers.public_files import PictureTask, arrays_of, in_parts, site_folder
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
@@ -25,12 +25,10 @@ class OrganMnist(PooledTask, PictureTask):
     parts share no CT: they are the split by patient.
     """
 
-    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "OrganA/C/SMNIST: eleven organs in CT slices, dealt to sites"
     sliced: ClassVar[bool] = True
     channels: ClassVar[int] = 1
     goal: ClassVar[Classification] = Classification(11)
-    largest_input: ClassVar[float] = 1.0
 
     name: Literal["organ-mnist"] = "organ-mnist"
     view: Literal["axial", "coronal", "sagittal"] = Field("axial", description="the direction of the slices")
@@ -49,8 +47,7 @@ class OrganMnist(PooledTask, PictureTask):
         place = site_folder(self.name, site, sites, folder, lambda path: bool(files(path)), layout)
         images, labels, published = self._read(files(place)[0])
         parts = self.dealt(labels, published, site, sites, seed)
-        chosen = [np.flatnonzero(parts == part) for part in range(3)]
-        return SiteData(*(self._cases(images[own], labels[own], own) for own in chosen))
+        return in_parts(parts, lambda own: self._cases(images[own], labels[own], own))
 
     def _files(self) -> list[str]:
         size = "" if self.size == 28 else f"_{self.size}"

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
-from medsilo.extend import Cases, Classification, DataError, Network, SiteData, network
+from medsilo.extend import Classification, DataError, Network, SiteData, network, split_by_patient
 from medsilo_papers.pooled import PooledTask
 from medsilo_papers.public_files import files_in, site_folder
 
@@ -50,13 +49,7 @@ class Pamap2(PooledTask):
         if not len(labels):
             raise DataError(f"the recordings hold no {self.steps} steps in a row of one of the ten activities")
         parts = self.dealt(labels, subjects, site, sites, seed)
-        chosen = [np.flatnonzero(parts == part) for part in range(3)]
-        return SiteData(
-            *(
-                Cases(torch.from_numpy(windows[own]), torch.from_numpy(labels[own]), [subjects[case] for case in own])
-                for own in chosen
-            )
-        )
+        return split_by_patient(windows, labels, np.arange(len(labels)), subjects, parts)
 
 
 def _recordings(place: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import DataError, Task, dirichlet, iid, splits
+from medsilo.extend import DataError, Task, splits
 
 
 class PooledTask(Task):
@@ -67,5 +67,5 @@ class PooledTask(Task):
         if self.partition == "own":
             return np.arange(len(labels))
         if self.partition == "dirichlet":
-            return dirichlet(labels, len(sites), self.alpha, seed, self.minimum)[place]
-        return iid(len(labels), len(sites), seed, self.minimum)[place]
+            return splits.dirichlet(labels, len(sites), self.alpha, seed, self.minimum)[place]
+        return splits.iid(len(labels), len(sites), seed, self.minimum)[place]

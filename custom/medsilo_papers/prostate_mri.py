@@ -1,9 +1,8 @@
 """The prostate in T2-weighted MRI of several hospitals, cut into slices as the HarmoFL and FedSM papers do."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,21 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import (
-    Case,
-    DataError,
-    DrawnCases,
-    ImageUse,
-    Network,
-    Segmentation,
-    SiteData,
-    Task,
-    resized,
-    splits,
-    volumes,
-)
+from medsilo.extend import Case, DataError, DrawnCases, ImageUse, Network, Segmentation, SiteData, Task, splits, volumes
 from medsilo_papers.networks import BasicUNet
-from medsilo_papers.public_files import files_in, site_folder
+from medsilo_papers.public_files import files_in, in_parts, monai_loss, parts_of, site_folder
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")
 LAYOUT = (
@@ -62,7 +49,7 @@ class Prostate(Task):
     @property
     def goal(self) -> Segmentation:
         def loss(output: Tensor, target: Tensor) -> Tensor:
-            return losses()[self.objective](output, target[:, None])
+            return loss_of(self.objective)(output, target[:, None])
 
         share = 0.5 if self.objective == "dice-ce" else 0.0
         return Segmentation(2, loss, {"prostate": (1,)}, cross_entropy=share)
@@ -104,8 +91,8 @@ class Prostate(Task):
         for image_path, mask_path in pairs:
             image, mask = volumes.read_pair(image_path, mask_path)
             organ = (mask.values > 0).astype(np.float32)
-            images.append(self._single(image.values))
-            masks.append((resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
+            images.append(self._single(image.values[None]))
+            masks.append((volumes.resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
             reach = self.slices // 2
             shown = np.flatnonzero(organ.any((1, 2)))
             own = shown[(shown >= reach) & (shown < len(organ) - reach)]
@@ -113,20 +100,15 @@ class Prostate(Task):
             patients += [image_path.name] * len(own)
         if not cases:
             raise DataError("no mask of the site's volumes holds anything; expected the prostate with values above 0")
-        groups = patients if self.split == "patient" else [f"{case:06}" for case in range(len(cases))]
-        parts = splits.parts_by_draw(groups, self.shares, splits.split_seed(seed, site))
-        chosen = [np.flatnonzero(parts == part) for part in range(3)]
-        return SiteData(
-            *(Slices(images, masks, [cases[i] for i in part], [patients[i] for i in part], reach) for part in chosen),
-        )
+
+        def chosen(own: np.ndarray) -> Slices:
+            return Slices(images, masks, [cases[place] for place in own], [patients[place] for place in own], reach)
+
+        return in_parts(parts_of(self, patients, site, seed), chosen)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return a volume's slices with their neighbours; at its ends the missing one is the end slice itself."""
-        if values.ndim != 4:
-            raise DataError("a flat image, where the task reads volumes")
-        if len(values) != 1:
-            raise DataError(f"the image has {len(values)} channels, the task reads 1")
-        single = self._single(values[0])
+        single = self._single(values)
         reach = self.slices // 2
         near = torch.arange(len(single))[:, None] + torch.arange(-reach, reach + 1)
         return single[near.clamp(0, len(single) - 1)]
@@ -143,7 +125,7 @@ class Prostate(Task):
         return image, mask
 
     def _single(self, volume: np.ndarray) -> Tensor:
-        """The slices of a volume [D, H, W], with their intensities as the network reads them: [D, size, size]."""
+        """The slices of a volume [1, D, H, W], with their intensities as the network reads them: [D, size, size]."""
         if not np.isfinite(volume).all():
             raise DataError("a volume has values that are NaN or infinite; correct or remove it")
         if self.intensity == "percentile":
@@ -153,7 +135,7 @@ class Prostate(Task):
         else:
             values = np.floor(np.clip(volume, 0, BRIGHTEST) * (255 / BRIGHTEST)) / 255
         scaled = (values * self.brightest).astype(np.float32)
-        return volumes.slices_of(scaled[None], (1, self.size, self.size))[:, 0]
+        return volumes.slices_of(scaled, (1, self.size, self.size))[:, 0]
 
 
 class Slices(Dataset):
@@ -189,10 +171,8 @@ def masks_of(place: Path) -> dict[Path, Path | None]:
     return found
 
 
-@cache
-def losses() -> dict[str, Any]:
-    """Half the sum of cross entropy and Dice over both classes and the whole batch; and Dice of the prostate."""
-    from monai.losses import DiceCELoss, DiceLoss
-
-    both: nn.Module = DiceCELoss(to_onehot_y=True, softmax=True, batch=True, lambda_dice=0.5, lambda_ce=0.5)
-    return {"dice-ce": both, "dice": DiceLoss(include_background=False, to_onehot_y=True, softmax=True)}
+def loss_of(objective: str) -> nn.Module:
+    """Return half the sum of cross entropy and Dice over both classes and the whole batch, or Dice of the prostate."""
+    if objective == "dice":
+        return monai_loss("DiceLoss", include_background=False, to_onehot_y=True, softmax=True)
+    return monai_loss("DiceCELoss", to_onehot_y=True, softmax=True, batch=True, lambda_dice=0.5, lambda_ce=0.5)

@@ -2,15 +2,16 @@
 
 import csv
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, check_size, resized, resized_smoothly
+from medsilo.extend import Case, Cases, DataError, ImageUse, SiteData, Task, headers, splits, volumes
 
 LARGEST_VALUE = 8  # bytes, as int64
 
@@ -23,6 +24,10 @@ def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable
 
 class PictureTask(Task):
     """Pictures that become squares of `size` pixels; a task with a key `split` may mix patients as a paper did."""
+
+    needs_data: ClassVar[bool] = True
+    channels: ClassVar[int] = 3
+    largest_input: ClassVar[float] = 1.0
 
     if TYPE_CHECKING:
         size: int
@@ -41,12 +46,24 @@ class PictureTask(Task):
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return what the network reads of a picture, one case."""
-        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
+        return volumes.resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
+
+    def case_of(self, item: tuple[Path, int]) -> Case:
+        """Read a picture, of which the class is known."""
+        return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
 
 
 def labels_of(output: Tensor, grid: tuple[int, ...]) -> Tensor:
     """The label of each place of a picture [H, W], from a network's output for it."""
-    return resized(output, grid).argmax(1)[0]
+    return volumes.resized(output, grid).argmax(1)[0]
+
+
+@cache
+def monai_loss(kind: str, **options: Any) -> nn.Module:
+    """Return one of MONAI's losses, by the name of its class."""
+    from monai import losses
+
+    return getattr(losses, kind)(**options)
 
 
 # ---------------------------------------------------------------------- where the data lie
@@ -135,7 +152,7 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
         with Image.open(path) as image:
             if mode and image.mode[0] in "IF":
                 raise DataError(f"a {what} has more than 8 bits per value; save it with 8", private=str(path))
-            check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
+            headers.check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
             return np.asarray(image.convert(mode) if mode else image)
     except DataError:
         raise
@@ -154,6 +171,17 @@ def scaled(values: np.ndarray, channels: int) -> Tensor:
     return image if channels == len(image) else image.mean(0, keepdim=True)
 
 
+def parts_of(task: Any, patients: Sequence[str], site: str, seed: int) -> np.ndarray:
+    """The part of each case, by its patient, or by itself where the task's split is a paper's."""
+    groups = [f"{case:06}" for case in range(len(patients))] if task.mixes_patients else patients
+    return splits.parts_by_draw(groups, task.shares, splits.split_seed(seed, site))
+
+
+def in_parts(parts: np.ndarray, cases_of: Callable[[np.ndarray], Dataset]) -> SiteData:
+    """The cases of each part, 0 train, 1 validation and 2 test, made of their places."""
+    return SiteData(*(cases_of(np.flatnonzero(parts == part)) for part in range(3)))
+
+
 def divided(
     items: Sequence[Hashable],
     patients: Sequence[str],
@@ -162,5 +190,4 @@ def divided(
     held: Callable[..., Dataset] = in_memory,
 ) -> SiteData:
     """The cases of each part; `held` says whether in memory or not."""
-    chosen = [np.flatnonzero(parts == part).tolist() for part in range(3)]
-    return SiteData(*(held([items[i] for i in part], [patients[i] for i in part], read) for part in chosen))
+    return in_parts(parts, lambda own: held([items[i] for i in own], [patients[i] for i in own], read))

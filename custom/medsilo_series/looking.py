@@ -16,7 +16,6 @@ from medsilo.extend import (
     Choice,
     DataError,
     DataSource,
-    Draft,
     Folder,
     Listing,
     Looker,
@@ -27,7 +26,7 @@ from medsilo.extend import (
     files_below,
     find_recordings,
     folder_layout,
-    patient_in,
+    looks,
     sheet,
 )
 from medsilo_series import waves
@@ -101,12 +100,14 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         listings = {site: Listing([one for one in entries if one.site == site]) for site in hospitals}
     by_folder = bool(source.recordings) and not source.inside.label
     if source.recordings and not source.inside.patient:
-        patient = patient_in({site: [one.name for one in own.entries] for site, own in listings.items()}, by_folder)
+        patient = looks.patient_in(
+            {site: [one.name for one in own.entries] for site, own in listings.items()}, by_folder
+        )
         source = source.model_copy(update={"patient": patient})
         listings = {site: find_recordings(source, place) for site, place in places.items()}
     read, wrong = _opened(listings, Reader([columns.Column(name=name) for name in signals], source))
     every = [one for own in read.values() for one in own]
-    labels = sum(map(_counted, every), Counter[str]())
+    labels = sum((one.labels.counts() for one in every if one.labels), Counter[str]())
     if not source.inside.label:
         labels = Counter(str(entry.label) for own in listings.values() for entry in own.entries)
     if len(labels) > folder_layout.MOST_CLASSES:
@@ -153,13 +154,6 @@ def _opened(listings: Mapping[str, Listing], reader: Reader) -> tuple[dict[str, 
 def _patients(listing: Listing, read: Sequence[Recording]) -> set[str]:
     named = [one.patients.names for one in read if one.patients]
     return {name for names in named for name in names} if named else {entry.patient for entry in listing.entries}
-
-
-def _counted(one: Recording) -> Counter[str]:
-    if one.labels is None:
-        return Counter()
-    counts = np.bincount(one.labels.rows, minlength=len(one.labels.names)).tolist()
-    return Counter(dict(zip(one.labels.names, counts, strict=True)))
 
 
 def _pieces(one: Recording) -> list[tuple[int, int]]:
@@ -230,7 +224,7 @@ def _called(names: Sequence[str], words: set[str]) -> str | None:
 
 
 def _is_number(cell: str, decimal: str) -> bool:
-    return columns.as_number(cell if decimal == "." else cell.replace(",", ".")) is not None
+    return columns.as_number(columns.as_written(cell, decimal)) is not None
 
 
 def _unit(name: str, cells: Sequence[str]) -> str:
@@ -245,48 +239,48 @@ def _unit(name: str, cells: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- choices
-def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None = None) -> Draft:
+def choose_series(seen: SeriesLooks, sites: Sequence[str], device: str | None = None) -> choices.Draft:
     """Return the choices for a folder of recordings. device: one that was asked for."""
-    shares, window = choices.shares_of(looks.patients), _window(looks)
+    shares, window = choices.shares_of(seen.patients), _window(seen)
     step = max(1, window.value // 2)
-    training = choices.trained_of(looks.patients)
-    cases = int(shares.value[0] * np.median([looks.recordings[site] for site in training]) * looks.rows / step)
-    counts = ", ".join(f"{name} {number}" for name, number in looks.labels.items())
-    unit = "recordings" if "folders" in looks.where else "rows"
-    rate = looks.rate or 50.0
-    by_time = "by the times of the recordings" if looks.rate else "a guess, as no column tells time: correct it"
-    gaps = f"{looks.gaps} of {looks.opened} recordings have gaps or missing values" if looks.gaps else "none has gaps"
+    training = choices.trained_of(seen.patients)
+    cases = int(shares.value[0] * np.median([seen.recordings[site] for site in training]) * seen.rows / step)
+    counts = ", ".join(f"{name} {number}" for name, number in seen.labels.items())
+    unit = "recordings" if "folders" in seen.where else "rows"
+    rate = seen.rate or 50.0
+    by_time = "by the times of the recordings" if seen.rate else "a guess, as no column tells time: correct it"
+    gaps = f"{seen.gaps} of {seen.opened} recordings have gaps or missing values" if seen.gaps else "none has gaps"
     plan = (
         choices.METHOD,
-        Choice("task.name", "series-folder", looks.found[0]),
-        Choice("task.signals", list(looks.signals), "all columns of numbers, in turn: leave out what tells the answer"),
-        Choice("task.labels", list(looks.labels), f"{looks.where}, with their {unit}: {counts}"),
+        Choice("task.name", "series-folder", seen.found[0]),
+        Choice("task.signals", list(seen.signals), "all columns of numbers, in turn: leave out what tells the answer"),
+        Choice("task.labels", list(seen.labels), f"{seen.where}, with their {unit}: {counts}"),
         Choice("task.rate", rate, f"steps in a second, {by_time}"),
         window,
         Choice("task.step", step, "windows overlap by half"),
-        Choice("task.missing", "split" if looks.gaps else "leave-out", gaps),
+        Choice("task.missing", "split" if seen.gaps else "leave-out", gaps),
         Choice(
             "task.standardise", "site", "each hospital by its own training cases: devices differ in gain and offset"
         ),
         shares,
-        *([Choice("task.partition", {"kind": "column"}, "by the table's column site")] if looks.dealt else []),
+        *([Choice("task.partition", {"kind": "column"}, "by the table's column site")] if seen.dealt else []),
         Choice("network.name", "activity-cnn", "two convolutions along time"),
         Choice("network.norm", "group", "no running statistics, which hospitals with other devices would spoil"),
         *choices.steps_of(
             cases, Choice("training.batch_size", BATCH, "windows are small: any machine has room"), 0.001
         ),
-        *choices.course_of(sites, looks.patients if looks.hospitals else {}),
+        *choices.course_of(sites, seen.patients if seen.hospitals else {}),
     )
-    settings = (*_settings(looks, shares), *choices.asked_for(device))
-    return Draft(plan, settings, choices.shares_of_small(looks.patients, shares))
+    settings = (*_settings(seen, shares), *choices.asked_for(device))
+    return choices.Draft(plan, settings, choices.shares_of_small(seen.patients, shares))
 
 
-def _window(looks: SeriesLooks) -> Choice:
-    rate = looks.rate or 50.0
+def _window(seen: SeriesLooks) -> Choice:
+    rate = seen.rate or 50.0
     steps = 2 ** max(3, round(math.log2(SECONDS * rate)))
-    while steps > max(looks.stretch, SHORTEST):
+    while steps > max(seen.stretch, SHORTEST):
         steps //= 2
-    told = f"steps, {steps / rate:.3g} s; stretches of one label have {looks.stretch} in the median"
+    told = f"steps, {steps / rate:.3g} s; stretches of one label have {seen.stretch} in the median"
     return Choice("task.window", steps, told)
 
 
@@ -299,11 +293,11 @@ WHY: Mapping[str, str] = {
 }
 
 
-def _settings(looks: SeriesLooks, shares: Choice) -> list[Choice]:
-    where = "with a folder for each hospital" if looks.hospitals and not looks.dealt else "nothing is written there"
-    said = looks.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
+def _settings(seen: SeriesLooks, shares: Choice) -> list[Choice]:
+    where = "with a folder for each hospital" if seen.hospitals and not seen.dealt else "nothing is written there"
+    said = seen.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
     rest = [Choice(f"data.{key}", said[key], why) for key, why in WHY.items() if said.get(key)]
-    return [Choice("data.folder", str(looks.source.folder), where), *rest, choices.own_shares(shares)]
+    return [Choice("data.folder", str(seen.source.folder), where), *rest, choices.own_shares(shares)]
 
 
 def look(folder: Folder) -> Sight | None:

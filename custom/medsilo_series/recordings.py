@@ -2,8 +2,8 @@
 
 import math
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,11 @@ class Coded:
     names: tuple[str, ...]
     rows: np.ndarray
 
+    def counts(self, own: np.ndarray | None = None) -> Counter[str]:
+        """Return how many rows, or how many of these, have each text; none that has none."""
+        found = np.bincount(self.rows if own is None else self.rows[own], minlength=len(self.names)).tolist()
+        return +Counter(dict(zip(self.names, found, strict=True)))
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -38,6 +43,14 @@ class Recording:
     patients: Coded | None = None
     rate: float | None = None  # Hz, by the times
     gaps: np.ndarray | None = None  # [rows]: whether time is missing before a row
+
+    def by_patient(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield each patient, and which rows are of that one; where rows name none, all are of one without a name."""
+        if self.patients is None:
+            yield "", np.ones(len(self.begins), bool)
+            return
+        for place, patient in enumerate(self.patients.names):
+            yield patient, self.patients.rows == place
 
 
 class Reader:
@@ -59,19 +72,11 @@ class Reader:
             self.last = path, self._read(path)
         return self.last[1]
 
-    def whose(self, path: Path) -> dict[str | None, Counter[str]]:
-        """Return the rows of each label that each patient has, where rows name patients and labels."""
-        known: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
+    def whose(self, path: Path) -> dict[str, Counter[str]]:
+        """Return the rows of each label that each patient has; of none where rows name no labels."""
         found = self._read(path, signals=False)
-        patients, labels = found.patients, found.labels
-        for place, patient in enumerate(patients.names if patients else (None,)):
-            own = np.ones(len(found.begins), bool) if patients is None else patients.rows == place
-            if labels is None:
-                known[patient][""] += int(own.sum())
-                continue
-            counts = np.bincount(labels.rows[own], minlength=len(labels.names)).tolist()
-            known[patient].update({name: count for name, count in zip(labels.names, counts, strict=True) if count})
-        return known
+        labels = found.labels
+        return {patient: labels.counts(own) if labels else Counter() for patient, own in found.by_patient()}
 
     def _read(self, path: Path, signals: bool = True) -> Recording:
         suffix = path.suffix.lower()

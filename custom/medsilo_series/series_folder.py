@@ -17,31 +17,26 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.extend import (
-    ByKind,
     Classification,
     DataError,
     DataSource,
     Entry,
-    Facts,
-    Found,
-    HeldEntry,
     Listing,
     Network,
-    OwnFolder,
-    PreparedEntry,
     SiteData,
     Use,
     check_patients,
     columns,
-    digest,
     find_recordings,
     labels_of,
     network,
+    own_data,
     patients_of,
-    range_of,
+    ready,
     records_of,
+    survey,
 )
-from medsilo_series.recordings import Coded, Reader, Recording
+from medsilo_series.recordings import Reader, Recording
 from medsilo_series.windows import Cutting, Missing, Windows, cut
 
 NEAR = 0.01  # of a rate: times that say another one are not believed
@@ -60,7 +55,7 @@ class KnownLabels:
     numbers: Mapping[str, float]  # the plan's classes by what the site calls them
 
     @classmethod
-    def of(cls, task: ByKind, source: DataSource) -> "KnownLabels":
+    def of(cls, task: own_data.ByKind, source: DataSource) -> "KnownLabels":
         """Return what a plan's labels are at this site."""
         what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
         said = source.first_map
@@ -79,7 +74,7 @@ class KnownLabels:
         return None if number is None or math.isnan(number) else number
 
 
-class SeriesFolder(OwnFolder, ByKind):
+class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
     """Windows of recordings (CSV, Parquet, WFDB, EDF) and their classes, from a folder that the site describes.
 
     A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
@@ -188,11 +183,11 @@ class SeriesFolder(OwnFolder, ByKind):
         scales = self.scales_of(_blocks(known))
         train, validation, test = (_Finished(self, own, scales) for own in (data.train, data.validation, data.test))
         told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=True)}
-        survey = data.survey and replace(data.survey, scales=told)
-        return replace(data, train=train, validation=validation, test=test, survey=survey)
+        surveyed = data.survey and replace(data.survey, scales=told)
+        return replace(data, train=train, validation=validation, test=test, survey=surveyed)
 
     # ------------------------------------------------------------------------------------------ from files
-    def _found(self, source: DataSource, folder: Path) -> Found:
+    def _found(self, source: DataSource, folder: Path) -> own_data.Found:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; name files under data.recordings")
         if source.each_alone and source.inside.patient:
@@ -213,9 +208,9 @@ class SeriesFolder(OwnFolder, ByKind):
         listing.add("stops", f"{known.stranger}{where}", strangers)
         classes = {entry.name: int(known.learned(str(entry.label)) or 0) for entry in listing.entries}
         settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
-        return Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
+        return own_data.Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
 
-    def _made(self, entry: Entry, reader: Reader, known: KnownLabels) -> PreparedEntry:
+    def _made(self, entry: Entry, reader: Reader, known: KnownLabels) -> ready.PreparedEntry:
         """One patient's windows of a recording."""
         recording = reader.read(entry.images[0])
         own = np.ones(len(recording.begins), bool)
@@ -233,9 +228,9 @@ class SeriesFolder(OwnFolder, ByKind):
         places = found.labels.tolist()
         targets = np.array([values[place] for place in places], np.uint8)
         rate = recording.rate or reader.source.rate or self.rate
-        facts = Facts(
+        facts = ready.Facts(
             len(found.inputs),
-            digest(torch.from_numpy(found.inputs)),
+            survey.digest(torch.from_numpy(found.inputs)),
             (),
             (),
             (float(found.inputs.min()), float(found.inputs.max())),
@@ -244,14 +239,13 @@ class SeriesFolder(OwnFolder, ByKind):
             seconds=float(own.sum() / rate),
             gaps=found.gaps,
         )
-        return PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(targets), facts)
+        return ready.PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(targets), facts)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
         """Yield each patient of a file, its rows, and the patient's windows, whatever they show."""
         recording = reader.read(path)
-        patients = recording.patients or Coded(("",), np.zeros(len(recording.begins), np.int64))
-        for place, patient in enumerate(patients.names):
-            yield patient, recording, cut(recording, self.cutting(recording, reader.source), patients.rows == place)
+        for patient, own in recording.by_patient():
+            yield patient, recording, cut(recording, self.cutting(recording, reader.source), own)
 
     def own_scales(self, source: DataSource) -> columns.Scales:
         """Return `scales_of` all of a hospital's recordings."""
@@ -275,11 +269,11 @@ class SeriesFolder(OwnFolder, ByKind):
             )
         return Cutting(self.window, self.step or self.window, self.missing, share.numerator, share.denominator)
 
-    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+    def _note(self, listing: Listing, every: Sequence[ready.HeldEntry], source: DataSource) -> None:
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
 
-    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
-        return {"seconds": range_of(one.facts.seconds for one in every)}
+    def _ranges(self, every: Sequence[ready.HeldEntry]) -> dict[str, Any]:
+        return {"seconds": survey.range_of(one.facts.seconds for one in every)}
 
 
 def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
@@ -292,7 +286,7 @@ def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
             wrong[str(error)].append(entry.name)
             continue
         for patient, labels in found.items():
-            own = entry if patient is None else replace(entry, name=f"{entry.name}/{patient}", patient=patient)
+            own = replace(entry, name=f"{entry.name}/{patient}", patient=patient) if reader.patients else entry
             if not own.patient or own.patient in reader.source.missing:
                 wrong["recordings have rows without a patient; fill in the column"].append(entry.name)
                 continue

@@ -11,8 +11,6 @@ from medsilo.extend import DataError
 from medsilo_series.recordings import Coded, Recording
 
 Missing = Literal["leave-out", "split"]
-MISSING = "recordings have missing or impossible values; correct them, or agree on task.missing=split"
-GAPS = "recordings have gaps in time; correct them, or agree on task.missing=split"
 
 
 @dataclass(frozen=True)
@@ -46,23 +44,22 @@ def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequenc
     gaps = 0 if recording.gaps is None else int(recording.gaps[own].sum())
     if cutting.missing == "leave-out":
         if not known[own].all():
-            raise DataError(MISSING)
+            raise DataError(
+                "recordings have missing or impossible values; correct them, or agree on task.missing=split"
+            )
         if gaps:
-            raise DataError(GAPS)
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+            raise DataError("recordings have gaps in time; correct them, or agree on task.missing=split")
+    none = np.zeros((0, values.shape[1], cutting.window), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    found = [none]
     for first, last in stretches(recording.begins, own & known):
         if -(-(last - first) * cutting.up // cutting.down) < cutting.window:
             continue
         steps = resampled(values[first:last], cutting)
         rows = first + np.arange(len(steps)) * cutting.down // cutting.up
         found += _of_stretch(steps, rows, labels, usable, cutting)
-    inputs, places, rows = (np.concatenate(several) for several in zip(*found, strict=True)) if found else _none(values)
-    unknown = int((own & np.isnan(recording.values).any(1)).sum())
+    inputs, places, rows = (np.concatenate(several) for several in zip(*found, strict=True))
+    unknown = int((own & ~known).sum())
     return Windows(np.ascontiguousarray(inputs, np.float32), places, rows, gaps + unknown)
-
-
-def _none(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return np.zeros((0, values.shape[1], 0), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 def _of_stretch(

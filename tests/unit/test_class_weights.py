@@ -12,7 +12,7 @@ from medsilo.federation import inprocess
 from medsilo.learning.class_weights import balanced, weighted
 from medsilo.plan import Plan
 from medsilo.tasks.task import Cases, label_counts
-from medsilo_papers.prostate_mri import losses
+from medsilo_papers.prostate_mri import loss_of
 from tests.conftest import make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.rounds=1"]
@@ -33,7 +33,7 @@ def test_the_weighted_loss_is_a_mean_over_cases() -> None:
     assert torch.allclose(torch.stack(single), torch.stack(expected))
     assert torch.allclose(loss(output, target), torch.stack(expected).mean())
     scan, mask = torch.randn(2, 2, 4, 4), torch.randint(2, (2, 4, 4))
-    both = losses()["dice-ce"]  # half of it is cross entropy
+    both = loss_of("dice-ce")  # half of it is cross entropy
 
     def half(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return both(found, right[:, None])

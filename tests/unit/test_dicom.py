@@ -21,6 +21,7 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import dump_yaml
 from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
+from medsilo.deploy.predict import Prediction
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import read_settings
@@ -30,6 +31,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 from medsilo_dicom.contours import mask_of_contours
 from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
+from medsilo_dicom.predicting import DicomSeries
 from medsilo_dicom.segments import mask_of_segmentation
 from medsilo_dicom.sending import address_of
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
@@ -473,6 +475,15 @@ def test_enhanced_objects_are_volumes_whose_results_come_back(kind: str, tmp_pat
     by_frame = labels[np.argsort([header.frame for header in series.slices])]
     segmentation(sources_of(series), by_frame, STRUCTURES, MAKER).save_as(tmp_path / "mask")
     assert (mask_of_segmentation(tmp_path / "mask", series, labels_of(list(STRUCTURES))) == labels).all()
+    image = DicomSeries(series.uid, 1, series.slices, {"kidney": STRUCTURES["kidney"]}, MAKER)
+    scan = image.read()
+    bright = (scan.values[0] > np.median(scan.values)).astype(np.uint8)
+    facts = {"volume_ml_kidney": 1.0, "promised_volume_ml_kidney": 1.0, "promised": 0.9}
+    names = image.write(scan, Prediction(bright, facts, bright), tmp_path)
+    kept, promised = (
+        mask_of_segmentation(tmp_path / names[what], series, lambda name: 1) for what in ("mask", "promised_mask")
+    )
+    assert (kept == mask_as_scanned(bright, series)).all() and (promised == kept).all()
 
 
 def test_objects_that_highdicom_and_gdcm_make_of_series_are_read_alike(tmp_path: Path) -> None:

@@ -130,9 +130,15 @@ def judges_by_batch(module: nn.Module) -> bool:
 
 def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the network's output, and what its head was given, one row per case: [B, features]."""
+    output, given = with_given(model, inputs)
+    return output, given.flatten(1)
+
+
+def with_given(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the network's output, and what its head was given."""
     given: list[Tensor] = []
     (head,) = head_layers(model)
-    hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0].flatten(1)))
+    hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
     try:
         output = model(inputs)
     finally:

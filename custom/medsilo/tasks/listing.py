@@ -66,8 +66,8 @@ def find(source: DataSource, folder: Path, masks: bool) -> Listing:
     if table := table_of(source, names, source.images or source.labels):
         columns = source.columns.image
         images = (columns,) if isinstance(columns, str) else columns
-        return _whole(_by_table(source, folder, table, names, images, masks), source, links)
-    return _whole(_by_pattern(source, names, masks), source, links)
+        return whole(_by_table(source, folder, table, names, images, masks), source, links)
+    return whole(_by_pattern(source, names, masks), source, links)
 
 
 def find_recordings(source: DataSource, folder: Path) -> Listing:
@@ -79,7 +79,7 @@ def find_recordings(source: DataSource, folder: Path) -> Listing:
     inside, columns = source.inside, source.columns
     if table := table_of(source, names, source.recordings):
         within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
-        return _whole(_by_table(source, folder, table, names, (columns.recording,), False, within), source, links)
+        return whole(_by_table(source, folder, table, names, (columns.recording,), False, within), source, links)
     listing = Listing()
     pattern = source.recordings or ANYWHERE
     known = {name: path for name, path in names.items() if source.recordings or name.lower().endswith(RECORDINGS)}
@@ -90,7 +90,7 @@ def find_recordings(source: DataSource, folder: Path) -> Listing:
         raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
     if not source.inside.patient:
         tell_patients(source, listing)
-    return _whole(listing, source, links)
+    return whole(listing, source, links)
 
 
 def table_of(source: DataSource, names: Collection[str], patterns: object) -> str | None:
@@ -100,7 +100,7 @@ def table_of(source: DataSource, names: Collection[str], patterns: object) -> st
     return source.table or (None if patterns or TABLE not in names else TABLE)
 
 
-def _whole(listing: Listing, source: DataSource, links: Sequence[str]) -> Listing:
+def whole(listing: Listing, source: DataSource, links: Sequence[str]) -> Listing:
     """Return a listing in order, without what leads out of the folder."""
     listing.entries.sort(key=lambda entry: entry.name)
     listing.add("left out", LINKS, links)
