@@ -19,8 +19,7 @@ from medsilo.cli.options import settings_of
 from medsilo.core.errors import Aborted, MedsiloError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation import permission
-from medsilo.federation.around import training_site
-from medsilo.federation.disclosure import DisclosingSite
+from medsilo.federation.around import DisclosingSite, training_site
 from medsilo.federation.inquiry import SiteOfInquiry
 from medsilo.federation.permission import Permission
 from medsilo.federation.sealed.identity import KitFiles, approvals_of

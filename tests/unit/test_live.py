@@ -12,7 +12,7 @@ import pytest
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess, site_state
-from medsilo.federation.turns import TurnKeeper
+from medsilo.federation.asking import TurnKeeper
 from medsilo.runs import paths
 from medsilo.runs.reading import read_now
 from medsilo.runs.schema import Doing, Progress, Round, SiteRound, SiteTurn, Turns

@@ -66,16 +66,14 @@ class Acceptance:
             self._check_joined(answer)
             return self._compared(answer)
         self._same_cases(site, answer)
-        if isinstance(answer, Trained):
+        if isinstance(answer, Trained | Delivered):
             self._in_range("validation", answer.validation)
-        if isinstance(answer, Delivered):
-            self._in_range("validation", answer.validation)
-            return self._with_outcome(answer, "validation")
         if isinstance(answer, Tried):
-            self.layers_of(answer)  # raises
+            self.layers_of(answer)  # raises, as below
         if isinstance(answer, Tested):
             self._check_test(answer, number)
-            return self._with_outcome(answer, "test")
+        if isinstance(answer, Delivered | Tested):
+            self.outcome_of(answer)
         return answer
 
     def _check_test(self, answer: Tested, number: int) -> None:
@@ -117,10 +115,6 @@ class Acceptance:
         warning = f"runs {'; '.join(told.values())}: its last digits may differ from those of the same study elsewhere"
         return answer.model_copy(update={"warnings": [*answer.warnings, warning]})
 
-    def _with_outcome(self, answer: Delivered | Tested, part: Part) -> SiteAnswer:
-        self.outcome_of(answer, part)  # raises
-        return answer
-
     def layers_of(self, answer: Tried | Tested) -> dict[str, Any]:
         """Return what a site tells to layers of the plan, checked."""
         part: Part = "validation" if isinstance(answer, Tried) else "test"
@@ -132,8 +126,9 @@ class Acceptance:
             raise Refused(f"layers: it tells of its {part} cases, of which it withholds a score")
         return {name: asking[name].read(part, told, self.plan, cases) for name, told in answer.layers.items()}
 
-    def outcome_of(self, answer: Delivered | Tested, part: Part) -> Any:
+    def outcome_of(self, answer: Delivered | Tested) -> Any:
         """Return what a site tells of the outcome, checked."""
+        part: Part = "validation" if isinstance(answer, Delivered) else "test"
         cases = getattr(answer.cases, part)
         withheld = part in answer.withheld or part in answer.noisy
         return self.plan.algorithm.outcome.read(answer.outcome, part, withheld, self.sites, cases)

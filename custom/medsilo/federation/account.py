@@ -8,19 +8,19 @@ and that answer is sent, as it was, when the server asks for it again.
 
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from medsilo.core.errors import reading
+from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_json
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups, Tensors
+from medsilo.federation.disclosure import finite
 from medsilo.federation.participant import Participant
-from medsilo.federation.private_site import PrivateNumbers, agreed, refuse_bare_counts
+from medsilo.federation.private_site import COUNTS_REFUSED, PrivateNumbers, agreed, how_told
 from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import ledger_of
 from medsilo.federation.seams import Channel, Missing, Outgoing, Place, Receive, Site
@@ -66,7 +66,8 @@ class PrivacyAccount:
         protection, promise = Protection(place), agreed(plan, demands)
         if promise is None or (demands is None and not protection.on):
             return None
-        refuse_bare_counts(plan, demands)
+        if how_told(plan, demands, "counts", True) == "silent":
+            raise Refused(COUNTS_REFUSED)
         asker = protection.asker
         ledger = ledger_of(protection.book, asker.data, place.kit)
         spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
@@ -121,8 +122,8 @@ class PrivacyAccount:
         delta = self.study.demands.delta if self.study.demands else 1e-5
         study, spent = standing.of(self.study.name) + added, standing.charged + added
         said = Spent(
-            study=_finite(epsilon_of(study, delta)),
-            all_studies=_finite(epsilon_of(spent, delta)),
+            study=finite(epsilon_of(study, delta)),
+            all_studies=finite(epsilon_of(spent, delta)),
             delta=delta,
             allowed=self.study.demands.epsilon if self.study.demands else None,
             entries=1 + sum(entry.spending == self.study.spending for entry in standing.entries),
@@ -247,7 +248,3 @@ class LedgerWatch:
         with reading(f"the heads of ledgers in {self.file.name}"):
             told = json.loads(self.file.read_text("utf-8"))
             return {site: [LedgerHead.read(head) for head in heads] for site, heads in told.items()}
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None

@@ -23,6 +23,7 @@ Two seams are inside of a round, since what stands there needs what the round ha
 and the server's `RoundAggregation` (aggregation.py). Secure aggregation is both; it stands nowhere else.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,12 +33,12 @@ import torch
 
 from medsilo.core import shelf
 from medsilo.core.errors import Lacks, MedsiloError, Refused
+from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Tensors
 from medsilo.federation.account import Accounting, LedgerWatch, PrivacyAccount
 from medsilo.federation.aggregation import RoundAggregation
-from medsilo.federation.asking import Questioner, Retry
-from medsilo.federation.disclosure import DisclosingSite
+from medsilo.federation.asking import Questioner, Retry, Tell, TurnKeeper
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
@@ -47,11 +48,10 @@ from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.seams import Channel, Envelope, Missing, Outgoing, Place, Receive, Site
 from medsilo.federation.server_state import ServerState
-from medsilo.federation.turns import Tell, TurnKeeper
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge
-from medsilo.runs.messages import FILES, Parcel
+from medsilo.runs.messages import ANSWERS, FILES, Parcel, Request
 
 
 class SuppliedSite:
@@ -117,6 +117,33 @@ def _content(path: Path, size: int) -> torch.Tensor:
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
+class DisclosingSite:
+    """A site that answers with what its participant found, as it may leave."""
+
+    def __init__(self, inner: Participant) -> None:
+        self.inner = inner
+
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        asked, started = Request.read(parcel.facts), time.monotonic()
+        forget_most()
+        found = self.inner.find(asked, parcel.groups, stop)
+        disclosure = self.inner.disclosure
+        answer = ANSWERS[asked.task](
+            task=asked.task,
+            round=asked.round,
+            study=asked.study,
+            package=disclosure.plan.code,
+            seconds=time.monotonic() - started,
+            memory=most_held(),
+            cases=disclosure.counted,
+            withheld=disclosure.withheld,
+            noisy=disclosure.noisy,
+            warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
+            **disclosure.told(found),
+        )
+        return answer.parcel(found.groups)
+
+
 class TrainingSite:
     """A site as it is in the process that trains: the participant, behind its disclosure and layers."""
 
@@ -141,7 +168,11 @@ def training_site(place: Place, kind: Callable[..., Participant] = Participant) 
     for layer in reversed(place.plan.layers):
         whole.site = layer.site(whole.site, place)
     if account:
-        whole.site = Accounting(whole.site, account, whole.participant, _prices(place.plan))
+
+        def beside(task: str, number: int) -> list[Charge]:
+            return [charge for layer in place.plan.layers for charge in layer.charges(task, number)]
+
+        whole.site = Accounting(whole.site, account, whole.participant, beside)
     return whole
 
 
@@ -151,11 +182,6 @@ def envelope_of(place: Place) -> Envelope:
         return Envelope()
     joins = Protection(place).join_sum
     return SealedSite(place.plan, place.site, place.folder, signer_of(place.kit), joins)
-
-
-def _prices(plan: Plan) -> Callable[[str, int], Sequence[Charge]]:
-    """Return what the layers of a plan charge for an answer."""
-    return lambda task, number: [charge for layer in plan.layers for charge in layer.charges(task, number)]
 
 
 def answering(place: Place, permission: Permission, kind: type[Participant] = Participant) -> Site:

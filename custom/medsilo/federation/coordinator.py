@@ -44,16 +44,18 @@ class Coordinator:
     ) -> None:
         """settings, kit: the server's own."""
         self.plan, self.record, self.engine, self.on_round = plan, record, engine, on_round
+        self.study = record.folder.name
+        self.sites = sorted(plan.participation.sites or sites)  # that train; others that are connected are not asked
+        self.everyone = sorted({*self.sites, *plan.participation.unseen})  # those too that only see the outcome
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
         self.layers_told: dict[str, Mapping[str, Any]] = {}  # by layers of the plan, to each site before the test
         settings = settings or SiteSettings(device="cpu")
-        sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
-        acceptance = Acceptance(plan, self.study, sites, sorted({*sites, *plan.participation.unseen}))
+        acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
         mixers: dict[str, Mixer] = {}
         server = ServerSide(
-            sites,
+            self.sites,
             mixers,
             acceptance.joined,
             self._contributors,
@@ -66,27 +68,12 @@ class Coordinator:
         )
         self.state = ServerState(plan, record, server, mixers, settings.waiting_memory << 20)
         heads = record.folder.parent / paths.LEDGER_HEADS
-        layers = asking(channel, plan, sites, record.tell_now, self.state.may_have_lost, heads)
+        layers = asking(channel, plan, self.sites, record.tell_now, self.state.may_have_lost, heads)
         self.asker = Questioner(acceptance, *layers)
         self.aggregation = aggregation_of(self.asker, self.state, kit)
         self.blame = Blame(plan.participation.when_missing)
-        if cautions := plan.cautions(sites):
+        if cautions := plan.cautions(self.sites):
             self.state.details["cautions"] = cautions
-
-    @property
-    def study(self) -> str:
-        """The study's name."""
-        return self.record.folder.name
-
-    @property
-    def sites(self) -> Sequence[str]:
-        """The sites that train, in sorted order."""
-        return self.state.sites
-
-    @property
-    def everyone(self) -> Sequence[str]:
-        """The sites, those too that only see the outcome."""
-        return self.asker.acceptance.everyone
 
     @property
     def absent(self) -> dict[str, str] | None:
@@ -105,7 +92,8 @@ class Coordinator:
         started, clock = now(), time.monotonic()
         if resume:
             with reading(f"the checkpoint of run {self.record.folder.name}"):
-                self._go_on()
+                self.state.restore()
+                self.rounds = self.record.forget_after(self.state.done)
         else:
             self.record.begin(self.plan)
         reason: str | None = STOPPED
@@ -133,10 +121,6 @@ class Coordinator:
             summary = summarise(self._account(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
-
-    def _go_on(self) -> None:
-        self.state.restore()
-        self.rounds = self.record.forget_after(self.state.done)
 
     def _check_sites(self) -> None:
         if len(self.sites) < (required := self.plan.participation.required):
@@ -233,13 +217,8 @@ class Coordinator:
 
     def _told(self, exchange: Exchange) -> dict[str, Any]:
         """Return what sites tell of the outcome."""
-        told: dict[str, Any] = {}
-        for site, answer in exchange.replies.items():
-            if isinstance(answer, Delivered):
-                told[site] = self.asker.acceptance.outcome_of(answer, "validation")
-            elif isinstance(answer, Tested):
-                told[site] = self.asker.acceptance.outcome_of(answer, "test")
-        return told
+        read, replies = self.asker.acceptance.outcome_of, exchange.replies.items()
+        return {site: read(answer) for site, answer in replies if isinstance(answer, Delivered | Tested)}
 
     # ------------------------------------------------------------------ asking
     def _end(self, task: End, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
@@ -322,12 +301,10 @@ class Coordinator:
             self.engine,
             self.sites,
             self.everyone,
-            self.plan.participation.required,
             sum(parameter.numel() for parameter in self.state.layout["model"].parameters()),
             self.state.done,
             self.rounds,
-            {task: end.replies for task, end in self.ends.items()},
-            {task: {site: gone.text for site, gone in end.missing.items()} for task, end in self.ends.items()},
+            self.ends,
             self.state.found(),
         )
 

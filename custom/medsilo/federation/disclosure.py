@@ -7,17 +7,13 @@ adds noise and says its price; who asked for how much is in the hospital's book 
 
 import math
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
 from medsilo.core.coarse import Resolution
-from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.package import machine_facts
-from medsilo.core.tensors import Groups
 from medsilo.federation.exact import (
     ExactDelivery,
     ExactLetter,
@@ -30,8 +26,7 @@ from medsilo.federation.exact import (
 from medsilo.federation.private_site import How, PrivateNumbers
 from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
-from medsilo.learning.loop import Stop
-from medsilo.runs.messages import ANSWERS, Counted, Parcel, Request
+from medsilo.runs.messages import Counted
 from medsilo.site.book import PARTS
 from medsilo.site.settings import FILE_NAME, DataPart
 from medsilo.tasks.decisions import RELIABILITY, coarse_reliability, threshold_of
@@ -53,6 +48,7 @@ CLASS = 4  # times the least: the cases of each class of a part where patients' 
 LOSS = "loss"  # of each case
 PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
 Part = Literal["validation", "test"]
+SCORED: tuple[Part, ...] = ("validation", "test")
 Told = dict[str, Any]  # fields of an answer
 NOTHING: Told = {"validation": None, "validation_loss": None}
 
@@ -71,6 +67,7 @@ class Disclosure:
         """numbers: how they are told in a study that promises privacy."""
         self.plan, self.task, self.data, self.settings = place.plan, place.plan.task, data, place.settings
         self.protection, self.numbers = protection, numbers
+        self.protected = protection.on  # whether patients are behind the numbers
         self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         self.sway = {part: self.task.goal.sway(getattr(data, part), self.patients[part]) for part in PARTS}
@@ -118,21 +115,16 @@ class Disclosure:
         own, share = self.protection.resolution(self.patients[part]), self.sway[part]
         return own if share is None else replace(own, weight=max(own.weight, share))
 
-    @property
-    def protected(self) -> bool:
-        """Return whether patients are behind the numbers."""
-        return self.protection.on
-
     # ------------------------------------------------------------------ validation
     def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
         """Return the scores of the model after so many rounds; with noise where that leaves: another release."""
-        noisy = self.noisy_score("validation", rounds, measures) if measures and self.chooses_by == "noisy" else None
+        noisy = self.noisy_score("validation", rounds, measures) if measures and "validation" in self.noisy else None
         return ExactScores(loss, score, measures, noisy)
 
     def rank(self, rounds: int, scored: ExactScores) -> float:
         """Return by what this site chooses among its models. Which one it chooses leaves, so the choice follows from
         what is told, or is the last one."""
-        if self.chooses_by != "exact":
+        if self._how("validation") != "exact":
             return float(rounds) if scored.noisy is None else scored.noisy
         return scored.score if math.isfinite(scored.score) else -sys.float_info.max
 
@@ -219,13 +211,7 @@ class Disclosure:
     @property
     def noisy(self) -> list[Part]:
         """Return the parts of which a score leaves with noise, and nothing else."""
-        parts: tuple[Part, ...] = ("validation", "test")
-        return [part for part in parts if self._how(part) == "noisy"]
-
-    @property
-    def chooses_by(self) -> How:
-        """Return how this site's choice of a model may depend on its validation cases, since the choice leaves."""
-        return self._how("validation")
+        return [part for part in SCORED if self._how(part) == "noisy"]
 
     def samples(self, cases: int) -> int:
         """Return the number of training cases on which tensors rest, as it is told."""
@@ -246,8 +232,7 @@ class Disclosure:
     @property
     def withheld(self) -> list[Part]:
         """The parts that have too few cases to tell a score."""
-        parts: tuple[Part, ...] = ("validation", "test")
-        return [part for part in parts if not self.tells(part)]
+        return [part for part in SCORED if not self.tells(part)]
 
     def score(self, part: Part, score: float) -> float:
         """Return a part's mean score as it is told."""
@@ -280,7 +265,8 @@ class Disclosure:
             for name, values in measures.items()
             if name != LOSS
         }
-        told = {name: self._coarse_mean(name, *values) for name, values in self._pairs(cut, patients).items()}
+        sums = task.goal.counts(cut, patients, self.least)  # and how many cases are in each
+        told = {name: self._coarse_mean(name, *own) for name, own in sums.items() if task.goal.layout[name] == 2}
         of_classes = task.goal.counts(cut, patients, CLASS * self.least) if task.goal.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
@@ -308,11 +294,6 @@ class Disclosure:
         histograms = chances(labels, torch.stack([measures["p0"], measures["p1"]], 1))
         return threshold_of(histograms, BINS if exact else BROAD, self.plan.tracking.sensitivity)
 
-    def _pairs(self, measures: Measures, patients: Sequence[str]) -> Counts:
-        """Sums over cases with their number."""
-        counts = self.task.goal.counts(measures, patients, self.least)
-        return {name: values for name, values in counts.items() if self.task.goal.layout[name] == 2}
-
     def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
         """A sum and its number of cases (or patients) as they are told."""
         resolution = self.resolution["test"]
@@ -336,40 +317,3 @@ class Disclosure:
             else None
             for part, own in counts.items()
         }
-
-
-class Finds(Protocol):
-    """A site inside of its disclosure: exact."""
-
-    disclosure: Disclosure
-    warnings: list[str]  # what the lead should know of what was found last
-
-    def find(self, asked: Request, groups: Groups, stop: Stop) -> ExactResult:
-        """Do what is asked."""
-
-
-class DisclosingSite:
-    """A site that answers with what its participant found, as it may leave."""
-
-    def __init__(self, inner: Finds) -> None:
-        self.inner = inner
-
-    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
-        asked, started = Request.read(parcel.facts), time.monotonic()
-        forget_most()
-        found = self.inner.find(asked, parcel.groups, stop)
-        disclosure = self.inner.disclosure
-        answer = ANSWERS[asked.task](
-            task=asked.task,
-            round=asked.round,
-            study=asked.study,
-            package=disclosure.plan.code,
-            seconds=time.monotonic() - started,
-            memory=most_held(),
-            cases=disclosure.counted,
-            withheld=disclosure.withheld,
-            noisy=disclosure.noisy,
-            warnings=[*self.inner.warnings, *(disclosure.warnings() if asked.task == "join" else [])],
-            **disclosure.told(found),
-        )
-        return answer.parcel(found.groups)

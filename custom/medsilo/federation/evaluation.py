@@ -53,17 +53,20 @@ class Evaluation:
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
         """Return mean loss, mean score, and what is measured of each case (the metric alone by default), in order."""
-        task, order = self.task, self._order(part, model)
-        measure = (measuring or self._by_metric)(_ordered(part, order))
-        if self.protected:
-            measure = with_losses(measure, task.goal.case_losses)
-        measure = of_numbers(measure)
+        task, goal, order = self.task, self.task.goal, self._order(part, model)
+        own = measuring(_ordered(part, order)) if measuring else None
+
+        def measure(output: Tensor, target: Tensor) -> Measures:
+            refuse_nan(output)  # argmax makes a class of NaN, too
+            found = own(output, target) if own else {goal.metric: goal.case_scores(output, target)}
+            return {**found, LOSS: goal.case_losses(output, target)} if self.protected else found
+
         data = self._in_order(part, order)
-        loss, measures = evaluate(model, data, task.goal.loss, measure, self.compute, stop, task.infer)
+        loss, measures = evaluate(model, data, goal.loss, measure, self.compute, stop, task.infer)
         if order is not None:
             back = order.argsort()
             measures = {name: values[back] for name, values in measures.items()}
-        return loss, task.goal.score(measures[task.goal.metric]), measures
+        return loss, goal.score(measures[goal.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the cases as this model is evaluated on them."""
@@ -72,17 +75,20 @@ class Evaluation:
     @torch.no_grad()
     def seen(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, Tensor, list[int]]]:
         """Yield inputs, outputs, targets, and places in the part, of its cases as this model is evaluated on them."""
+        for inputs, targets, cases in self._with_places(part, model):
+            yield inputs, self._output(model, inputs), targets, cases
+
+    def _with_places(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+        """Yield inputs, targets, and places in the part, of its cases as this model is evaluated on them."""
         order, first = self._order(part, model), 0
         for inputs, targets in self._in_order(part, order):
-            with self.compute.cast():
-                output = self.task.infer(model.eval(), inputs)
-            cases = range(first, first + len(inputs)) if order is None else order[first : first + len(inputs)].tolist()
-            yield inputs, output.float(), targets, list(cases)
-            first += len(inputs)
+            here = range(first, first + len(inputs))
+            yield inputs, targets, list(here) if order is None else order[here.start : here.stop].tolist()
+            first = here.stop
 
-    def _by_metric(self, cases: Dataset) -> Measure:
-        """Return what measures cases by the task's metric alone."""
-        return lambda output, target: {self.task.goal.metric: self.task.goal.case_scores(output, target)}
+    def _output(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        with self.compute.cast():
+            return self.task.infer(model.eval(), inputs).float()
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
         """Return the order of a part's cases: mixed, always in the same way, where a batch norm judges by the batch."""
@@ -127,46 +133,22 @@ class Evaluation:
 
         judged: the model by which the cases were ordered when they were tested.
         """
-        task, goal = self.task, self.task.goal
+        goal = self.task.goal
         if not isinstance(goal, Segmentation) or not self.draws:
             return
-        ranked, order = measures[goal.metric].argsort(stable=True), self._order(self.data.test, judged)
+        ranked = measures[goal.metric].argsort(stable=True)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
         chosen = {which: int(ranked[place]) for which, place in places.items()}
-        first = 0
-        for inputs, targets in self._in_order(self.data.test, order):  # in the batches that were tested
-            cases = range(first, first + len(inputs)) if order is None else order[first : first + len(inputs)].tolist()
-            here = {which: list(cases).index(case) for which, case in chosen.items() if case in cases}
-            if here:
-                with self.compute.cast():
-                    output = task.infer(model.eval(), inputs)
-                found, right = (goal.masks(labels) for labels in (goal.found(output.float(), targets), targets))
+        for inputs, targets, cases in self._with_places(self.data.test, judged):  # in the batches that were tested
+            if here := {which: cases.index(case) for which, case in chosen.items() if case in cases}:
+                output = self._output(model, inputs)
+                found, right = (goal.masks(labels) for labels in (goal.found(output, targets), targets))
                 for which, n in here.items():
                     draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
-            first += len(inputs)
 
 
 def _ordered(part: Dataset, order: Tensor | None) -> Dataset:
     return part if order is None else Subset(part, order.tolist())
-
-
-def of_numbers(measure: Measure) -> Measure:
-    """Return what measures outputs that are numbers, and refuses others: argmax makes a class of NaN, too."""
-
-    def measured(output: Tensor, target: Tensor) -> Measures:
-        refuse_nan(output)
-        return measure(output, target)
-
-    return measured
-
-
-def with_losses(measure: Measure, losses: Callable[[Tensor, Tensor], Tensor]) -> Measure:
-    """Return what measures each case's loss, too."""
-
-    def measured(output: Tensor, target: Tensor) -> Measures:
-        return {**measure(output, target), LOSS: losses(output, target)}
-
-    return measured
 
 
 def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:

@@ -103,7 +103,10 @@ class Clock:
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.file, self.limits = folder / WORKED, limits
-        self.before = _minutes(self.file)  # those of earlier answers
+        self.before = 0.0  # minutes of earlier answers
+        if self.file.exists():
+            with reading("the time that this site has worked for the study"):
+                self.before = float(json.loads(self.file.read_text("utf-8"))["minutes"])
         self.started: float | None = None  # of the answer that is being made
         self.written = 0.0
         self._writing = threading.Lock()
@@ -141,13 +144,6 @@ class Clock:
 
     def _since(self) -> float:
         return 0.0 if self.started is None else (time.monotonic() - self.started) / 60
-
-
-def _minutes(file: Path) -> float:
-    if not file.exists():
-        return 0.0
-    with reading("the time that this site has worked for the study"):
-        return float(json.loads(file.read_text("utf-8"))["minutes"])
 
 
 def _where(key: str) -> str:

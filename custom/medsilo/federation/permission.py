@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from medsilo.core.errors import MedsiloError, Refused, Undecided
-from medsilo.core.tensors import Groups
 from medsilo.federation.account import digest_of
 from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import accepted_of, approvals_of
@@ -41,11 +40,15 @@ class Permission:
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         asked = Request.read(parcel.facts)
 
-        def look() -> None:
+        def look() -> None:  # now and then, between batches
             stop()
-            self.look(asked.round)
+            if time.monotonic() - self._looked >= LOOK:
+                self.check(number=asked.round)
 
-        self.begin(asked, parcel.groups)
+        decision = self.check(asked.sites, asked.round)
+        if self.approvals and decision and decision.limits.rounds and asked.task == "round":
+            given = Parcel(parcel.groups, {"study": asked.study, "round": asked.round})
+            self.approvals.count(decision, digest_of(given)[:32])  # asking the same again is no other round
         reply = self.inner.answer(parcel, look)
         self.check(asked.sites, asked.round)  # the last thing before it leaves
         return reply
@@ -71,18 +74,6 @@ class Permission:
         if objection := decision.objection(plan, own, told, number, self.approvals.data, time.time()):
             raise Refused(self._refusal(objection))
         return decision
-
-    def begin(self, asked: Request, groups: Groups) -> None:
-        """The same before an answer is made; a round is counted, and asking the same again is no other round."""
-        decision = self.check(asked.sites, asked.round)
-        if self.approvals and decision and decision.limits.rounds and asked.task == "round":
-            given = Parcel(groups, {"study": asked.study, "round": asked.round})
-            self.approvals.count(decision, digest_of(given)[:32])
-
-    def look(self, number: int) -> None:
-        """The same now and then, between batches."""
-        if time.monotonic() - self._looked >= LOOK:
-            self.check(number=number)
 
     def wait(self, stop: Callable[[], None]) -> None:
         """Wait as long as the hospital wants for somebody to decide; raises Refused. `stop` raises to end it."""

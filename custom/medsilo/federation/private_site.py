@@ -233,12 +233,6 @@ class PrivateNumbers:
         return NoiseSource()
 
 
-def refuse_bare_counts(plan: Plan, demands: Demands | None) -> None:
-    """Raise Refused where numbers of cases would leave that are neither public nor noisy."""
-    if how_told(plan, demands, "counts", True) == "silent":
-        raise Refused(COUNTS_REFUSED)
-
-
 @dataclass(frozen=True)
 class PrivateSite:
     """The meaning of a promise for the training at one site."""

@@ -61,12 +61,12 @@ class ServerState:
     def open(self, number: int) -> None:
         """Begin a round."""
         place = self.course.place_of(number)
-        if place != self.place:
-            self.enter(self.course.phases[place])
-            self.place = place
-        for group in self.expected(self.course.phases[place]):
-            self.mixers[group].start(self.sites)
         phase = self.course.phases[place]
+        if place != self.place:
+            self.enter(phase)
+            self.place = place
+        for group in self.expected(phase):
+            self.mixers[group].start(self.sites)
         hidden = self.plan.sealed_forms(phase)
         read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
         kept = views(read, self.layout)

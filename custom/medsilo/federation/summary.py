@@ -6,6 +6,7 @@ from typing import Any
 
 from medsilo.core.lifeline import most_held
 from medsilo.core.package import package_facts
+from medsilo.federation.asking import Exchange
 from medsilo.plan import Plan
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.record import now
@@ -37,19 +38,15 @@ class Account:
     engine: str
     sites: Sequence[str]  # that train
     everyone: Sequence[str]  # those too that only see the outcome
-    required: int
     parameters: int
     done: int
     rounds: Sequence[Round]
-    replies: Mapping[
-        str, Mapping[str, SiteAnswer]
-    ]  # by `join`, `deliver` and `test`, as far as they were asked; by site
-    absences: Mapping[str, Mapping[str, str]]  # the same: why a site is missing
+    ends: Mapping[str, Exchange]  # what came of `join`, `deliver` and `test`, as far as they were asked
     details: Mapping[str, Any]
 
     def reply(self, end: str, site: str) -> SiteAnswer | None:
         """Return a site's answer before the first or after the last round."""
-        return self.replies.get(end, {}).get(site)
+        return self.ends[end].replies.get(site) if end in self.ends else None
 
     def tested(self, site: str) -> Tested | None:
         """Return a site's test."""
@@ -59,7 +56,7 @@ class Account:
 
 def summarise(led: Account, reason: str | None, started: str, seconds: float) -> Summary:
     """Say who did what, with which outcome; a study that failed has a summary, too."""
-    plan = led.plan
+    plan, rules = led.plan, led.plan.participation
     sites = {site: _site_result(led, site) for site in led.sites}
     tests = [tested for site in led.sites if (tested := led.tested(site))]
     told = [with_derived(tested.counts, plan.task.goal.classes, tested.threshold) for tested in tests]
@@ -82,7 +79,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
         network=plan.network.name,
         parameters=led.parameters,
         rounds=RoundCount(planned=plan.rounds, done=led.done),
-        agreed=Agreement(sites=list(led.sites), minimum=led.required, when_missing=plan.participation.when_missing),
+        agreed=Agreement(sites=list(led.sites), minimum=rules.required, when_missing=rules.when_missing),
         selected=Selection(
             by="site" if plan.algorithm.outcome.personal else "mean",
             rounds={site: tested.selected for site in led.everyone if (tested := led.tested(site))},
@@ -142,7 +139,7 @@ def _site_result(led: Account, site: str) -> SiteResult:
     known = [line for line in lines[: led.done] if line]
     joined, delivered, tested = led.reply("join", site), led.reply("deliver", site), led.tested(site)
     validation = [line.validation if line else None for line in lines]
-    if "deliver" in led.replies:
+    if "deliver" in led.ends:
         validation.append(delivered.validation if isinstance(delivered, Delivered) else None)
     reply = joined or delivered or tested
     return SiteResult(
@@ -152,10 +149,10 @@ def _site_result(led: Account, site: str) -> SiteResult:
         absent=joined.absent if isinstance(joined, Joined) else [],
         contributed=len(known),
         missed={line.round: reason for line in led.rounds if (reason := line.absence(site))},
-        missed_ends={end: missing[site] for end, missing in led.absences.items() if site in missing},
+        missed_ends={end: own.missing[site].text for end, own in led.ends.items() if site in own.missing},
         warnings=_warnings(led, site),
         validation=validation,
-        **(_as_tested(led.plan.task, tested) if tested else {}),
+        **(tested_as(led.plan.task, dict(tested), tested.threshold) if tested else {}),
         bytes_up=sum(line.bytes_up for line in known),
         bytes_down=sum(line.bytes_down for line in known),
         seconds=round(sum(line.seconds for line in known), 3),
@@ -163,22 +160,12 @@ def _site_result(led: Account, site: str) -> SiteResult:
     )
 
 
-def _as_tested(task: Task, tested: Tested) -> dict[str, Any]:
-    return tested_as(task, tested.test, tested.test_loss, tested.test_cases, tested.counts, tested.threshold)
-
-
-def tested_as(
-    task: Task,
-    score: float | None,
-    loss: float | None,
-    cases: int,
-    counts: Mapping[str, list[float]],
-    threshold: float | None = None,
-) -> dict[str, Any]:
+def tested_as(task: Task, told: Mapping[str, Any], threshold: float | None) -> dict[str, Any]:
     """Return a site's test as the summary has it; `withheld` names what the site keeps because of too few cases."""
+    counts: Counts = told["counts"]
     known = with_derived(dict(counts), task.goal.classes, threshold)
     return {
-        "test": {task.goal.metric: score, "loss": loss, "cases": cases},
+        "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": told["test_cases"]},
         "figures": task.goal.figures(known),
         "withheld": sorted(task.goal.layout.keys() - counts.keys()),
         "decisions": decisions_in(known, task.goal.classes, threshold) if CONFUSION in known else None,
@@ -210,5 +197,5 @@ def reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
 def _warnings(led: Account, site: str) -> dict[str, list[str]]:
     """Return what a site had to say beside its answers, by round or end."""
     told = {str(line.round): line.warnings.get(site, []) for line in led.rounds}
-    told |= {end: reply.warnings for end in led.replies if (reply := led.reply(end, site))}
+    told |= {end: reply.warnings for end in led.ends if (reply := led.reply(end, site))}
     return {when: lines for when, lines in told.items() if lines}

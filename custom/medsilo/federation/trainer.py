@@ -15,7 +15,7 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.seams import Place
 from medsilo.federation.site_state import NowFile, SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import Compute, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.tasks.task import SiteData, label_counts, names_of, patients_of
 
@@ -38,23 +38,16 @@ class Trainer:
         """tells: a network's loss over the training cases and its score over the validation cases."""
         self.place, self.data, self.state, self.protection = place, data, state, protection
         self.private, self.tells = private, tells
+        self.compute = state.compute
         self.train: Dataset = data.train  # the training cases of this study
-        self.doing = NowFile(place.folder, device=str(state.compute.device))
-
-    @property
-    def compute(self) -> Compute:
-        """The device that trains."""
-        return self.state.compute
+        self.doing = NowFile(place.folder, device=str(self.compute.device))
 
     @cached_property
-    def secret(self) -> int | None:
-        """A number that only this hospital knows, where real patients were promised privacy."""
-        return self.protection.book.number("draws") if self.private and not self.place.plan.task.synthetic else None
-
-    @property
     def drawn_from(self) -> int:
-        """Return the number from which chance in training follows: the plan's seed, or a secret of this hospital."""
-        return self.place.plan.seed if self.secret is None else self.secret
+        """Return the number from which chance in training follows: the plan's seed, or, where real patients were
+        promised privacy, one that only this hospital knows."""
+        plan = self.place.plan
+        return self.protection.book.number("draws") if self.private and not plan.task.synthetic else plan.seed
 
     @property
     def samples(self) -> int:
@@ -64,9 +57,9 @@ class Trainer:
     # ------------------------------------------------------------------ whose cases
     def truncate(self, cases: int | None) -> None:
         """Train on so many cases, always the same ones, when the plan asks for sites of one size."""
-        all_of_them: int = len(self.data.train)  # type: ignore[arg-type]
+        self.train = self.data.train
+        all_of_them: int = len(self.train)  # type: ignore[arg-type]
         if not self.place.plan.training.truncate or cases is None or cases >= all_of_them:
-            self.train = self.data.train
             return
         seed = self.place.plan.seed
         if self.protection.on:  # always the same cases, in steps that are no single patient's

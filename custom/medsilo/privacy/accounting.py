@@ -43,7 +43,8 @@ def epsilon(charges: Iterable[Charge], delta: float) -> float:
 
 def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
     """Return the ε that holds at this δ for mechanisms that were used so often, as `counted` counts them."""
-    _check_delta(delta)
+    if not 1e-12 <= delta < 1:
+        raise MedsiloError(f"δ = {delta:g} is no use: give a number from 1e-12 to less than 1")
     parts = _parts(used)
     return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
 
@@ -114,11 +115,6 @@ def _crossing(cost: Callable[[float], float], target: float, low: Point, high: P
         here = middle, cost(middle)
         low, high = (low, here) if here[1] <= target else (here, high)
     return high[0]
-
-
-def _check_delta(delta: float) -> None:
-    if not 1e-12 <= delta < 1:
-        raise MedsiloError(f"δ = {delta:g} is no use: give a number from 1e-12 to less than 1")
 
 
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:

@@ -22,7 +22,6 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
-KEY = 32  # bytes
 CHUNK = 1 << 16  # numbers that are made at once: they stay in the processor's cache
 EXACT = 2.0**-53
 BITS = 40
@@ -44,10 +43,8 @@ class NoiseSource:
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        """Begin a stream with a fresh key; with a given one it is secret only as far as the key is."""
-        drawn = secrets.token_bytes(KEY) if key is None else key
-        if len(drawn) != KEY:
-            raise ValueError(f"a key has {KEY} bytes, not {len(drawn)}")
+        """Begin a stream with a fresh key; with a given one of 32 bytes it is secret only as far as the key is."""
+        drawn = secrets.token_bytes(32) if key is None else key
         self._stream = Cipher(algorithms.ChaCha20(drawn, bytes(16)), None).encryptor()
 
     @classmethod

@@ -17,8 +17,8 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Tensors
 from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.letters import BOXED, NONCE, SIGNATURE, SIGNED_SHARE, TAG, Accusation, Introduction, Offered
-from medsilo.sealing.masks import agree, assembly_digest, confirmed, offered, public_of, shared
-from medsilo.sealing.streams import KEY, derive, statement
+from medsilo.sealing.masks import agree, confirmed, offered, public_of, shared
+from medsilo.sealing.streams import KEY, derive, digest, statement
 from medsilo.sealing.terms import Terms
 
 LOCKED = NONCE + TAG  # that a box has more than its content
@@ -43,7 +43,8 @@ class Assembled:
         if tuple(own.site for own in introductions) != terms.sites:
             raise Refused("the server: the sites whose keys it relays are not those of the study, in their order")
         self.terms, self.introductions = terms, tuple(introductions)
-        self.digest = assembly_digest(terms, self.introductions)
+        keys = [part for own in self.introductions for part in (own.site, own.channel, own.signing)]
+        self.digest = digest("assembly", terms.digest, *keys)  # stands for the terms and the keys of all sites
 
     def key_of(self, site: str) -> bytes:
         """Return a site's public key for boxes."""

@@ -82,13 +82,9 @@ class Secrets(_Hidden):
     assembly: Assembly | None = None
     turn: Turn | None = None
 
-    def to_bytes(self) -> bytes:
-        """Return the secrets as a file holds them."""
-        return self.model_dump_json().encode()
-
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read what `to_bytes` returned; raises MedsiloError."""
+        """Read what a file holds of them; raises MedsiloError."""
         try:
             return cls.model_validate_json(content)
         except ValidationError:

@@ -15,15 +15,9 @@ from collections.abc import Sequence
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from medsilo.core.errors import Refused
-from medsilo.sealing.letters import Introduction, Offered
+from medsilo.sealing.letters import Offered
 from medsilo.sealing.streams import Stream, derive, digest, statement
 from medsilo.sealing.terms import SealedBlock, Terms
-
-
-def assembly_digest(terms: Terms, introductions: Sequence[Introduction]) -> bytes:
-    """Return bytes that stand for the terms and for the keys of all sites."""
-    keys = [part for own in introductions for part in (own.site, own.channel, own.signing)]
-    return digest("assembly", terms.digest, *keys)
 
 
 def context_of(

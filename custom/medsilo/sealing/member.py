@@ -9,6 +9,7 @@ who sent it.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from secrets import token_bytes
 from typing import Self
 
@@ -39,9 +40,6 @@ class Member:
             raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; start again")
         self.terms, self.site = terms, secrets.site
         self._signer, self._kept, self.memory = signer, secrets, memory
-        self._channels: Channels | None = None
-        if secrets.assembly:
-            self._connect(Assembled(terms, secrets.assembly.introductions))
 
     def __repr__(self) -> str:
         return f"<Member {self.site} of {self.terms.study}>"
@@ -60,7 +58,7 @@ class Member:
 
     def saved(self) -> bytes:
         """Return what the site must keep, all of it secret."""
-        return self._kept.to_bytes()
+        return self._kept.model_dump_json().encode()
 
     # ------------------------------------------------------------------ a study begins
     @property
@@ -90,7 +88,7 @@ class Member:
 
     def meet(self, assembly: letters.Assembly) -> None:
         """Check the keys of all sites, as the server relays them, and take them."""
-        together = Assembled(self.terms, assembly.introductions)
+        Assembled(self.terms, assembly.introductions)  # raises where these are other sites
         mine = self._public_keys()
         for own in assembly.introductions:
             if own.site == self.site:
@@ -101,17 +99,14 @@ class Member:
             self._signer.check(own.site, own.certificates, own.signature, content)
         if self._kept.assembly and self._kept.assembly != assembly:
             raise Refused("the server: it relays other keys of the sites than before")
-        self._connect(together)
         self._keep(assembly=assembly)
 
-    def _connect(self, together: Assembled) -> None:
-        self._channels = Channels(self.site, self._kept.channel, self._kept.signing, together)
-
-    @property
+    @cached_property
     def _linked(self) -> Channels:
-        if self._channels is None:
+        kept = self._kept
+        if kept.assembly is None:
             raise MedsiloError("sealing: this site has not got the keys of the others yet")
-        return self._channels
+        return Channels(self.site, kept.channel, kept.signing, Assembled(self.terms, kept.assembly.introductions))
 
     def _keep(self, **changed: object) -> None:
         self._kept = self._kept.model_copy(update=changed)
@@ -358,7 +353,8 @@ class Member:
         for block in blocks:
             if block.reader not in (SERVER, self.site):
                 continue
-            words = self._came(block, sums)
+            came = as_words(SERVER_SAYS, sums.get(block.name), block.flat.words, block.fixed.bits)
+            words = came.copy()
             keys = [self._reader_key(block, site, claim.context) for site in claim.sites]
             add_streams(words, [(key, -1) for key in keys if key is not None])
             opened[block.name] = block.read(words, block.weights, places, (divisors or {}).get(block.name))
@@ -381,7 +377,3 @@ class Member:
         if block.name not in groups:
             raise MedsiloError(f"sealing: there are no tensors for {block.name}")
         return block.flat.encode(groups[block.name], block.fixed, weight)
-
-    def _came(self, block: SealedBlock, sums: Mapping[str, Tensor]) -> Words:
-        """Return a copy of the words of a block that the server sent."""
-        return as_words(SERVER_SAYS, sums.get(block.name), block.flat.words, block.fixed.bits).copy()

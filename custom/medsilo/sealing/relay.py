@@ -130,22 +130,17 @@ class MaskedSums:
             raise Refused(f"{site}: it is not in round {self.number}")
         if self._survivors:
             raise Refused(f"{site}: what it sealed comes too late for round {self.number}")
-        for name, words in self._words(site, sealed).items():
-            if name in self._sums:
-                np.add(self._sums[name], words, out=self._sums[name])
-            else:
-                self._sums[name] = words.copy()
-        self._came.add(site)
-
-    def _words(self, site: str, sealed: Tensors) -> dict[str, Words]:
-        """Return what a site sealed as words, not copied; raises Refused, naming it."""
         if site in self._came:
             raise Refused(f"{site}: it has already sent what it sealed in round {self.number}")
         if set(sealed) != {block.name for block in self.blocks}:
             raise Refused(f"{site}: what it sealed lacks a block of round {self.number}, or has one too many")
-        return {
-            block.name: as_words(site, sealed[block.name], block.flat.words, block.fixed.bits) for block in self.blocks
-        }
+        came = [as_words(site, sealed[block.name], block.flat.words, block.fixed.bits) for block in self.blocks]
+        for block, words in zip(self.blocks, came, strict=True):
+            if block.name in self._sums:
+                np.add(self._sums[block.name], words, out=self._sums[block.name])
+            else:
+                self._sums[block.name] = words.copy()
+        self._came.add(site)
 
     def survivors(self) -> letters.Survivors:
         """Close the round: return the sites whose uploads are added. Raises ParticipationError if they are too few."""

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -33,27 +33,10 @@ ECDSA = ec.ECDSA(SHA256())
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 
-class Signer(Protocol):
-    """A site's own identity, and how it tells whether others are who they say."""
-
-    @property
-    def said(self) -> str:
-        """Return what the keys of a study rest on, for results."""
-
-    @property
-    def certificates(self) -> tuple[bytes, ...]:
-        """Its certificate and those between it and the root, in DER."""
-
-    def sign(self, content: bytes) -> bytes:
-        """Return a signature of this site."""
-
-    def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
-        """Raise Refused, naming the site, unless it signed this content."""
-
-
 class Unsigned:
     """No identity: for simulations, whose sites have no certificates. A server in the middle is not noticed."""
 
+    # What the keys of a study rest on, for results.
     said: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 
@@ -87,8 +70,7 @@ class Certified:
         try:
             chain, anchor = x509.load_pem_x509_certificates(certificate), x509.load_pem_x509_certificate(root)
             private = load_pem_private_key(key, None)
-            public = (chain[0].public_key(), private.public_key())
-            same = len({key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for key in public}) == 1
+            same = chain[0].public_key() == private.public_key()
         except (ValueError, TypeError) as error:
             raise MedsiloError(
                 f"sealing: the kit's certificate, key or root cannot be read ({type(error).__name__}); ask the lead "
@@ -128,6 +110,9 @@ class Certified:
             raise Refused(
                 f"{site}: its certificate is not of the consortium's root ({type(error).__name__})", private=str(error)
             ) from error
+
+
+Signer = Unsigned | Certified  # a site's own identity, and how it tells whether others are who they say
 
 
 def own_key(path: Path, of: str) -> PrivateKey:

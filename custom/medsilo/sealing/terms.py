@@ -112,22 +112,15 @@ class SealedBlock:
 
 
 def check_blocks(terms: Terms, blocks: Sequence[SealedBlock]) -> None:
-    """Raise PlanError unless these blocks can be sealed under these terms."""
+    """Raise PlanError unless these blocks can be sealed under these terms, and Refused for wrong weights."""
     if not blocks or len({block.name for block in blocks}) != len(blocks):
         raise PlanError("sealing: a round seals at least one block, each under a name of its own")
     for block in blocks:
         if block.reader not in (SERVER, *terms.sites):
             raise PlanError(f"sealing: the sum of {block.name} cannot be for {block.reader}, who is not of the study")
-        if block.weights is not None:
-            check_row(terms, block.name, block.weights, block.fixed)
-
-
-def check_row(terms: Terms, name: str, row: Sequence[int], fixed: FixedPoint) -> None:
-    """Raise Refused unless this is a row of weights for these sites, within the range of the numbers."""
-    if len(row) != len(terms.sites) or min(row) < 0 or not 0 < sum(row) <= fixed.weights:
-        raise Refused(
-            f"the weights of {name} must be {len(terms.sites)} whole numbers that add up to 1 to {fixed.weights}"
-        )
+        row, count, most = block.weights, len(terms.sites), block.fixed.weights
+        if row is not None and (len(row) != count or min(row) < 0 or not 0 < sum(row) <= most):
+            raise Refused(f"the weights of {block.name} must be {count} whole numbers that add up to 1 to {most}")
 
 
 def check_hidden(terms: Terms, block: SealedBlock, places: Collection[int]) -> None:

@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check_host()
             reply = self._exchanged() if urlsplit(self.path).path == START else made()
         except NotServed as error:
-            reply = Reply(_plain_page(error.status), error.status)
+            reply = Reply(_refusal(error.status), error.status)
         self._late.cancel()
         self._send(reply)
 
@@ -249,20 +249,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _onward(place: str) -> str:
     """Return a page that goes on by itself: what it asks for comes from this server, so the cookie is sent along."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>medsilo</title>'
-        f'<meta http-equiv="refresh" content="0; url={place}"></head>'
-        f'<body><p><a href="{place}">Go on to the page</a></p></body></html>'
-    )
+    refresh = f'<meta http-equiv="refresh" content="0; url={place}">'
+    return _plain_page("medsilo", f'<p><a href="{place}">Go on to the page</a></p>', refresh)
 
 
-def _plain_page(status: HTTPStatus) -> str:
-    advice = ""
-    if status is HTTPStatus.FORBIDDEN:
-        advice = (
-            "<p>A start address is good for one use. For another, end medsilo approve --page and start it again.</p>"
-        )
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{status.phrase}</title></head>'
-        f"<body><h1>{status.phrase}</h1>{advice}</body></html>"
-    )
+def _refusal(status: HTTPStatus) -> str:
+    advice = "<p>A start address is good for one use. For another, end medsilo approve --page and start it again.</p>"
+    return _plain_page(status.phrase, f"<h1>{status.phrase}</h1>{advice if status is HTTPStatus.FORBIDDEN else ''}")
+
+
+def _plain_page(title: str, body: str, head: str = "") -> str:
+    top = f'<head><meta charset="utf-8"><title>{title}</title>{head}</head>'
+    return f'<!doctype html><html lang="en">{top}<body>{body}</body></html>'

@@ -4,6 +4,7 @@ import getpass
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -294,14 +295,11 @@ def _shown(text: str) -> str:
 
 def _chart(rows: tuple[Row, ...], planned: int) -> Any:
     """Draw this site's scores by round; of many rounds some."""
-    some = rows[:: max(1, -(-len(rows) // DRAWN))]
     places, values = [], []
-    for row in some:
-        try:
-            value = float(row["validation"])
-            places.append(float(row["validated_round"]))
+    for row in rows[:: max(1, -(-len(rows) // DRAWN))]:
+        with suppress(KeyError, ValueError):
+            value, place = float(row["validation"]), float(row["validated_round"])
             values.append(value)
-        except (KeyError, ValueError):
-            continue
-    last = max([planned, *places]) if places else planned
-    return validation_chart([Series("this hospital", values, places=places)], "score", key="own", last_x=last)
+            places.append(place)
+    line = Series("this hospital", values, places=places)
+    return validation_chart([line], "score", key="own", last_x=max([planned, *places]))

@@ -16,10 +16,10 @@ from socket import socket, socketpair
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
 from medsilo.core.files import make_folder
+from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
 from medsilo.federation.seams import Place
@@ -41,7 +41,7 @@ def send(end: socket, message: dict[str, Any], groups: Groups | None = None) -> 
     end.sendall(LENGTH.pack(len(head)) + head)
     for own in groups.values():
         for tensor in own.values():
-            end.sendall(_bytes(tensor.contiguous()))
+            end.sendall(bytes_of(tensor.contiguous()))
 
 
 def receive(end: socket) -> tuple[dict[str, Any], Groups]:
@@ -53,12 +53,8 @@ def receive(end: socket) -> tuple[dict[str, Any], Groups]:
         groups[group] = {}
         for name, dtype, shape in own:
             tensor = groups[group][name] = torch.empty(shape, dtype=getattr(torch, dtype))
-            _fill(end, _bytes(tensor))
+            _fill(end, bytes_of(tensor))
     return message, groups
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _fill(end: socket, memory: memoryview) -> memoryview:
@@ -165,15 +161,11 @@ class IsolatedParticipant:
     def _death(self, process: subprocess.Popen) -> str:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=STOP_LIMIT)
-        code = process.poll()
+        code = process.poll()  # None: it stalled
         self._renew()
-        reason = f"the training process died {_how_it_died(code)}"
+        died_of = signal.Signals(-code) if code and code < 0 else None
+        how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"
+        what_now = f"{WHY.get(died_of, UNKNOWN)}; a new one goes on from the site's saved state"
+        reason = f"the training process died ({how}): {what_now}"
         log.warning(reason)
         return reason
-
-
-def _how_it_died(code: int | None) -> str:
-    """Return what an exit code tells, and what to do; None: the process stalled."""
-    died_of = signal.Signals(-code) if code and code < 0 else None
-    how = died_of.name if died_of else "it stalled" if code is None else f"exit code {code}"
-    return f"({how}): {WHY.get(died_of, UNKNOWN)}; a new one goes on from the site's saved state"

@@ -57,24 +57,21 @@ def _others(startup: Path) -> set[str]:
 
 def accepted_of(kit: KitFiles) -> AcceptedSettings:
     """Return what a hospital remembers of its own settings, which it signs with the key of its kit."""
-    key = key_of(kit)
-    assert key
-    return AcceptedSettings(kit.kit, key)
+    return AcceptedSettings(kit.kit, key_of(kit))
 
 
 def approvals_of(book: Book, kit: KitFiles, settings: SiteSettings) -> Approvals:
     """Return a site's approvals, which it signs with the key of its kit."""
-    key = key_of(kit)
-    assert key
-    return Approvals(book.folder, key, data_set(settings.data, "") if settings.data else "")
+    return Approvals(book.folder, key_of(kit), data_set(settings.data, "") if settings.data else "")
 
 
 def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:
     """Return a hospital's ledger of one data set, signed by the key of its kit where there is one."""
-    return Ledger(book.folder, data, key_of(kit), kit.kit if kit else None)
+    return Ledger(book.folder, data, key_of(kit), kit.kit) if kit else Ledger(book.folder, data)
 
 
-def key_of(kit: KitFiles | None) -> PrivateKey | None:
-    """Return the key of a kit; None without one."""
+def key_of(kit: KitFiles) -> PrivateKey:
+    """Return the key of a kit."""
     signer = signer_of(kit)
-    return signer.key if isinstance(signer, Certified) else None
+    assert isinstance(signer, Certified)
+    return signer.key

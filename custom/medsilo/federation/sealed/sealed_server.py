@@ -182,16 +182,14 @@ class SealedServer(RoundAggregation):
             sums.offer(site, Offer.read(site, letters.get("offer")))
 
         again = self._repeated(number)
-        exchange = self._ask("offer", number, self._honest(again or self.sites), lambda site: self._told(), offered)
+        honest = [site for site in again or self.sites if site not in self._spoilers]
+        exchange = self._ask("offer", number, honest, lambda site: self._told(), offered)
         self.asker.check(exchange, f"keys of round {number}")
         self._check_deals(sums, number, exchange)
         self._deals = {site: {"deal": deal.facts()} for site, deal in sums.deals().items()}
         repeated = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
         others = {site: repeated for site in self.sites if again and site not in again}
         return {**absent, **others, **exchange.missing, **self._spoilers}
-
-    def _honest(self, sites: Sequence[str]) -> list[str]:
-        return [site for site in sites if site not in self._spoilers]
 
     # ------------------------------------------------------------------ who spoils a round
     def _check_deals(self, sums: MaskedSums, number: int, exchange: Exchange) -> None:
@@ -205,7 +203,7 @@ class SealedServer(RoundAggregation):
         self._ask("deal", number, sorted(deals), lambda site: {**self._told(), "deal": deals[site].facts()}, checked)
         for site in self._settle(number, accusations, sums.use):
             sums.drop(site)
-        self._leave_out(exchange, f"keys of round {number} that can be used")
+        self._leave_out(exchange, self._spoilers, f"keys of round {number} that can be used")
 
     def _settle(
         self, number: int, accusations: Sequence[Accusation], use: Callable[[Accusation, bytes], None]
@@ -236,11 +234,11 @@ class SealedServer(RoundAggregation):
         self._spoilers |= found
         return found
 
-    def _leave_out(self, exchange: Exchange, what: str) -> None:
-        """Go on without those who spoilt a box; raises ParticipationError where too few are left."""
-        for site in self._spoilers.keys() & exchange.replies.keys():
+    def _leave_out(self, exchange: Exchange, gone: Mapping[str, Missing], what: str) -> None:
+        """Go on without these sites; raises ParticipationError where too few are left."""
+        for site in gone.keys() & exchange.replies.keys():
             del exchange.replies[site]
-        exchange.missing = {**exchange.missing, **self._spoilers}
+        exchange.missing = {**exchange.missing, **gone}
         self.asker.check(exchange, what)
 
     def _repeated(self, number: int) -> tuple[str, ...]:
@@ -316,15 +314,10 @@ class SealedServer(RoundAggregation):
             boxes = {site: box for site, box in boxes.items() if site not in spoilt}
             exchange, found, accusations = self._compared(own, number, mixer.sites, boxes)
         exchange.asked = sorted(self._boxes[own.name])
-        self._leave_out(exchange, f"weights of what was told in round {number}")
+        self._leave_out(exchange, self._spoilers, f"weights of what was told in round {number}")
         agreed, odd = most_alike(found)
-        for site in odd:
-            del exchange.replies[site]
-            exchange.missing = {
-                **exchange.missing,
-                site: Missing("refused", "made other weights of what the hospitals told each other"),
-            }
-        self.asker.check(exchange, f"weights that follow from round {number}")
+        other = Missing("refused", "made other weights of what the hospitals told each other")
+        self._leave_out(exchange, dict.fromkeys(odd, other), f"weights that follow from round {number}")
         if odd:
             self.cautions.append(
                 f"round {number}: {', '.join(odd)} made other weights of what the hospitals told each other than "

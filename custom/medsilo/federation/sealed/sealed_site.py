@@ -68,15 +68,6 @@ class _Seat:
     member: Member
     blocks: Blocks
 
-    def content(self) -> bytes:
-        """Return what the site must keep of it, all of it secret."""
-        kept = {
-            "agreement": self.agreement.facts(),
-            "study": self.member.terms.study,
-            "member": json.loads(self.member.saved()),
-        }
-        return json.dumps(kept).encode()
-
 
 class _Memory(SumMemory):
     """The memory of a site of a study, whatever keys it has: a server that starts again, or counts its agreements in
@@ -479,6 +470,8 @@ class SealedSite(Envelope):
         write_bytes(self.folder / paths.SUMS, self.memory.model_dump_json().encode())
 
     def _keep(self, seat: _Seat) -> None:
-        """Write what the site must keep; before anything that rests on it leaves."""
+        """Write what the site must keep, all of it secret; before anything that rests on it leaves."""
         self._remember()
-        write_bytes(self._path(seat.agreement.number), seat.content())
+        agreement, member = seat.agreement, seat.member
+        kept = {"agreement": agreement.facts(), "study": member.terms.study, "member": json.loads(member.saved())}
+        write_bytes(self._path(agreement.number), json.dumps(kept).encode())

@@ -129,9 +129,7 @@ class SealedGroup:
             told = content + LOCKED + self.readers * KEY_BOX
             return {WORDS: torch.empty(told, dtype=torch.uint8, device="meta")}
         words = {
-            name: next(iter(self.like.values())).new_empty(
-                block.flat.words, dtype=CARRIER[block.fixed.bits], device="meta"
-            )
+            name: torch.empty(block.flat.words, dtype=CARRIER[block.fixed.bits], device="meta")
             for name, block in self.blocks.items()
         }
         return {**self.beside, **words}
