@@ -60,22 +60,13 @@ def look(folder: Folder) -> Sight | None:
     labels, label_map, counts = _structures(listings)
     reader = SeriesReader(_numbered([own.lower() for own in label_map]))
 
-    def seen(site: str, entry: Entry) -> looks.Look:
+    def seen(entry: Entry) -> looks.Look:
         scan = reader.scan(entry)
-        return looks.look_of(site, scan, reader.mask(scan, Path(entry.label or "")), 1)
+        return looks.look_of(scan, reader.mask(scan, Path(entry.label or "")), 1)
 
     looked, wrong = looks.opened(listings, seen)
-    left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
-    found = looks.Looks(
-        folder_layout.FolderLayout(KIND, channels=(_modality(listings),), hospitals=hospitals),
-        source,
-        {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
-        {site: len(own.entries) for site, own in listings.items()},
-        {},
-        tuple(own for own, _ in looked),
-        dict(left_out + wrong),
-        segments=True,
-    )
+    layout = folder_layout.FolderLayout(KIND, channels=(_modality(listings),), hospitals=hospitals)
+    found = looks.looks_of(layout, source, listings, [own for own, _ in looked], wrong, segments=True)
     said = ", ".join(f"{name} {counts[name]}" for name in labels)
     rest = {REST: "background"} if len(counts) > len(labels) else {}
     told = f"structures in the files: names in the plan{'; what is rare or lies over these is background' * bool(rest)}"

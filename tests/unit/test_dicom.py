@@ -25,6 +25,7 @@ from medsilo.deploy.predict import Prediction
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import read_settings
+from medsilo.start.choices import nested
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
@@ -617,10 +618,10 @@ def test_folders_of_patients_are_no_hospitals_and_targets_no_second_label(tmp_pa
         drawn = {name: square(mask, (1.5, 1.5, 2.5)) for name, mask in drawn.items()}
         write_contours(tmp_path / "archive" / f"{patient:03}/B/drawn", files, drawn)
     sight = first_sight(Folder(tmp_path / "archive", "st-anna", lambda: Machine(1 << 30, gpu=False), "cpu"))
-    values = sight.choices.plan_values
+    values = nested(sight.choices.plan)
     assert not sight.several and values["participation"]["sites"] == ["st-anna"]
     assert values["task"]["labels"] == ["GTV"]
-    assert sight.choices.settings_values["data"]["label_map"] == {"GTV": "GTV", "*": "background"}
+    assert nested(sight.choices.settings)["data"]["label_map"] == {"GTV": "GTV", "*": "background"}
 
 
 def test_what_init_can_not_use_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -23,6 +23,7 @@ from medsilo.federation import inprocess
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
+from medsilo.start.choices import nested
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
@@ -482,9 +483,9 @@ def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
 
     def drafted(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         seen = first_sight(Folder(tmp_path / name, "a", lambda: Machine(1 << 30, False), None))
-        parse_plan(seen.choices.plan_values)
-        make_settings(seen.choices.settings_values, "a test")
-        return seen.choices.plan_values["task"], seen.choices.settings_values["data"]
+        parse_plan(nested(seen.choices.plan))
+        make_settings(nested(seen.choices.settings), "a test")
+        return nested(seen.choices.plan)["task"], nested(seen.choices.settings)["data"]
 
     task, data = drafted("ecg")
     assert (task["signals"], task["labels"], task["rate"], task["window"]) == (

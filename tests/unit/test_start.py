@@ -19,10 +19,10 @@ from medsilo.plan import load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.runs.reading import read_verdict
 from medsilo.site.settings import read_settings
-from medsilo.start.choices import Draft, choose
+from medsilo.start.choices import Draft, choose, nested
 from medsilo.start.fitting import Machine, bytes_in_training
 from medsilo.start.folder_layout import layout_of, layout_of_folder
-from medsilo.start.looker import advice, in_yaml, plan_text, settings_text
+from medsilo.start.looker import OF_PLAN, OF_SETTINGS, advice, in_yaml, text_of
 from medsilo.start.looks import Looks, look_at, patient_in
 from medsilo.study.boundaries import enough_minutes
 from medsilo.tasks.listing import find
@@ -263,7 +263,7 @@ def test_grey_pictures_among_colours_are_read_and_said(tmp_path: Path) -> None:
 
 def test_a_draft_of_photographs(tmp_path: Path) -> None:
     draft = drafted(write_seg(tmp_path))
-    task = draft.plan_values["task"]
+    task = nested(draft.plan)["task"]
     assert (task["name"], task["kind"], task["labels"], task["colours"]) == (
         "image-folder",
         "segmentation",
@@ -272,19 +272,19 @@ def test_a_draft_of_photographs(tmp_path: Path) -> None:
     )
     assert task["size"] == [40, 28] and task["intensity"] == {"kind": "bytes"}
     assert task["shares"] == [0.44, 0.28, 0.28]  # five of eighteen patients are tested
-    assert draft.settings_values["data"]["label_map"] == {255: "structure"}
+    assert nested(draft.settings)["data"]["label_map"] == {255: "structure"}
     assert all(choice.why for choice in (*draft.plan, *draft.settings))
 
 
 def test_a_draft_of_classes(classes: Path) -> None:
     looks = looks_of(classes)
     draft = choose(looks, ["hospital-a"], SMALL)
-    assert draft.plan_values["task"]["labels"] == ["naevus", "skin cancer"]
-    data = draft.settings_values["data"]
+    assert nested(draft.plan)["task"]["labels"] == ["naevus", "skin cancer"]
+    data = nested(draft.settings)["data"]
     assert data["label_map"] == {"skin cancer!": "skin cancer"} and data["images"] == "*/*.png"
     assert DataSource.model_validate(data).patient == r"^[^/]+/(.*?[^_/])(?:_\d+)+$"
-    large = choose(looks, ["hospital-a"], Machine(64 << 30, gpu=True)).plan_values
-    assert large["network"]["name"] == "densenet121" and draft.plan_values["network"]["name"] == "small-cnn"
+    large = nested(choose(looks, ["hospital-a"], Machine(64 << 30, gpu=True)).plan)
+    assert large["network"]["name"] == "densenet121" and nested(draft.plan)["network"]["name"] == "small-cnn"
 
 
 def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
@@ -295,12 +295,12 @@ def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
     assert looks.segments and looks.patients == {"": 9} and looks.layout.by_table
     write_table(tmp_path / "cases.csv", [{**row, "label": f"c{n % 2}"} for n, row in enumerate(rows)])
     draft = drafted(tmp_path)
-    assert draft.plan_values["task"]["labels"] == ["c0", "c1"] and "images" not in draft.settings_values["data"]
+    assert nested(draft.plan)["task"]["labels"] == ["c0", "c1"] and "images" not in nested(draft.settings)["data"]
 
 
 def test_volumes_get_a_spacing_and_what_fits_the_memory(tmp_path: Path) -> None:
     looks = looks_of(write_balls(tmp_path / "thick", PATIENTS[:9], shape=(20, 48, 40)))
-    drafts = {free: choose(looks, ["a"], Machine(free, gpu=False)).plan_values for free in (1 << 24, 1 << 26, 1 << 34)}
+    drafts = {free: nested(choose(looks, ["a"], Machine(free, gpu=False)).plan) for free in (1 << 24, 1 << 26, 1 << 34)}
     needs = [bytes_in_training(parse_plan(own)) for own in drafts.values()]
     task = drafts[1 << 34]["task"]
     assert (task["dimensions"], task["target_spacing"], task["intensity"]) == (3, [1.5, 1.5, 2.5], {"kind": "z-score"})
@@ -308,7 +308,7 @@ def test_volumes_get_a_spacing_and_what_fits_the_memory(tmp_path: Path) -> None:
     assert all(needed <= free / 2 for needed, free in zip(needs[1:], list(drafts)[1:], strict=True))
     assert needs == sorted(needs) and needs[0] < needs[-1]
     assert (
-        drafted(write_balls(tmp_path / "thin", PATIENTS[:9], shape=(6, 48, 40))).plan_values["task"]["dimensions"] == 2
+        nested(drafted(write_balls(tmp_path / "thin", PATIENTS[:9], shape=(6, 48, 40))).plan)["task"]["dimensions"] == 2
     )
 
 
@@ -336,11 +336,11 @@ def scanner(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_series_are_images_and_are_seen_as_a_ct(scanner: Path, tmp_path: Path) -> None:
     draft = drafted(scanner)
-    assert draft.settings_values["data"]["images"] == "images/*/"
-    window = draft.plan_values["task"]["intensity"]
+    assert nested(draft.settings)["data"]["images"] == "images/*/"
+    window = nested(draft.plan)["task"]["intensity"]
     assert window["kind"] == "window" and -200 < window["low"] < window["high"] < 200
-    source = DataSource.model_validate({**draft.settings_values["data"], "cache": "disk", "cache_folder": tmp_path})
-    task = TASKS["nifti-folder"].model_validate(draft.plan_values["task"])
+    source = DataSource.model_validate({**nested(draft.settings)["data"], "cache": "disk", "cache_folder": tmp_path})
+    task = TASKS["nifti-folder"].model_validate(nested(draft.plan)["task"])
     data = task.read("hospital-a", ["hospital-a"], 0, source)
     places = sorted({*data.train.patients, *data.validation.patients, *data.test.patients})  # type: ignore[attr-defined]
     assert places == PATIENTS[:9]
@@ -377,8 +377,8 @@ def test_two_series_in_a_folder_are_refused(scanner: Path, tmp_path: Path) -> No
 def test_what_is_written_says_what_was_chosen(classes: Path) -> None:
     draft = drafted(classes)
     for text, values, choices in (
-        (plan_text(draft), draft.plan_values, draft.plan),
-        (settings_text(draft), draft.settings_values, draft.settings),
+        (text_of(OF_PLAN, draft.plan), nested(draft.plan), draft.plan),
+        (text_of(OF_SETTINGS, draft.settings), nested(draft.settings), draft.settings),
     ):
         assert load_yaml(text) == json.loads(json.dumps(values)) | (
             {} if "data" not in values else {"data": values["data"]}

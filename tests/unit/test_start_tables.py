@@ -13,7 +13,7 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.plan import load_plan
 from medsilo.runs.reading import read_verdict
-from medsilo.start.choices import Draft
+from medsilo.start.choices import Draft, nested
 from medsilo.start.looker import Folder, first_sight, write_start
 from medsilo.tasks.sheet import first_lines
 
@@ -54,12 +54,12 @@ def drafted(folder: Path) -> Draft:
 def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
     write(tmp_path / "export.csv", HEAD, rows(40, 0), "cp1252", delimiter=";")
     draft = drafted(tmp_path)
-    task, data = draft.plan_values["task"], draft.settings_values["data"]
+    task, data = nested(draft.plan)["task"], nested(draft.settings)["data"]
     assert (task["name"], task["kind"], task["time"], task["event"]) == ("table", "survival", "time", "status")
     assert task["columns"] == ["alter", "größe", {"name": "stadium", "levels": ["früh", "spät"]}]
     assert data["table"] == "export.csv" and data["columns"] == {"patient": "pid"}
     assert data["label_map"] == {1: "censored", 2: "event"}
-    assert draft.plan_values["participation"]["sites"] == ["hospital-a"]
+    assert nested(draft.plan)["participation"]["sites"] == ["hospital-a"]
 
 
 def test_hospitals_with_other_names_of_columns_agree_on_what_they_have_alike(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_hospitals_with_other_names_of_columns_agree_on_what_they_have_alike(tmp
         [[n, 50 + n % 30, ["<150", ">"][n % 2], 100 + 7 * n % 50, n % 2, 1990] for n in range(60)],
     )
     draft = drafted(tmp_path)
-    assert draft.plan_values["task"]["columns"] == ["alter"]  # numbers there and categories here are not alike
+    assert nested(draft.plan)["task"]["columns"] == ["alter"]  # numbers there and categories here are not alike
     south = {choice.key: choice.value for choice in draft.settings_of("south")}
     assert south["data.names"] == {"time": "rfstime", "status": "death"} and south["data.table"] == "south.csv"
     plan = write_start(tmp_path / "study", draft)
@@ -83,9 +83,9 @@ def test_a_column_deals_hospitals_and_small_ones_are_only_tested(tmp_path: Path)
     lines = [[n, site, n % 7, n % 2] for site, size in sizes.items() for n in range(size)]
     write(tmp_path / "all.csv", ["age", "hospital", "dose", "outcome"], lines)
     draft = drafted(tmp_path)
-    who, task = draft.plan_values["participation"], draft.plan_values["task"]
+    who, task = nested(draft.plan)["participation"], nested(draft.plan)["task"]
     assert (who["sites"], who["unseen"], task["partition"]) == (["a", "b"], ["c"], {"kind": "column"})
-    assert task["labels"] == ["no", "yes"] and draft.settings_values["data"]["label_map"] == {0: "no", 1: "yes"}
+    assert task["labels"] == ["no", "yes"] and nested(draft.settings)["data"]["label_map"] == {0: "no", 1: "yes"}
     assert task["shares"] == [0.6, 0.2, 0.2]
     assert {site: own[0].value for site, own in draft.sites.items()} == {"b": [0.44, 0.28, 0.28]}
 
@@ -167,7 +167,7 @@ def test_patients_who_are_sorted_by_their_label_are_no_recording(tmp_path: Path)
         lines = [[*row.round(3), label] for row, label in zip(values, labels, strict=True)]
         for site in ("north", "south"):
             write(tmp_path / name / f"{site}.csv", ["x", "y", "z", "label"], lines)
-        found.append(drafted(tmp_path / name).plan_values["task"]["name"])
+        found.append(nested(drafted(tmp_path / name).plan)["task"]["name"])
     assert found == ["table", "series-folder"]
 
 

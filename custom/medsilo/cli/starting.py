@@ -145,15 +145,16 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
 
 def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:
     """Run the trial and return the cases of a classification, by hospital."""
+    from medsilo.federation import inprocess
     from medsilo.report.formats import text_table
     from medsilo.report.page import write
     from medsilo.report.read import read_all
     from medsilo.runs import paths
-    from medsilo.start.trial import found_cases, try_alone
+    from medsilo.start.trial import found_cases
 
     sites = trial.participation.sites
     with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.goal.metric)) as on_round:
-        try_alone(trial, settings, folder, on_round)
+        inprocess.run(trial, folder=folder, settings=settings, on_round=on_round)
     write([folder], folder / paths.REPORT, folder.name)
     screen.say("\n" + text_table(read_all([folder])))
     return {site: cases for site in sites if (cases := found_cases(trial, site, settings, folder))}

@@ -47,16 +47,6 @@ class Draft:
         shared = [own.pop(choice.key, choice) for choice in self.settings]
         return tuple(sorted([*shared, *own.values()], key=lambda choice: "." not in choice.key))  # a section is whole
 
-    @property
-    def plan_values(self) -> dict[str, Any]:
-        """Return the plan as YAML has it."""
-        return nested(self.plan)
-
-    @property
-    def settings_values(self) -> dict[str, Any]:
-        """Return medsilo.yaml as YAML has it."""
-        return nested(self.settings)
-
 
 METHOD = Choice("algorithm.name", "fedavg", "the plainest; 'medsilo compare' compares others with it")
 
@@ -208,7 +198,8 @@ def intensity_of(looks: Looks) -> Choice:
     if looks.flat:
         return Choice(key, {"kind": "percentiles"}, f"values from {low:g} to {high:g}: each image by its own range")
     if low < AIR and np.median([look.low for look in looks.looked]) < AIR:
-        return Choice(key, _window(looks), f"a CT, as values begin at {low:g}: {_of_what(looks)}")
+        window = "window of the structures and a quarter more" if looks.segments else "usual window of soft tissue"
+        return Choice(key, _window(looks), f"a CT, as values begin at {low:g}: the {window}")
     return Choice(
         key, {"kind": "z-score"}, f"values from {low:g} to {high:g}, no CT: they mean nothing across scanners"
     )
@@ -220,10 +211,6 @@ def _window(looks: Looks) -> dict[str, Any]:
     low, high = (float(np.median([look.tail[end] for look in looks.looked])) for end in (0, 1))
     more = WIDER * (high - low)
     return {"kind": "window", "low": math.floor((low - more) / 10) * 10, "high": math.ceil((high + more) / 10) * 10}
-
-
-def _of_what(looks: Looks) -> str:
-    return "the window of the structures and a quarter more" if looks.segments else "the usual window of soft tissue"
 
 
 def augmentation_of(looks: Looks) -> Choice:

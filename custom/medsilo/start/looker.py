@@ -175,11 +175,10 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
 
 def write_start(out: Path, choices: Draft) -> Plan:
     """Write medsilo.yaml, also those of single hospitals, and the job; return its plan. All is checked before."""
-    text = plan_text(choices)
+    text = text_of(OF_PLAN, choices.plan)
     plan = parse_plan(load_yaml(text))
-    several = {site: choices.settings_of(site) for site in choices.sites}
-    texts = {FILE_NAME: settings_text(choices)}
-    texts |= {f"{site}/{FILE_NAME}": _text(OF_SETTINGS, own) for site, own in several.items()}
+    texts = {FILE_NAME: text_of(OF_SETTINGS, choices.settings)}
+    texts |= {f"{site}/{FILE_NAME}": text_of(OF_SETTINGS, choices.settings_of(site)) for site in choices.sites}
     for name, own in texts.items():
         make_settings(load_yaml(own), name)
     write_job(out / JOB, plan)
@@ -194,17 +193,8 @@ def place_of(out: Path, site: str) -> Path:
     return out / site if (out / site / FILE_NAME).exists() else out
 
 
-def plan_text(choices: Draft) -> str:
-    """Return plan.yaml with its reasons."""
-    return _text(OF_PLAN, choices.plan)
-
-
-def settings_text(choices: Draft) -> str:
-    """Return medsilo.yaml with its reasons."""
-    return _text(OF_SETTINGS, choices.settings)
-
-
-def _text(head: Sequence[str], choices: Sequence[Choice]) -> str:
+def text_of(head: Sequence[str], choices: Sequence[Choice]) -> str:
+    """Return a file of YAML with the reasons of its choices."""
     lines = [f"# {line}" for line in head]
     for section, own in groupby(choices, key=lambda choice: choice.key.rpartition(".")[0]):
         lines += ["", *([f"{section}:"] if section else [])]

@@ -11,9 +11,9 @@ import numpy as np
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing, find
-from medsilo.tasks.scans import Scan, read_scan, refuse_palette
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import FileReader
+from medsilo.tasks.volumes import FileReader, read_file
 
 MOST = 60  # cases that are opened, from all hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities that are told
@@ -27,7 +27,6 @@ CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have 
 class Look:
     """The facts of one case's image and label."""
 
-    hospital: str
     size: tuple[int, ...]  # along x, y (and z)
     spacing: tuple[float, ...]
     channels: int
@@ -88,23 +87,34 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
         listings = {site: find(source, place, segments) for site, place in places.items()}
-    left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
     looked, wrong = opened(listings, _look)
-    left_out.update(wrong)
     _refuse_mixtures(looked)
+    looks = looks_of(layout, source, listings, [look for look, _ in looked], wrong, segments)
+    _refuse_labels(looks)
+    return looks
+
+
+def looks_of(
+    layout: FolderLayout,
+    source: DataSource,
+    listings: Mapping[str, Listing],
+    looked: Sequence[Look],
+    wrong: Mapping[str, int],
+    segments: bool,
+) -> Looks:
+    """Return the facts of the hospitals' cases. wrong: why some of those that were opened can't be read."""
+    left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
     labels = Counter(entry.label for own in listings.values() for entry in own.entries if isinstance(entry.label, str))
-    looks = Looks(
+    return Looks(
         layout,
         source,
         {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
         {site: len(own.entries) for site, own in listings.items()},
         dict(sorted(labels.items())),
-        tuple(look for look, _ in looked),
-        dict(left_out),
+        tuple(looked),
+        dict(left_out + Counter(wrong)),
         segments,
     )
-    _refuse_labels(looks)
-    return looks
 
 
 def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
@@ -135,7 +145,7 @@ def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str
 
 # ---------------------------------------------------------------------------------------------------- opening
 def opened(
-    listings: Mapping[str, Listing], look: Callable[[str, Entry], Look]
+    listings: Mapping[str, Listing], look: Callable[[Entry], Look]
 ) -> tuple[list[tuple[Look, str]], Counter[str]]:
     """Return what some cases of each hospital look like, each with its name, and why others can't be read."""
     total = sum(len(own.entries) for own in listings.values())
@@ -145,7 +155,7 @@ def opened(
         places = np.unique(np.linspace(0, len(own.entries) - 1, min(share, len(own.entries))).astype(int))
         for entry in (own.entries[place] for place in places):
             try:
-                looked.append((look(site, entry), entry.name))
+                looked.append((look(entry), entry.name))
             except MedsiloError as error:
                 wrong[str(error)] += 1
                 names.append(f"{site}/{entry.name}".lstrip("/"))
@@ -156,14 +166,13 @@ def opened(
     return looked, wrong
 
 
-def _look(site: str, entry: Entry) -> Look:
-    refuse_palette(entry.images[0])
-    scan = read_scan(entry.images[0])
+def _look(entry: Entry) -> Look:
+    scan = read_file(entry.images[0])
     mask = FileReader().mask(scan, entry.label) if isinstance(entry.label, Path) else None
-    return look_of(site, scan, mask, len(scan.values) if len(entry.images) == 1 else len(entry.images))
+    return look_of(scan, mask, len(scan.values) if len(entry.images) == 1 else len(entry.images))
 
 
-def look_of(site: str, scan: Scan, mask: np.ndarray | None, channels: int) -> Look:
+def look_of(scan: Scan, mask: np.ndarray | None, channels: int) -> Look:
     """Return the facts of an image and its mask, where it has one."""
     values, inside = scan.values, scan.values[0]
     if not np.isfinite(values).all():
@@ -172,7 +181,6 @@ def look_of(site: str, scan: Scan, mask: np.ndarray | None, channels: int) -> Lo
         inside = inside[mask > 0]
     low, high = np.percentile(inside, TAIL)
     return Look(
-        site,
         tuple(values.shape[:0:-1]),
         tuple(float(length) for length in scan.spacing),
         channels,

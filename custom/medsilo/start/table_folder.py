@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -72,8 +72,7 @@ class CaseTable:
 
     def distinct(self, name: str) -> list[str]:
         """Return a column's values, each once, numbers by their size."""
-        found = {as_level(as_written(cell, self.decimal)) for cell in self.known(name)}
-        return sorted(found, key=lambda cell: (as_number(cell) is None, as_number(cell) or 0.0, cell))
+        return _in_order({as_level(as_written(cell, self.decimal)) for cell in self.known(name)})
 
     @cached_property
     def patient(self) -> str | None:
@@ -253,8 +252,12 @@ def _outcomes(tables: Mapping[str, CaseTable]) -> tuple[str, dict[str, tuple[str
 
 
 def _labels(tables: Mapping[str, CaseTable], outcomes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    found = dict.fromkeys(value for site, table in tables.items() for value in table.distinct(outcomes[site][0]))
-    return tuple(sorted(found, key=lambda cell: (as_number(cell) is None, as_number(cell) or 0.0, cell)))
+    return tuple(_in_order({level for site, table in tables.items() for level in table.distinct(outcomes[site][0])}))
+
+
+def _in_order(levels: set[str]) -> list[str]:
+    """Return levels in order, numbers first and by their size."""
+    return sorted(levels, key=lambda level: (as_number(level) is None, as_number(level) or 0.0, level))
 
 
 def _read(
@@ -308,10 +311,9 @@ def choose_tables(looks: TableLooks, device: str | None = None) -> Draft:
     shares, several = shares_of(looks.sites), len(looks.sites) > 1
     training = sorted(looks.sites[site] for site in trained_of(looks.sites))
     cases = int(shares.value[0] * training[len(training) // 2])
-    large = Choice("training.batch_size", LARGE_BATCH, "Cox's loss compares the cases of a batch, so it is large")
-    batch = (
-        large if looks.kind == "survival" else replace(large, value=BATCH, why="lines are small: any machine has room")
-    )
+    size, why = BATCH, "lines are small: any machine has room"
+    if looks.kind == "survival":
+        size, why = LARGE_BATCH, "Cox's loss compares the cases of a batch, so it is large"
     dealt = (
         f"one table for all, dealt by its column {looks.by_column!r}; leave it out where each has a table of its own"
     )
@@ -331,7 +333,7 @@ def choose_tables(looks: TableLooks, device: str | None = None) -> Draft:
         *([Choice("task.partition", {"kind": "column"}, dealt)] if looks.by_column else []),
         Choice("network.name", "linear" if few else "mlp", "few patients: one layer" if few else "patients enough"),
         *([] if few else [Choice("network.norm", "none", "small numbers need none")]),
-        *steps_of(cases, batch, 0.01 if few else 0.001),
+        *steps_of(cases, Choice("training.batch_size", size, why), 0.01 if few else 0.001),
         *course_of(list(looks.sites), looks.sites if several else {}),
     )
     settings = (Choice("data.folder", str(looks.folder), "nothing is written there"), own_shares(shares))

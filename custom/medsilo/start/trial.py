@@ -1,7 +1,7 @@
 """Try a plan on this machine: every hospital trains alone for some rounds, and what it then finds."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,11 +15,9 @@ from medsilo.check.rehearsal import COLUMNS, free_memory
 from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
 from medsilo.deploy.source import open_source
-from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.report.start_page import ShownCase
 from medsilo.runs import paths
-from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import place_of
@@ -83,11 +81,6 @@ def alone(plan: Plan, seconds: float) -> Plan:
     """Return the plan of the trial: as many rounds of so many seconds as fit."""
     rounds = int(min(max(TIME / seconds if seconds else MOST, LEAST), MOST))
     return plan.with_changes(["algorithm.name=local", f"training.rounds={rounds}", "participation.unseen=[]"])
-
-
-def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callable[[Round], None]) -> None:
-    """Run the trial in this process, into a run folder."""
-    inprocess.run(plan, folder=folder, settings=settings, on_round=on_round)
 
 
 @torch.inference_mode()

@@ -42,10 +42,7 @@ class ZScore(_ByMonai):
 
     largest: ClassVar[float] = 1000.0  # a single bright place in a million
     kind: Literal["z-score"] = "z-score"
-
-    @property
-    def _transform(self) -> tuple[str, dict[str, Any]]:
-        return "NormalizeIntensity", {"channel_wise": True}
+    _transform: ClassVar = ("NormalizeIntensity", {"channel_wise": True})
 
 
 class Percentiles(_ByMonai):
@@ -77,10 +74,7 @@ class Bytes(_ByMonai):
     """0 to 255 becomes 0 to 1, of 16 bits 0 to 65535; images with other numbers are refused: for photographs."""
 
     kind: Literal["bytes"] = "bytes"
-
-    @property
-    def _transform(self) -> tuple[str, dict[str, Any]]:
-        return "ScaleIntensityRange", {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0}
+    _transform: ClassVar = ("ScaleIntensityRange", {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0})
 
 
 class AsStored(Section):

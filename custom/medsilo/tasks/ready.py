@@ -16,11 +16,12 @@ from typing import Any
 
 import safetensors
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.files import load_tensors, save_tensors
+from medsilo.core.files import load_facts, save_tensors
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Case
 from medsilo.tasks.listing import Entry, files_of
@@ -43,6 +44,9 @@ class Facts:
     shown: tuple[tuple[int, ...], ...]  # the plan's labels that each case shows
     seconds: float = 0.0  # of a recording
     gaps: int = 0  # of a recording: in time, and rows without a value
+
+
+FACTS = TypeAdapter(Facts)  # of which JSON has lists for tuples
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class Cache:
         assert self.source.cache_folder is not None
         path = self.source.cache_folder / f"{self._key(entry)}.safetensors"
         try:
-            facts = _facts(load_tensors(path)[1]) if path.exists() else None
+            facts = FACTS.validate_python(load_facts(path)) if path.exists() else None
         except MedsiloError:
             facts = None  # was cut off: made again
         if facts is None:
@@ -146,13 +150,6 @@ class Cache:
         ).hexdigest()
 
 
-def _facts(values: dict[str, Any]) -> Facts:
-    """JSON has lists where these have tuples."""
-    shown = tuple(tuple(labels) for labels in values.pop("shown"))
-    others: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return Facts(shown=shown, **others)
-
-
 @dataclass(frozen=True)
 class HeldEntry:
     """One entry's cases, wherever they are."""
@@ -172,22 +169,19 @@ class HeldEntry:
     def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:
         """Give what `kept` returns; of what lies in a file, only the parts that are looked at are read."""
         if self.file is None:
-            yield self.kept(number)
+            made = self.made or self.make(self.entry)
+            yield made.inputs[number], made.targets[number], made.places
             return
         with safetensors.safe_open(self.file, framework="pt") as file:
             inputs, targets = (StoredCase(file.get_slice(name), number) for name in NAMES)
-            yield inputs, targets, file.get_tensor(PLACES).clone() if PLACES in file.keys() else None  # noqa: SIM118
+            yield inputs, targets, file.get_tensor(PLACES).clone() if PLACES in file.keys() else None  # noqa: SIM118 - no dict
 
     def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs and target of one case as they are kept, and the places of its structures."""
-        if self.file is not None:
-            with safetensors.safe_open(self.file, framework="pt") as file:
-                # Copies: what the file maps into memory goes with the file.
-                inputs, targets = (file.get_slice(name)[number : number + 1][0].clone() for name in NAMES)
-                places = file.get_tensor(PLACES).clone() if PLACES in file.keys() else None  # noqa: SIM118 - no dict
+        with self.opened(number) as (*case, places):
+            # Copies: what the file maps into memory goes with the file.
+            inputs, targets = (one[()].clone() if isinstance(one, StoredCase) else one for one in case)
             return inputs, targets, places
-        made = self.made or self.make(self.entry)
-        return made.inputs[number], made.targets[number], made.places
 
 
 class ReadyCases(Dataset):

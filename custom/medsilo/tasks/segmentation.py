@@ -3,9 +3,11 @@
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from medsilo.learning.undrawn import known_in, labels_in, marginal, marks_in
 from medsilo.tasks.goal import Goal
@@ -29,6 +31,22 @@ def dice_of(found: Tensor, right: Tensor) -> Tensor:
     from monai.metrics import compute_dice
 
     return compute_dice(found, right, include_background=True, ignore_empty=False).float()
+
+
+def loss_by(criterion: str, output: Tensor, target: Tensor) -> Tensor:
+    """Return cross entropy; or MONAI's Dice loss of the structures, alone, with the background as one more, or with
+    cross entropy."""
+    if criterion == "cross-entropy":
+        return functional.cross_entropy(output, target)
+    return _dice(criterion)(output, target[:, None])
+
+
+@cache
+def _dice(criterion: str) -> nn.Module:
+    from monai.losses import DiceCELoss, DiceLoss
+
+    kind = DiceCELoss if criterion == "dice-ce" else DiceLoss
+    return kind(include_background=criterion == "dice-background", to_onehot_y=True, softmax=True)
 
 
 class Segmentation(Goal):

@@ -249,7 +249,9 @@ class Task(Section):
         if source.is_described or source.cache == "disk":
             what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
             raise DataError(f"task {self.name} has a layout of its own; {what}")
-        refuse_links(source.folder)
+        if links := links_out(source.folder):
+            what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
+            raise DataError(what, private=", ".join(links))
         data, memory = self.load(site, sites, seed, source.folder), Memory(source)
         for part in PARTS:
             cases = getattr(data, part)
@@ -293,13 +295,6 @@ class Task(Section):
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """The network's output for whole cases, when it is evaluated or used."""
         return network(inputs)
-
-
-def refuse_links(folder: Path) -> None:
-    """Raise DataError where something in a data folder lies elsewhere."""
-    if links := links_out(folder):
-        what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
-        raise DataError(what, private=", ".join(links))
 
 
 def folded(data: SiteData, fold: Fold, split: int) -> SiteData:

@@ -99,8 +99,7 @@ def labels_of_slices(output: Tensor, grid: tuple[int, ...]) -> Tensor:
 def mask_of(path: Path) -> Scan:
     """Read a mask: whole numbers [1, (D,) H, W]."""
     try:
-        refuse_palette(path)
-        mask = read_scan(path)
+        mask = read_file(path)
     except DataError as error:
         raise DataError(str(error).replace("an image", "a mask"), error.private) from error
     if len(mask.values) != 1:
@@ -149,7 +148,7 @@ class FileReader:
     """Reads a file for each channel, and one for the mask."""
 
     def scan(self, entry: Entry) -> Scan:
-        first, *others = [_scan_of(path) for path in entry.images]
+        first, *others = [read_file(path) for path in entry.images]
         for scan in others:
             refuse_another_place(first, scan, "channels of a case")
         return replace(first, values=np.concatenate([one.values for one in (first, *others)])) if others else first
@@ -160,6 +159,7 @@ class FileReader:
         return mask.values[0]
 
 
-def _scan_of(path: Path) -> Scan:
+def read_file(path: Path) -> Scan:
+    """Return an image file as it is; one with a palette is refused."""
     refuse_palette(path)
     return read_scan(path)

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
@@ -30,7 +29,7 @@ from medsilo.tasks.own.image_patches import Augmentation, augmented, from_window
 from medsilo.tasks.own.own_data import FEWEST, Found, OwnFolder
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.segmentation import Segmentation, likeliest
+from medsilo.tasks.segmentation import Segmentation, likeliest, loss_by
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
 from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai, whole_images
@@ -314,7 +313,8 @@ class FolderTask(OwnFolder):
             values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
             table = np.zeros(values[-1] + 1, np.uint8)
             table[list(values)] = [numbers.get(value, 0) for value in values]
-            targets = self._targets(torch.from_numpy(table[labels]), tuple(inputs.shape[2:]))
+            cases = self._cases(torch.from_numpy(table[labels])[None])
+            targets = resized_to_nearest(cases, inputs.shape[2:])[:, 0]
         else:
             own = classes[entry.name]
             targets = torch.full((len(inputs),), own, dtype=torch.uint8 if own <= BYTE else torch.long)
@@ -362,10 +362,6 @@ class FolderTask(OwnFolder):
         """Return cases with all that the network reads of channels that are not there."""
         return cases
 
-    def _targets(self, labels: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """A mask [(D,) H, W] on the grid of the inputs: [cases, *grid]."""
-        return resized_to_nearest(self._cases(labels[None]), grid)[:, 0]
-
     def _cases(self, image: Tensor) -> Tensor:
         """An image [C, (D,) H, W] as the network's cases [cases, C, *grid]."""
         return image[None]
@@ -412,20 +408,6 @@ def goal_of(kind: str, labels: tuple[str, ...], criterion: str, voxel: tuple[flo
         return Classification(labels)
     structures = {name: (number,) for number, name in enumerate(labels, 1)}
     share = 1.0 if criterion in ("dice-ce", "cross-entropy") else 0.0
-    return Segmentation((BACKGROUND, *labels), partial(_loss, criterion), structures, cross_entropy=share, voxel=voxel)
-
-
-def _loss(criterion: str, output: Tensor, target: Tensor) -> Tensor:
-    """Return cross entropy; or MONAI's Dice loss of the structures, alone, with the background as one more, or with
-    cross entropy."""
-    if criterion == "cross-entropy":
-        return functional.cross_entropy(output, target)
-    return _dice(criterion)(output, target[:, None])
-
-
-@cache
-def _dice(criterion: str) -> nn.Module:
-    from monai.losses import DiceCELoss, DiceLoss
-
-    kind = DiceCELoss if criterion == "dice-ce" else DiceLoss
-    return kind(include_background=criterion == "dice-background", to_onehot_y=True, softmax=True)
+    return Segmentation(
+        (BACKGROUND, *labels), partial(loss_by, criterion), structures, cross_entropy=share, voxel=voxel
+    )

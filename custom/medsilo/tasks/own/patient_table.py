@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -218,7 +218,7 @@ class PatientTable(ByKind):
 
         outcome: whether it is read, too; without it, no line is left out for the lack of one.
         """
-        return _Reading(self, source, outcome).read(path)
+        return TableRows(self, path, source, outcome)
 
     def _examined(self, site: str, sites: Sequence[str], source: DataSource | None) -> tuple[Survey, dict[str, Cases]]:
         """Return what there is in a site's table, read once, and the parts, not standardised yet."""
@@ -240,7 +240,7 @@ class PatientTable(ByKind):
         check_parts(listing)
         check_patients(listing, source)
         parts = divided(listing, source, self.shares, self.split)
-        cases = {part: found.cases(parts[part], self.kind) for part in PARTS}
+        cases = {part: found.cases(parts[part]) for part in PARTS}
         return self._survey_of(listing, cases, source), cases
 
     def _survey_of(self, listing: Listing, cases: Mapping[str, Cases], source: DataSource) -> Survey:
@@ -268,46 +268,15 @@ class PatientTable(ByKind):
         return PartFacts(len(data), len(set(patients_of(data))), counts)
 
 
-@dataclass
 class TableRows:
     """The cases of a table: what each line is, its inputs as they stand there, its outcome."""
 
-    listing: Listing
-    width: int  # inputs of a line
-    inputs: dict[str, list[float]]  # by the line's place
-    outcomes: dict[str, tuple[float, ...]]
-    classes: dict[str, int]  # of a classification, or whether there was an event
-    names_patients: bool = False  # whether a column does
-    marks: Sequence[int] = ()  # on each class
-
-    @property
-    def as_read(self) -> Tensor:
-        """The inputs of all cases, in the table's order."""
-        return self._inputs(list(self.inputs))
-
-    def _inputs(self, names: Sequence[str]) -> Tensor:
-        found = [self.inputs[name] for name in names]
-        return torch.tensor(found, dtype=torch.float64).reshape(len(names), self.width)
-
-    def cases(self, entries: Sequence[Entry], kind: str) -> Cases:
-        """Return these cases as tensors, not standardised yet."""
-        names = [entry.name for entry in entries]
-        inputs = self._inputs(names)
-        outcomes = torch.tensor([self.outcomes[name] for name in names], dtype=torch.float64)
-        if kind == "survival":
-            targets = outcomes.reshape(len(names), 2).float()
-        else:
-            targets = outcomes.reshape(len(names)).to(torch.long if kind == "classification" else torch.float32)
-        if any(self.marks):
-            targets |= torch.tensor(self.marks)[targets]
-        return Cases(inputs, targets, [entry.patient for entry in entries])
-
-
-class _Reading:
-    """One reading of one table."""
-
-    def __init__(self, task: PatientTable, source: DataSource, outcome: bool) -> None:
+    def __init__(self, task: PatientTable, path: Path, source: DataSource, outcome: bool) -> None:
         self.task, self.source, self.outcome = task, source, outcome
+        self.listing = Listing()
+        self.inputs: dict[str, list[float]] = {}  # by the line's place
+        self.outcomes: dict[str, tuple[float, ...]] = {}
+        self.classes: dict[str, int] = {}  # of a classification, or whether there was an event
         self.missing = frozenset(source.missing)
         self.levels = {
             name: {as_level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
@@ -316,10 +285,10 @@ class _Reading:
         here = [name for name in names if name not in task.not_here(source)]
         self.labels = {own: n for own, n in own_labels(names, source.first_map).items() if names[n] in here}
         self.known = ", ".join(here)
-        self.listing = Listing()
         self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
+        self._read(path)
 
-    def read(self, path: Path) -> TableRows:
+    def _read(self, path: Path) -> None:
         task, source = self.task, self.source
         absent = task.absent(source)
         read = [one.name for one in task.columns if one.name not in absent]
@@ -332,15 +301,36 @@ class _Reading:
         if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
         sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
-        rows = TableRows(self.listing, task.read_numbers, {}, {}, {})
-        rows.marks = task.marks(source)
-        rows.names_patients = roles.patient in sheet.columns
+        self.marks = task.marks(source)  # on each class
+        self.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
-            self._take(rows, place, dict(zip(sheet.columns, cells, strict=True)), called)
+            self._take(place, dict(zip(sheet.columns, cells, strict=True)), called)
         self._tell(sheet)
-        return rows
 
-    def _take(self, rows: TableRows, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
+    @property
+    def as_read(self) -> Tensor:
+        """The inputs of all cases, in the table's order."""
+        return self._inputs(list(self.inputs))
+
+    def _inputs(self, names: Sequence[str]) -> Tensor:
+        found = [self.inputs[name] for name in names]
+        return torch.tensor(found, dtype=torch.float64).reshape(len(names), self.task.read_numbers)
+
+    def cases(self, entries: Sequence[Entry]) -> Cases:
+        """Return these cases as tensors, not standardised yet."""
+        kind = self.task.kind
+        names = [entry.name for entry in entries]
+        inputs = self._inputs(names)
+        outcomes = torch.tensor([self.outcomes[name] for name in names], dtype=torch.float64)
+        if kind == "survival":
+            targets = outcomes.reshape(len(names), 2).float()
+        else:
+            targets = outcomes.reshape(len(names)).to(torch.long if kind == "classification" else torch.float32)
+        if any(self.marks):
+            targets |= torch.tensor(self.marks)[targets]
+        return Cases(inputs, targets, [entry.patient for entry in entries])
+
+    def _take(self, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
         """Read one line, or note why it can't be."""
         task, roles = self.task, self.source.columns
         patient = cells.get(roles.patient) or ("" if roles.patient in cells else _name_of(cells))
@@ -369,13 +359,13 @@ class _Reading:
             texts = [cells[called[name]] for name in task._outcomes]
             if (outcome := self._outcome(texts, place)) is None:
                 return None
-            rows.outcomes[place] = outcome
-            rows.classes[place] = int(outcome[-1]) if task.kind != "regression" else 0
-        rows.inputs[place] = inputs
-        label = str(rows.classes[place]) if self.outcome and task.kind != "regression" else ""
+            self.outcomes[place] = outcome
+            self.classes[place] = int(outcome[-1]) if task.kind != "regression" else 0
+        self.inputs[place] = inputs
+        label = str(self.classes[place]) if self.outcome and task.kind != "regression" else ""
         part = cells.get(roles.part, "").lower()
         entry = Entry(place, (), label, patient, OTHER_NAMES.get(part, part), cells.get(roles.site, ""))
-        rows.listing.entries.append(entry)
+        self.listing.entries.append(entry)
         return None
 
     def _refuse(self, column: Column, place: str) -> None:
@@ -421,7 +411,7 @@ class _Reading:
         for (severity, what), places in self.wrong.items():
             self.listing.add(severity, what, places)
         tell_sheet(self.listing, sheet)
-        if self.listing.entries and self.source.columns.patient not in sheet.columns:
+        if self.listing.entries and not self.names_patients:
             self.listing.patients_named = False
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
 

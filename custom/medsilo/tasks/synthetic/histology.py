@@ -14,7 +14,6 @@ from medsilo.tasks.classification import Classification
 from medsilo.tasks.synthetic.hospitals import (
     blur,
     numbers_for,
-    parts_in_turn,
     patient_names,
     per_case,
     position_of,
@@ -109,7 +108,7 @@ class SyntheticHistology(Task):
         staining = random.uniform(0.85, 1.15, self.patients)[patients]
         images = develop(tissue, nuclei, staining, appearance, random)
         names = patient_names(position, self.patients)
-        return split_by_patient(images, labels, patients, names, parts_in_turn(self.patients))
+        return split_by_patient(images, labels, patients, names)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
         """Amounts of tissue and of nuclei, [cases, size, size] each, before any site looks at them."""

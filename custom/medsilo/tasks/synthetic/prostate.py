@@ -2,22 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder, write_text
 from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
-from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.segmentation import Segmentation, loss_by
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
-    parts_in_turn,
     patient_names,
     per_case,
     position_of,
@@ -105,8 +104,7 @@ class SyntheticProstate(Task):
         patients, slices = np.nonzero(masks.any((2, 3)))
         inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
         targets = masks[patients, slices].astype(np.int64)
-        parts = parts_in_turn(count)
-        return split_by_patient(inputs, targets, patients, patient_names(position, count), parts)
+        return split_by_patient(inputs, targets, patients, patient_names(position, count))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """Return the slices of a volume, [slices, 1, size, size]."""
@@ -114,7 +112,7 @@ class SyntheticProstate(Task):
 
     @property
     def goal(self) -> Segmentation:
-        return Segmentation(2, dice_and_cross_entropy, cross_entropy=1.0)
+        return Segmentation(2, partial(loss_by, "dice-ce"), cross_entropy=1.0)
 
     @property
     def use(self) -> ImageUse:
@@ -144,18 +142,6 @@ class SyntheticProstate(Task):
         volumes *= per_case(random.uniform(0.85, 1.15, count), 3)
         volumes += scanner.noise * random.standard_normal(volumes.shape, np.float32)
         return volumes.astype(np.float32), organ
-
-
-def dice_and_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Return MONAI's sum of Dice loss (of the organ) and cross entropy."""
-    return _both()(output, target[:, None])
-
-
-@cache
-def _both() -> nn.Module:
-    from monai.losses import DiceCELoss
-
-    return DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
 
 
 def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
