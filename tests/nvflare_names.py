@@ -61,7 +61,7 @@ def stands(module: str, name: str) -> bool:
         elif inspect.ismodule(found):
             if not hasattr(found, part) and not is_module(f"{found.__name__}.{part}"):
                 return False
-            found = getattr(found, part, None) or import_module(f"{found.__name__}.{part}")
+            found = getattr(found, part) if hasattr(found, part) else import_module(f"{found.__name__}.{part}")
         else:
             return True
     return True
@@ -546,11 +546,19 @@ def pieces(module: Any) -> None:
         gone.produce({}, "hospital-a")
 
 
-@relies("fuel.utils.fobs", "register")
+@relies("fuel.utils.fobs.fobs", "_decomposers _dot_handlers.update")
 def fobs(module: Any) -> None:
-    """A decomposer is registered by its class, any number of times."""
-    for _ in range(2):
-        module.register(import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer)
+    """Decomposers are kept by their class's name, and handlers by the number of their part of a message."""
+    decomposer = import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer()
+    module.register(decomposer)
+    assert module.get_class_name(decomposer.supported_type()) == "torch.Tensor" in module._decomposers
+    assert set(decomposer.supported_dots()) <= module._dot_handlers.keys()
+
+
+@relies("fuel.utils.class_loader", "get_class_name")
+def class_names(module: Any) -> None:
+    """A class's name has its module's before it."""
+    assert module.get_class_name(Contract) == f"{Contract.__module__}.Contract"
 
 
 @relies("fuel.utils.fobs", "dots.TENSOR_DOWNLOAD dots.NUMPY_DOWNLOAD")
@@ -587,7 +595,7 @@ def buffers(module: Any) -> None:
 @relies(
     "fuel.f3.cellnet.cell",
     "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
-    "Cell.byte_streamer.chunk_size",
+    "Cell.byte_streamer.chunk_size Cell.byte_streamer.send",
     "?Cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
     "Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",

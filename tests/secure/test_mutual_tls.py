@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.federation import inprocess
-from medsilo.flare.jobs import pack, write_job
+from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
@@ -29,7 +29,8 @@ def run_both_ways(consortium: Consortium, method: str, sites: list[str], folder:
     inprocess.run(plan, folder=folder / "loop")
     study = f"secure-{method}"
     write_job(folder / "plain", plan, study=study)
-    job = pack(folder / "plain", folder / "job")
+    job = folder / "job"
+    write_job(job, plan, folder / "plain")  # as it is submitted
     assert consortium.run(job) == "FINISHED:COMPLETED"
     assert_same_outcome(folder / "loop", gathered(consortium, study, sites, folder / "secure"))
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from medsilo.core.files import load_tensors
-from medsilo.flare.jobs import pack, write_job
+from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan
 from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
@@ -146,7 +146,8 @@ def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: 
     plan = make_plan("f-adafed", *WIDE, f"seed={seed}", "training.rounds=8", f"transport.sealing={mode}")
     study, start = f"memory-{mode}", time.time()
     write_job(tmp_path / "plain", plan, study=study)
-    watch = watched(teaching, pack(tmp_path / "plain", tmp_path / "job"), study)
+    write_job(tmp_path / "job", plan, tmp_path / "plain")  # as it is submitted
+    watch = watched(teaching, tmp_path / "job", study)
     models, initial = models_of(teaching, plan, study)
     assert watch.looks >= LEAST_LOOKS and len(models) >= len(SITES)
     contents = watch.changed.union(written_since(teaching, start))

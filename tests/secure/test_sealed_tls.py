@@ -7,7 +7,7 @@ import torch
 
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
-from medsilo.flare.jobs import pack, write_job
+from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import Consortium
@@ -21,7 +21,8 @@ def test_sealed_over_tls_equals_the_loop(consortium: Consortium, tmp_path: Path)
     inprocess.run(plan, folder=tmp_path / "loop")
     study = "sealed-pairwise"
     write_job(tmp_path / "plain", plan, study=study)
-    job = pack(tmp_path / "plain", tmp_path / "job")
+    job = tmp_path / "job"
+    write_job(job, plan, tmp_path / "plain")  # as it is submitted
     assert consortium.run(job) == "FINISHED:COMPLETED"
     run = gathered(consortium, study, SITES, tmp_path / "secure")
     for site in SITES:
