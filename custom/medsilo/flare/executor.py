@@ -48,7 +48,7 @@ from medsilo.site.approvals import MOST_ROUNDS
 
 
 def note(folder: Path, asked: Mapping[str, Any] | None = None, **told: Any) -> None:
-    """Add a line to a site's diary. One that can't be written is no reason to end a study."""
+    """Add a line to a site's diary. The study goes on when it can't be written."""
     if asked is not None:
         number = asked.get("round")
         known = isinstance(number, int) and 0 <= number <= MOST_ROUNDS

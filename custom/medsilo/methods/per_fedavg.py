@@ -41,7 +41,7 @@ class PerFedAvg(SharedAndOwn):
 
 
 class MetaGradient:
-    """The gradient ∇f(u; D′) at u = w − a ∇f(w; D), with D′ the batch at hand.
+    """The gradient ∇f(u; D′) at u = w − a ∇f(w; D), where D′ is the current batch.
 
     D is the batch before it, so that both are independent and each is loaded once; a round's first batch stands in for
     that before it. Running statistics are those of the passes with w over D.

@@ -146,7 +146,7 @@ class Mixer(ABC):
     # What one that holds no tensors of its own leaves as it is
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:  # noqa: B027
-        """Gives the initial tensors to whoever has none."""
+        """Takes the initial tensors for every site that has none."""
 
     def _merge(self) -> None:  # noqa: B027
         """Mixes what has come and makes it what the sites were given last."""
