@@ -18,6 +18,7 @@ from nvflare.apis.signal import Signal
 
 from medsilo.core.errors import Aborted, Refused
 from medsilo.federation.seams import Missing
+from medsilo.flare import forks
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
@@ -254,3 +255,17 @@ def test_an_abort_ends_the_wait_within_a_second(server: Server) -> None:
     assert time.monotonic() - started < 1.3
     time.sleep(0.3)
     assert server.controller.get_num_standing_tasks() == 0
+
+
+def test_who_has_died_is_told_while_others_are_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of NVFlare start sites while the study looks: it must not end with "dictionary changed size"."""
+
+    class Dead:
+        @property
+        def has_died(self) -> bool:
+            forks._sites["late"] = SimpleNamespace(has_died=True)
+            return True
+
+    monkeypatch.setattr(forks, "_sites", {SITES[0]: Dead(), SITES[1]: SimpleNamespace(has_died=False)})
+    assert forks.died().keys() == {SITES[0]}
+    assert forks.died().keys() == {SITES[0], "late"}

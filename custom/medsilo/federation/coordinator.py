@@ -24,7 +24,7 @@ from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, End, SiteAnswer, Tested, Trained, Tried
 from medsilo.runs.record import Record, now
-from medsilo.runs.schema import STOPPED, Round, SentUpdate, SiteRound, Summary
+from medsilo.runs.schema import SEE_LOG, STOPPED, Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
 
 
@@ -113,7 +113,7 @@ class Coordinator:
             reason = str(error)
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: see the server's log"
+            reason = f"{type(error).__name__}: {SEE_LOG}"
             raise
         finally:
             self.state.writer.shutdown()

@@ -84,7 +84,7 @@ def site(name: str) -> ForkedSite:
 
 def died() -> dict[str, str]:
     """Return the simulated sites whose process has died, and that it did; in a federation of machines NVFlare tells."""
-    return {name: "its process died" for name, own in _sites.items() if own.has_died}
+    return {name: "its process died" for name, own in [*_sites.items()] if own.has_died}
 
 
 def has_started() -> None:

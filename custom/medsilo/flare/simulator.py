@@ -26,7 +26,7 @@ from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, SERVER, check_components, w
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Round
+from medsilo.runs.schema import SEE_LOG, Round
 from medsilo.site.policy import CONTROLLERS, EXECUTORS
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
@@ -146,7 +146,8 @@ def _simulate(
     if summary is None:
         raise MedsiloError(f"NVFlare ended without a result: {last_error(log)} (all of it: {log})")
     if not summary.finished:
-        raise MedsiloError(summary.reason or f"the study failed and does not say why; see {paths.NVFLARE_LOG}")
+        reason = summary.reason or f"the study failed and does not say why; {SEE_LOG}"
+        raise MedsiloError(f"{reason}: {last_error(log)} (all of it: {log})" if reason.endswith(SEE_LOG) else reason)
     return record
 
 

@@ -33,6 +33,7 @@ def _figure(value: Any) -> int | float:
     return value
 
 
+SEE_LOG = "see the server's log"  # the end of the reason of a run that an error ended that nobody foresaw
 STOPPED = "stopped"  # why a run ended that somebody or something stopped in its middle
 
 
