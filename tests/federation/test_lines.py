@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,6 +18,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from nvflare.fuel.f3.streaming.transfer_progress import STREAMING_IDLE_TIMEOUT
+from nvflare.fuel.utils.fobs import lobs
+from nvflare.fuel.utils.fobs.datum import Datum
 
 from docs.tables import LIMITS
 from medsilo.core.errors import Refused
@@ -37,6 +40,8 @@ from medsilo.flare.pieces import (
     _Pieces,
     in_one,
     in_pieces,
+    packed,
+    unpacked,
 )
 from medsilo.flare.wire import to_parcel
 from medsilo.runs.messages import Parcel
@@ -292,10 +297,52 @@ def test_pieces_make_the_tensors_that_they_came_from() -> None:
     }
     pieces = in_pieces(tensors, 32)
     assert len(pieces) > 20 and max(piece.nbytes for piece in pieces.values()) <= 32
+    pieces = dict(unpacked(over_the_wire(packed(name, piece))) for name, piece in pieces.items())
     for whole in (in_one(dict(reversed(pieces.items()))), arrived(pieces), arrived(dict(reversed(pieces.items())))):
         assert whole.keys() == tensors.keys()
         assert all(torch.equal(whole[name], tensor) for name, tensor in tensors.items())
         assert all(whole[name].dtype == tensor.dtype for name, tensor in tensors.items())
+
+
+def over_the_wire(piece: list[Any]) -> Any:
+    return lobs.load_from_bytes(lobs.dump_to_bytes(piece))
+
+
+def test_a_large_piece_is_sent_from_where_it_lies() -> None:
+    """Six hospitals are given the same tensors, and a copy for each costs more than all else."""
+    tensor = torch.randn(20_000, 2).T
+    lying, turned = packed("w", tensor.T), packed("w", tensor)
+    assert np.shares_memory(np.asarray(lying[-1].value), tensor.numpy())
+    assert torch.equal(unpacked(over_the_wire(lying))[1], tensor.T)
+    assert torch.equal(unpacked(over_the_wire(turned))[1], tensor)
+
+
+@pytest.mark.parametrize(
+    "false",
+    [
+        None,
+        b"w",
+        ["w", "F32", [1]],
+        [3, "F32", [1], b"1234"],
+        ["w", "F31", [1], b"1234"],
+        ["w", ["F32"], [1], b"1234"],
+        ["w", "F32", [2], b"1234"],
+        ["w", "F32", [-1], b"1234"],
+        ["w", "F32", [2**62, 2**62, 0, -1], b""],
+        ["w", "F32", [2**62, 4], b""],
+        ["w", "F32", "1", b"1234"],
+        ["w", "F32", 1, b"1234"],
+        ["w", "F32", [1], b"123"],
+        ["w", "F32", [1], "1234"],
+        ["w", "F32", [1], [1, 2, 3, 4]],
+        ["w", "F32", [1], Datum.text_datum("1234")],
+        ["w", "F32", [1.0], b"1234"],
+    ],
+)
+def test_what_is_no_piece_is_refused(false: Any) -> None:
+    assert unpacked(["w", "F32", [1], b"1234"])[1].shape == (1,)
+    with pytest.raises(Refused, match="a piece of a tensor is not what it says"):
+        unpacked(over_the_wire(false))
 
 
 def test_what_arrived_in_pieces_is_not_copied() -> None:

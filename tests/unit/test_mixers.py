@@ -638,7 +638,7 @@ def test_peak_memory(kind, sites, parcels):
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) <= parcels + 0.4
+    assert float(done.stdout) <= parcels + 0.6  # code that was not looked at before is held, too
 
 
 # ---------------------------------------------------------------------------------------------------- the server's step

@@ -5,6 +5,7 @@ NVFlare 2.9 sends a tensor as a whole however large it is, and starts it again a
 """
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,17 +16,23 @@ from typing import Any
 import torch
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
-from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable, download_tensors
+from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC, ProduceRC
-from safetensors.torch import save
+from nvflare.fuel.f3.streaming.cacheable import ItemConsumer
+from nvflare.fuel.f3.streaming.download_service import (
+    OBJ_DOWNLOADER_CHANNEL,
+    OBJ_DOWNLOADER_TOPIC,
+    ProduceRC,
+    download_object,
+)
+from nvflare.fuel.utils.fobs.datum import Datum
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.spill import Spill
+from medsilo.core.spill import TYPES, Spill, bytes_of
 from medsilo.core.tensors import Tensors
 from medsilo.flare.patches import (
     LEFTOVERS,
@@ -42,6 +49,9 @@ from medsilo.flare.patches import (
 )
 from medsilo.flare.patience import Patience
 
+warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch's, of pieces that nobody changes
+FEW = 1 << 16  # bytes of a piece that is copied into its message
+KINDS = {kind: dtype for dtype, kind in TYPES.items()}
 LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
 MARK = "|"  # in a piece's name: the tensor's, the piece's number, and the tensor's shape
 
@@ -81,6 +91,28 @@ def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) 
     return tensors
 
 
+def packed(name: str, piece: Tensor) -> list[Any]:
+    """Return a piece as it travels: what it is, and its bytes, which NVFlare sends from where they lie if they are
+    many."""
+    content = bytes_of(piece.contiguous())
+    sent = Datum.blob_datum(content) if len(content) >= FEW else bytes(content)
+    return [name, TYPES[piece.dtype], list(piece.shape), sent]
+
+
+def unpacked(piece: Any) -> tuple[str, Tensor]:
+    """Return a piece that came, and its name; raises Refused for what is none."""
+    try:
+        name, kind, shape, sent = piece
+        content = sent.value if isinstance(sent, Datum) else sent
+        if not isinstance(name, str) or not isinstance(content, bytes) or min(shape, default=0) < 0:
+            raise ValueError(kind)
+        own = content if MARK in name else bytearray(content)  # what is put together is copied then
+        tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
+        return name, tensor.reshape(shape)
+    except (ValueError, KeyError, RuntimeError, TypeError, OverflowError) as error:
+        raise Refused("its answer can't be read: a piece of a tensor is not what it says") from error
+
+
 def side_by_side(pieces: list[Tensor]) -> Tensor:
     """Return pieces as one tensor: without a copy where they lie one behind the other, as they arrive."""
     first, size, end = pieces[0], 0, pieces[0].data_ptr()
@@ -89,6 +121,21 @@ def side_by_side(pieces: list[Tensor]) -> Tensor:
             return torch.cat(pieces)
         size, end = size + piece.numel(), end + piece.nbytes
     return first.as_strided((size,), (1,))
+
+
+class HeldTensors:
+    """Tensors that arrive piece by piece in memory."""
+
+    def __init__(self) -> None:
+        self._pieces: Tensors = {}
+
+    def take(self, pieces: Tensors) -> None:
+        """Take what has arrived."""
+        self._pieces |= pieces
+
+    def whole(self) -> Tensors:
+        """Return all of them; raises Refused for pieces that make none."""
+        return in_one(self._pieces)
 
 
 class ArrivingTensors:
@@ -170,8 +217,9 @@ class _Pieces(TensorDownloadable):
         if parts is None:
             raise MedsiloError("nobody asks for these tensors any more")
         given = self.pieces[number : number + max(1, min(together, MOST_TOGETHER))]
-        items = [save({name: parts[name]}) for names in given for name in names]
-        LEFTOVERS.sent(sum(map(len, items)))
+        names = [name for own in given for name in own]
+        LEFTOVERS.sent(sum(parts[name].nbytes for name in names))
+        items = [packed(name, parts[name]) for name in names]
         return ProduceRC.OK, items, {NEXT: number + len(given), PIECES: len(self.pieces)}
 
     def release(self) -> None:
@@ -224,31 +272,34 @@ class PiecedTensors(TensorDecomposer):
     def to_downloadable(self, items: dict, max_chunk_size: int, fobs_ctx: dict) -> TensorDownloadable:
         return _Pieces(items, max_chunk_size)
 
-    def download(self, *, ref_id: str, **kwargs: Any) -> tuple[str, dict]:
+    def download(self, *, ref_id: str, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
         own = ON_THEIR_WAY[ref_id] = _OnTheirWay()
         try:
-            if self.to_files:
-                return self._to_files(ref_id=ref_id, **kwargs)
-            failed, pieces = super().download(ref_id=ref_id, **kwargs)
-            return (failed, pieces) if failed else (failed, in_one(pieces))
+            arriving = ArrivingTensors() if self.to_files else HeldTensors()
+            taking = _Taking(arriving)
+            download_object(ref_id=ref_id, consumer=taking, **kwargs)
+            if (problem := taking.problem) is not None:
+                raise Refused(f"its answer was not taken: {problem}", private=problem.private)
+            return (taking.error, {}) if taking.error else ("", arriving.whole())
         finally:
             own.ended = True
             ON_THEIR_WAY.pop(ref_id, None)
 
-    def _to_files(self, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
-        arriving, problems = ArrivingTensors(), []
 
-        def take(pieces: Tensors) -> None:
-            try:
-                arriving.take(pieces)
-            except MedsiloError as error:
-                problems.append(error)
-                raise
+class _Taking(ItemConsumer):
+    """Gives the pieces in replies to where they are put together."""
 
-        failed, _ = download_tensors(tensors_received_cb=take, **kwargs)
-        if problems:
-            raise Refused(f"its answer was not taken: {problems[0]}", private=problems[0].private)
-        return (failed, {}) if failed else (failed, arriving.whole())
+    def __init__(self, arriving: "ArrivingTensors | HeldTensors") -> None:
+        super().__init__()
+        self.arriving, self.problem = arriving, None
+
+    def consume_items(self, items: list, result: Any) -> Any:
+        try:
+            self.arriving.take(dict(map(unpacked, items)))
+        except MedsiloError as error:
+            self.problem = error
+            raise
+        return {}
 
 
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
