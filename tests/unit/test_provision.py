@@ -1,13 +1,19 @@
 """Kits: signed by one root, complete, private; a newcomer changes nobody else's."""
 
 import json
+import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from cryptography import x509
 from cryptography.x509.oid import NameOID
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import Job
+from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
 
 from medsilo.check.kit import check_certificates, check_seal, read_kit
 from medsilo.consortium.description import read_consortium
@@ -76,6 +82,35 @@ def test_policies_and_storage_are_in_place(tmp_path: Path) -> None:
         for name in ("authorization.json", "authorization.json.default")
     )
     assert theirs.pop("lead") == {**default.pop("lead"), "app_command": "n:submitter"} and theirs == default
+
+
+@pytest.mark.parametrize(
+    ("ours", "tries", "pause", "tried", "over"),
+    [
+        (True, 3, 31, True, False),
+        (True, 3, 29, False, False),
+        (True, 10_000, 31, True, False),
+        (True, 7 * 24 * 120, 31, True, True),
+        (False, 3, 31, False, False),
+        (False, 10, 31, True, True),
+    ],
+)
+def test_a_job_waits_a_week_for_its_hospital_and_is_tried_twice_a_minute(
+    ours: bool, tries: int, pause: int, tried: bool, over: bool, tmp_path: Path
+) -> None:
+    """NVFlare's own scheduler, as the server's kit has it, with nobody connected."""
+    kits_of(tmp_path)
+    server = json.loads((tmp_path / "kits/localhost/local/resources.json").read_text())
+    given = next(own["args"] for own in server["components"] if own["id"] == "job_scheduler")
+    assert given["max_jobs"] > 1  # NVFlare's other choices stay
+    context, ended = FLContext(), []
+    engine = SimpleNamespace(get_clients=list, new_context=lambda: nullcontext(context))
+    context.get_engine = lambda: engine
+    manager = SimpleNamespace(refresh_meta=lambda *given: None, set_status=lambda *given: ended.append(given))
+    then = {"schedule_count": tries, "last_schedule_time": time.time() - pause}
+    job = Job("job", {}, {"app": ["north"]}, then, required_sites=["north"])
+    DefaultJobScheduler(**(given if ours else {})).schedule_job(manager, [job], context)
+    assert bool(job.meta.get("schedule_history")) == tried and bool(ended) == over
 
 
 def test_keys_are_private_and_the_root_stays_with_the_lead(tmp_path: Path) -> None:

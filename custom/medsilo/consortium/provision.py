@@ -28,6 +28,9 @@ HERE = Path(__file__).parent
 RUN, SERVICE, GUARD = "keep-running.sh", "medsilo.service", "site_guard.py"  # files beside this one
 # In the kit of a relay: where it listens; of who is behind one: where it is, and that nobody else is connected to.
 CONNECTIONS = ("comm_config.json", "relay__resources.json")
+# A job whose hospital is away is tried twice a minute for a week. NVFlare's defaults try it ten times, after twice the
+# pause each time. In whole seconds: doubled a thousand times, a fraction overflows, and then no job starts any more.
+WAITING = {"min_schedule_interval": 10, "max_schedule_interval": 30, "max_schedule_count": 20_160}
 OWN_COMPONENTS = {  # of the server's own process
     "forgotten_jobs": "janitor.ForgottenJobs",
     "bounded_streams": "janitor.BoundedStreams",
@@ -190,6 +193,7 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
     components = {component["id"]: component for component in resources["components"]}
     components["job_manager"]["args"]["uri_root"] = str(storage / "jobs")
+    components["job_scheduler"]["args"] |= WAITING
     for own, path in OWN_COMPONENTS.items():
         resources["components"].append({"id": own, "path": f"medsilo.flare.{path}", "args": {}})
     write_json(local / "resources.json", resources)
