@@ -125,8 +125,8 @@ def _moved(gained: Floats, happened: Floats, later: Floats) -> Floats:
     return until + (later - 2) * np.square(gained)
 
 
-def log_rank(counts: Sequence[Floats]) -> tuple[float, int, float]:
-    """Return the log-rank test's statistic, degrees of freedom and p. counts: of each group, by place."""
+def log_rank(counts: Sequence[Floats]) -> tuple[float, float]:
+    """Return the log-rank test's statistic and p. counts: of each group, by place."""
     from scipy.special import chdtrc
 
     events = np.stack([own[:, 0] for own in counts])
@@ -139,4 +139,4 @@ def log_rank(counts: Sequence[Floats]) -> tuple[float, int, float]:
     spread = np.einsum("gt,ht,t->gh", share, -share, factor) + np.diag((share * factor).sum(1))
     free = len(counts) - 1
     found = float(apart @ np.linalg.pinv(spread[:-1, :-1], hermitian=True) @ apart) if free and shown.any() else 0.0
-    return found, free, float(chdtrc(free, found)) if free else 1.0
+    return found, float(chdtrc(free, found)) if free else 1.0

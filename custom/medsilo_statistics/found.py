@@ -31,7 +31,6 @@ class TableCell(Message):
 
     known: Told = None
     missing: Told = None
-    odd: Told = None
     mean: Told = None
     deviation: Told = None
     low: Told = None  # of the mean, 95 %
@@ -69,7 +68,6 @@ class Curves(Message):
 
     groups: list[CurveFound] = Field(max_length=100)
     statistic: Told = None
-    freedom: int = 0
     p: Told = None
 
 
@@ -109,7 +107,6 @@ class StatisticsFound(Message):
     common: CommonFeatures | None = None  # of ComBat
     own: dict[Name, OwnPart] = Field({}, max_length=256)
     remarks: list[str] = Field([], max_length=1000)
-    seconds: float = 0.0
 
 
 def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, unit: int = 1) -> list[TableColumn]:
@@ -122,13 +119,12 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
 
     def cell(name: str, own: Sums) -> TableCell:
         variable, row, patients = question.variables[name], own[f"row {name}"], float(own["patients"])
-        odd = told(float(row[-1]))
         if variable.levels:
-            known = float(row[:-1].sum())
-            levels = [told(float(own)) for own in row[:-1]]
-            return TableCell(known=told(known), missing=told(patients - known), odd=odd, levels=levels)
+            known = float(row.sum())
+            levels = [told(float(own)) for own in row]
+            return TableCell(known=told(known), missing=told(patients - known), levels=levels)
         moments = GroupMoments.of(variable, row, noise)
-        counts: dict[str, Any] = {"known": told(moments.count), "missing": told(patients - moments.count), "odd": odd}
+        counts: dict[str, Any] = {"known": told(moments.count), "missing": told(patients - moments.count)}
         if counts["known"] is None:
             return TableCell(**counts)
         low, high = moments.interval
@@ -206,5 +202,5 @@ def curves_of(question: Question, curve: Curve, counts: Floats, floor: int, nois
         )
     if len(shown) < 2 or noise:
         return Curves(groups=groups)
-    statistic, freedom, p = log_rank(shown)
-    return Curves(groups=groups, statistic=statistic, freedom=freedom, p=p)
+    statistic, p = log_rank(shown)
+    return Curves(groups=groups, statistic=statistic, p=p)

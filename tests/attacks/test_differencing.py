@@ -251,8 +251,7 @@ def test_one_patient_moves_an_answer_by_no_more_than_the_noise_is_made_for() -> 
     for _ in range(60):
         extreme = {"age": [0, 120], "stage": [0, 1, 2], "score": [0, 10], "time": [0, 2000], "dead": [0, 1]}
         values = {name: rng.choice(own, 8).astype(float) for name, own in extreme.items()}
-        odd = {name: np.zeros(8, bool) for name in values}
-        whole = Patients(question, tuple("abcdefgh"), values, odd)
+        whole = Patients(question, tuple("abcdefgh"), values)
         fewer = whole.only(np.arange(8) > 0)
         for name, step in steps.items():
             one, other = (without_likelihood(of(own, step)) for own in (whole, fewer))
@@ -528,9 +527,9 @@ def test_intervals_of_curves_and_rates_include_the_noise() -> None:
     for _ in range(150):
         x = numbers.uniform(-1, 1, count)
         values = {"age": x, "visits": numbers.poisson(np.exp(1 + 0.5 * x)).clip(0, 20).astype(float)}
-        patients = Patients(question, tuple(map(str, range(count))), values, {})
-        start = np.array([count, values["visits"].sum() / 20, 0, count, x.sum()])
-        climb = Climb(question, question.models[0], start + numbers.normal(0, deviation, 5), deviation**2)
+        patients = Patients(question, tuple(map(str, range(count))), values)
+        start = np.array([count, values["visits"].sum() / 20, 0])
+        climb = Climb(question, question.models[0], start + numbers.normal(0, deviation, 3), deviation**2)
         for _ in range(PRIVATE_STEPS):
             sums = regression(patients, question.models[0], climb.at)
             climb.take(sums + numbers.normal(0, deviation, len(sums)))
