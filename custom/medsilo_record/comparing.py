@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
@@ -19,7 +19,6 @@ SKIPPED = ("study", "report", "description")  # said by the lines on versions an
 class Filed(Section):
     """record.json: all that a record says, for another record to be compared with."""
 
-    schema_: Literal[1] = Field(1, alias="schema")
     version: Line
     build: Line
     hash: Line  # of the plan
@@ -34,7 +33,6 @@ class Filed(Section):
         entries = [entry for part in parts for entry in part.entries]
         build = package_facts()
         return cls(
-            schema=1,
             version=build["version"],
             build=build["hash"],
             hash=case.plan.hash,
@@ -54,7 +52,7 @@ class Filed(Section):
 
     def written(self) -> str:
         """Return the text of record.json."""
-        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
 def differences(new: Filed, old: Filed) -> Iterator[str]:

@@ -45,15 +45,13 @@ def on_page(kit: Path, plan: str) -> dict[str, bytes]:
     case, signer = case_of(plan, [], None, kit, "")
     parts = record_of(case)
     with TemporaryDirectory() as place:
-        write_signed(Path(place), files_in(case, parts, Filed.of(case, parts), None, None), signer)
+        write_signed(Path(place), files_in(case, parts, Filed.of(case, parts), None), signer)
         files = {path.name: path.read_bytes() for path in sorted(Path(place).iterdir())}
     return {"record.zip": officer_pages.undated_zip(files), **files}
 
 
-def files_in(
-    case: Case, parts: Sequence[Part], filed: Filed, run: Path | None, changed: list[str] | None
-) -> dict[str, bytes]:
-    """Return all files of a record by name. run: of the plan; changed: since an earlier record."""
+def files_in(case: Case, parts: Sequence[Part], filed: Filed, run: Path | None) -> dict[str, bytes]:
+    """Return all files of a record by name. run: of the plan."""
     texts = {
         "record.html": officer_pages.as_html(case, parts),
         "record.jsonld": linked.as_jsonld(case, parts),
@@ -61,8 +59,6 @@ def files_in(
         "outcomes.csv": outcomes.outcomes_csv(case.lacks),
         "record.json": filed.written(),
     }
-    if changed is not None:
-        texts["changes.txt"] = "\n".join(changed or ["Nothing changed."]) + "\n"
     try:
         texts["dataset.ttl"], document = linked.as_turtle(case, parts), officer_pages.as_docx(case, parts)
     except ImportError as error:

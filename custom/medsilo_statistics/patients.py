@@ -134,9 +134,7 @@ def _text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.12g}" if np.isfinite(value) else ""
 
 
-def _values(
-    variable: Variable, cells: list[str], source: DataSource, levels: Mapping[str, str | int]
-) -> Floats:
+def _values(variable: Variable, cells: list[str], source: DataSource, levels: Mapping[str, str | int]) -> Floats:
     """Return what cells stand for; NaN for those that stand for nothing."""
     own = {columns.as_level(key): columns.as_level(str(level)) for key, level in levels.items()}
     known = {columns.as_level(cell): n for n, called in enumerate(variable.levels.values()) for cell in called}

@@ -1,8 +1,7 @@
 """Finished runs, and models that a hospital which need not be part of their studies scores on its own cases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +11,6 @@ from torch.utils.data import ConcatDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.source import Source
-from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.exact import ExactScores, ExactTest
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
@@ -51,7 +49,6 @@ class Judged:
     measures: Measures
     patients: Sequence[str]
     told: Mapping[str, Any]
-    mean: Callable[[float], float | None]  # a further mean over all cases, from 0 to 1, as it may leave; it is counted
 
 
 class CaseLook(Protocol):
@@ -92,17 +89,8 @@ def judged(
                 for seen in judge.evaluation.seen(data.test, model):
                     look(source, *seen)
         told = judge.disclosure.told(ExactTest(0, scores, None, None))
-        tells = partial(_mean, judge.disclosure, told["test"] is not None)
-        found.append(Judged(scores.measures, patients_of(data.test), told, tells))
+        found.append(Judged(scores.measures, patients_of(data.test), told))
     return found
-
-
-def _mean(disclosure: Disclosure, may_leave: bool, value: float) -> float | None:
-    """Return a mean over the test cases as it is told; None where none may leave."""
-    if not may_leave:
-        return None
-    disclosure.protection.note(test=1)
-    return disclosure.resolution["test"].mean(value, 0, 1)
 
 
 def _all_tested(data: SiteData) -> SiteData:
