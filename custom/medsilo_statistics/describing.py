@@ -11,36 +11,22 @@ from medsilo_statistics.patients import Floats
 NORMAL = 1.959963984540054
 
 
-@dataclass(frozen=True)
-class GroupMoments:
-    """Number, mean and standard deviation of a variable in a group; with noise its share in the mean's variance."""
+def moments(variable: Variable, row: Floats, noise: float = 0.0) -> tuple[float, float, float, float, float]:
+    """Return number, mean, standard deviation and the mean's 95 % interval of a row of sums; NaN where there are none.
 
-    count: float
-    mean: float
-    deviation: float
-    noise: float = 0.0
+    noise: variance of each sum, which the interval includes.
+    """
+    from scipy.special import stdtrit
 
-    @classmethod
-    def of(cls, variable: Variable, row: Floats, noise: float = 0.0) -> "GroupMoments":
-        """Return them of a row of sums; NaN where there is nobody. noise: variance of each sum."""
-        count, total, square = (float(own) for own in row[:3])
-        if not count > 1:
-            alone = total / count if count > 0.5 else np.nan
-            return cls(count, variable.middle + variable.half * alone, np.nan)
-        mean = total / count
-        spread = max(square - count * mean**2, 0.0) / (count - 1)
-        own = noise * (1 + mean**2) / count**2 * variable.half**2
-        return cls(count, variable.middle + variable.half * mean, variable.half * float(np.sqrt(spread)), own)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the mean, the noise included."""
-        from scipy.special import stdtrit
-
-        if not self.count > 1:
-            return np.nan, np.nan
-        half = float(stdtrit(self.count - 1, 0.975)) * np.sqrt(self.deviation**2 / self.count + self.noise)
-        return self.mean - half, self.mean + half
+    count, total, square = (float(own) for own in row)
+    if not count > 1:
+        alone = variable.middle + variable.half * total / count if count > 0.5 else np.nan
+        return count, alone, np.nan, np.nan, np.nan
+    mean = total / count
+    spread = max(square - count * mean**2, 0.0) / (count - 1)
+    error = np.sqrt(spread / count + noise * (1 + mean**2) / count**2)
+    own, half = variable.middle + variable.half * mean, variable.half * stdtrit(count - 1, 0.975) * error
+    return count, own, variable.half * float(np.sqrt(spread)), float(own - half), float(own + half)
 
 
 def patients_for(half: float, deviation: float) -> float:

@@ -9,13 +9,7 @@ from pydantic import Field
 from medsilo.extend import Message, Name
 from medsilo_statistics.asked_question import Curve, Question
 from medsilo_statistics.combat import CommonFeatures
-from medsilo_statistics.describing import (
-    GroupMoments,
-    SurvivalCurve,
-    difference_of_shares,
-    log_rank,
-    quantile,
-)
+from medsilo_statistics.describing import SurvivalCurve, difference_of_shares, log_rank, moments, quantile
 from medsilo_statistics.newton import Combined, FittedModel
 from medsilo_statistics.patients import Floats
 from medsilo_statistics.sums import Sums
@@ -123,22 +117,22 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
             known = float(row.sum())
             levels = [told(float(own)) for own in row]
             return TableCell(known=told(known), missing=told(patients - known), levels=levels)
-        moments = GroupMoments.of(variable, row, noise)
-        counts: dict[str, Any] = {"known": told(moments.count), "missing": told(patients - moments.count)}
+        known, *values = moments(variable, row, noise)
+        counts: dict[str, Any] = {"known": told(known), "missing": told(patients - known)}
         if counts["known"] is None:
             return TableCell(**counts)
-        low, high = moments.interval
-        values = {"mean": moments.mean, "deviation": moments.deviation, "low": low, "high": high}
-        shown: dict[str, Any] = {key: float(value) for key, value in values.items() if np.isfinite(value)}
+        named = zip(("mean", "deviation", "low", "high"), values, strict=True)
+        shown: dict[str, Any] = {key: value for key, value in named if np.isfinite(value)}
         bins = own[f"histogram {name}"]
         quarters = [quantile(variable, bins, q) for q in QUARTERS] if np.isfinite(bins).all() else []
         parts = [told(float(part.sum())) for part in np.array_split(bins, min(BINS, len(bins)))]
         return TableCell(**counts, **shown, quarters=quarters, bins=parts)
 
-    titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
+    levels = question.levels_of(question.by) if question.by else ()
+    parts = {name: own for name, own in sums.items() if name.startswith(("patients", "row ", "histogram "))}
     found = []
-    for place, title in enumerate(titles):
-        own = {name: each.sum(0) if title == "All" else each[place] for name, each in sums.items() if each.ndim > 0}
+    for place, title in enumerate((*levels, "All")):
+        own = {name: each[place] if place < len(levels) else each.sum(0) for name, each in parts.items()}
         patients = told(float(own["patients"]))
         cells = {} if patients is None else {name: cell(name, own) for name in question.rows}
         found.append(TableColumn(title=title, patients=patients, cells=cells))

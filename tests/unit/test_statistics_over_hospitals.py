@@ -120,6 +120,14 @@ def test_curves_and_log_rank_are_those_of_all_patients(patients: Any, answer: St
     np.testing.assert_allclose([curves.statistic, curves.p], wanted, rtol=1e-8)
 
 
+def test_a_curve_of_all_stands_beside_a_table_by_groups(patients: Any) -> None:
+    whole, sites, folder = patients
+    curve = {"time": "time", "event": "dead"}
+    found = asked(sites, folder, sealed=False, table=["age"], by="stage", curves=[curve])
+    assert [own.title for own in found.columns] == ["I", "II", "III", "All"]
+    check_curve(found.curves[0].groups[0], whole.time, whole.dead)
+
+
 def test_regressions_are_those_of_all_patients(patients: Any, answer: StatisticsFound) -> None:
     sm = pytest.importorskip("statsmodels.api")
     whole = patients[0].dropna()
