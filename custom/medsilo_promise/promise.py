@@ -40,7 +40,7 @@ class PromiseLayer(Layer):
         description="how often a calibration keeps the level; `null`: the level holds on average over calibrations "
         "(conformal prediction)",
     )
-    of: Literal["label", "finding", "structure"] | None = Field(
+    of: Literal["finding"] | None = Field(
         None, description="`finding`: sensitivity for the second of two labels; `null`: the task's own kind"
     )
     rule: Rule = Field(
@@ -332,16 +332,13 @@ class PromiseLayer(Layer):
         return f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
 
     def card(self, plan: Plan, folders: Sequence[Path]) -> Sequence[str]:
-        risk, cuts = self._risk(plan.task.goal), self._kept_in(folders)
         sure = f"with confidence {self.confidence:g}" if self.confidence else "on average over calibrations"
-        told = [
-            f"At level {self.level:g}, {sure}: {risk.says}.",
-            "It is for patients like those who were calibrated on.",
+        without = [group for group, cut in self._kept_in(folders).items() if cut is None]
+        return [
+            f"At level {self.level:g}, {sure}: {self._risk(plan.task.goal).says}.",
+            "It is for patients like those who were calibrated on. 'medsilo predict' keeps it.",
+            *(f"For {group}: {self._none}." for group in without),
         ]
-        for group, cut in cuts.items():
-            whose = "" if group == EVERYONE else f"{self.group} {group}: "
-            told.append(f"{whose}{self._none if cut is None else risk.at(cut)}.")
-        return told
 
 
 def _measured(risk: Risk, output: Tensor, target: Tensor) -> Measures:

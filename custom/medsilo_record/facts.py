@@ -192,16 +192,11 @@ def _data(plan: Plan) -> Iterator[str]:
 def _recipients(plan: Plan) -> Iterator[str]:
     others = ", ".join(plan.participation.everyone) or "all that are connected"
     yield f"Hospitals of the study: {others}."
-    told = [
-        f"Hospital to server, rounds {leak.when}: {leak.group} ({text.size_text(leak.bytes)} a round)."
-        for leak in leaks.leaks(plan)
-    ]
-    for stretch in plan.course.stretches():
-        rounds = f"rounds {stretch.first} to {stretch.last}"
-        told += [f"Server to hospital, {rounds}: {group.name}." for group in stretch.phase.given]
-    told += [f"Server to hospital, at the end: {group.name}." for group in plan.course.delivery.given]
-    told += [f"Hospital to server, see the report: {line}." for line in leaks.told_besides(plan)]
-    yield from dict.fromkeys(told)
+    up = [leak.group for leak in leaks.leaks(plan)]
+    down = [group.name for stretch in plan.course.stretches() for group in stretch.phase.given]
+    down += [group.name for group in plan.course.delivery.given]
+    for way, groups in (("Hospital to server", up), ("Server to hospital", down)):
+        yield f"{way}: {', '.join(dict.fromkeys(groups)) or 'no tensors'}."
     yield (
         "Hospital to server, every round and at the end: cases of each part, losses, scores and counts, seconds, "
         "memory, medsilo's version and hash."

@@ -76,7 +76,6 @@ class ReleaseManifest(Section):
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     task: Word
     title: Word
-    method: Word
     metric: Word
     plan_hash: Hash
     package: PackageFacts
@@ -161,7 +160,6 @@ def write_release(
             made=today(),
             task=task.name,
             title=task.title,
-            method=" and ".join(dict.fromkeys(fact["method_title"] for fact in facts)),
             metric=facts[0]["metric"],
             plan_hash=sources[0].plan.hash,
             package=PackageFacts(**package_facts()),

@@ -1,10 +1,10 @@
 """Finished runs, and models that a hospital which need not be part of their studies scores on its own cases."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import ConcatDataset
@@ -51,23 +51,18 @@ class Judged:
     told: Mapping[str, Any]
 
 
-class CaseLook(Protocol):
-    """Sees the cases of a hospital as a model answers them. cases: their places among all."""
-
-    def __call__(self, source: Source, inputs: Tensor, output: Tensor, target: Tensor, cases: list[int]) -> None: ...
-
-
 def judged(
     sources: Sequence[Source],
     site: str,
     settings: SiteSettings,
     folder: Path,
     lead: str = "",
-    looks: Sequence[CaseLook | None] = (),
+    looks: Sequence[Callable[[Source, Tensor, Tensor, Tensor, list[int]], None]] = (),
 ) -> list[Judged]:
     """Score models of one task on all cases of a hospital that need not have been part of their studies.
 
     folder: the hospital's; what it answers is counted there, or where its settings say, as in a study. lead: who asks.
+    looks: what sees inputs, outputs, targets and places of the cases as each model answers them.
     """
     compute = settings.compute()
     found: list[Judged] = []
