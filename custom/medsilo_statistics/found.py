@@ -9,7 +9,7 @@ from pydantic import Field
 from medsilo.extend import Message, Name
 from medsilo_statistics.asked_question import Curve, Question
 from medsilo_statistics.combat import CommonFeatures
-from medsilo_statistics.describing import SurvivalCurve, difference_of_shares, log_rank, moments, quantile
+from medsilo_statistics.describing import difference_of_shares, log_rank, moments, quantile, survival_curve
 from medsilo_statistics.newton import Combined, FittedModel
 from medsilo_statistics.patients import Floats
 from medsilo_statistics.sums import Sums
@@ -171,27 +171,29 @@ def curves_of(question: Question, curve: Curve, counts: Floats, floor: int, nois
     last = max((int(np.flatnonzero(own.sum(1) > 0.5)[-1]) for own in counts if (own > 0.5).any()), default=1)
     places = np.unique(np.linspace(0, last, marks).astype(int))
     assert variable.range
-    times = [float(variable.range[0] + place * variable.width) for place in places]
-    for title, own in zip(question.levels_of(curve.by), counts, strict=True):
-        found = SurvivalCurve.of(variable, own if noise else np.maximum(own, 0), noise)
-        if found.patients < max(floor, 1) or not np.isfinite(own).all():
+    times = variable.range[0] + np.arange(variable.places) * variable.width
+    for title, told in zip(question.levels_of(curve.by), counts, strict=True):
+        own = told if noise else np.maximum(told, 0)
+        if not (own.sum() >= max(floor, 1) and np.isfinite(own).all()):
             groups.append(CurveFound(title=title))
             continue
         shown.append(own)
-        at = np.rint((found.times - variable.range[0]) / variable.width).astype(int)
-        seen = found.risk[at] >= floor
-        parts = {key: getattr(found, key)[seen].tolist() for key in ("times", "share", "low", "high")}
-        risk = [float(number) if number >= floor else 0.0 for number in found.risk[places]]
-        median = found.median if np.isfinite(found.median) and found.median in found.times[seen] else None
+        at, *lines, risk = survival_curve(own, noise)
+        seen, events = risk[at] >= floor, float(own[:, 0].sum())
+        share, low, high = (line[seen] for line in lines)
+        below = np.flatnonzero(share <= 0.5 + 1e-12)  # half have had the event
         groups.append(
             CurveFound(
                 title=title,
-                patients=found.patients,
-                events=found.events if found.events >= floor or found.events == 0 else None,
-                marks=times,
-                risk=risk,
-                median=median,
-                **parts,
+                patients=float(own.sum()),
+                events=events if events >= floor or events == 0 else None,
+                times=times[at[seen]].tolist(),
+                share=share.tolist(),
+                low=low.tolist(),
+                high=high.tolist(),
+                marks=times[places].tolist(),
+                risk=np.where(risk[places] >= floor, risk[places], 0.0).tolist(),
+                median=float(times[at[seen][below[0]]]) if len(below) else None,
             )
         )
     if len(shown) < 2 or noise:
