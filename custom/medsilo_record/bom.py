@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.extend import MedsiloError, package_facts, paths, read_provenance, shelf, text
-from medsilo_record.facts import Case, Part
+from medsilo_record.facts import Case, RecordEntry
 
 OWN = "medsilo"
 UNKNOWN = "not stated"
@@ -19,9 +19,9 @@ PREFIX = ":".join(("medsilo", ""))
 Fact = dict[str, str]
 
 
-def as_cyclonedx(case: Case, parts: Sequence[Part], run: Path | None) -> str:
+def as_cyclonedx(case: Case, entries: Sequence[RecordEntry], run: Path | None) -> str:
     """Return model.cdx.json. run: a run of this plan."""
-    plan, said = case.plan, {entry.key: entry.says for part in parts for entry in part.entries}
+    plan, said = case.plan, {entry.key: entry.says for entry in entries}
     build = package_facts()
     rounds, files = _of_run(run, plan.hash) if run else ([], [])
     training = plan.training.model_dump(mode="json")

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from medsilo.extend import MedsiloError, Section, keys_of, package_facts, read_bounded
-from medsilo_record.facts import Case, Part
+from medsilo_record.facts import Case, RecordEntry
 
 FILE = "record.json"
 LARGEST = 8 << 20
@@ -28,9 +28,8 @@ class Filed(Section):
     entries: dict[Line, tuple[Line, ...]]
 
     @classmethod
-    def of(cls, case: Case, parts: Sequence[Part]) -> "Filed":
+    def of(cls, case: Case, entries: Sequence[RecordEntry]) -> "Filed":
         """Return what a record says."""
-        entries = [entry for part in parts for entry in part.entries]
         build = package_facts()
         return cls(
             version=build["version"],

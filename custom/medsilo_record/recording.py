@@ -47,14 +47,14 @@ def record(
     from medsilo_record.filing import case_of, files_in, old_record, write_signed
 
     case, signer = case_of(plan, changes, local, kit, site)
-    parts = record_of(case)
-    filed, said = Filed.of(case, parts), []
+    entries = record_of(case)
+    filed, said = Filed.of(case, entries), []
     if compare:
         said = list(differences(filed, old_record(case, compare)))
         screen.say("\n".join(said) or "nothing changed")
     if out:
         with screen.busy("writing"):
-            files = files_in(case, parts, filed, run)
+            files = files_in(case, entries, filed, run)
         fingerprint = write_signed(out, files, signer)
         screen.say(f"record: {out / 'record.html'}\nsigned by the key {fingerprint}")
         screen.answer(folder=out, files=sorted(files), key=fingerprint)
