@@ -3,13 +3,12 @@
 import hashlib
 import json
 import uuid
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from medsilo.extend import MedsiloError, package_facts, paths, read_provenance, shelf, text
-from medsilo_record.facts import Case, RecordEntry
+from medsilo_record.facts import Case
 
 OWN = "medsilo"
 UNKNOWN = "not stated"
@@ -19,10 +18,9 @@ PREFIX = ":".join(("medsilo", ""))
 Fact = dict[str, str]
 
 
-def as_cyclonedx(case: Case, entries: Sequence[RecordEntry], run: Path | None) -> str:
+def as_cyclonedx(case: Case, run: Path | None) -> str:
     """Return model.cdx.json. run: a run of this plan."""
-    plan, said = case.plan, {entry.key: entry.says for entry in entries}
-    build = package_facts()
+    plan, build = case.plan, package_facts()
     rounds, files = _of_run(run, plan.hash) if run else ([], [])
     training = plan.training.model_dump(mode="json")
     facts = [_fact(f"training:{key}", value) for key, value in training.items()]
@@ -38,10 +36,6 @@ def as_cyclonedx(case: Case, entries: Sequence[RecordEntry], run: Path | None) -
             "architectureFamily": plan.network.name,
             "modelArchitecture": f"{plan.parameters:,} parameters",
             "datasets": [{"ref": "data"}],
-        },
-        "considerations": {
-            "technicalLimitations": list(said["accuracy"]),
-            "ethicalConsiderations": [{"name": risk} for risk in said["risks"]],
         },
         "properties": facts + rounds,
     }
@@ -59,21 +53,20 @@ def as_cyclonedx(case: Case, entries: Sequence[RecordEntry], run: Path | None) -
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"tools": {"components": [medsilo]}, "component": model},
-        "components": [_data(case, said), *files, *packages],
+        "components": [_data(case), *files, *packages],
         "dependencies": [{"ref": "model", "dependsOn": ["data", *(own["bom-ref"] for own in packages)]}],
     }
     serial = uuid.uuid5(NAMES, json.dumps(document, sort_keys=True))
     return json.dumps({**document, "serialNumber": f"urn:uuid:{serial}"}, indent=1, ensure_ascii=False) + "\n"
 
 
-def _data(case: Case, said: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+def _data(case: Case) -> dict[str, Any]:
     """Return the hospital's data in counts, in its own steps."""
     counts = {what: case.counted(what) for what in ("cases", "patients")}
     own = {
         "type": "dataset",
         "name": f"data of {case.site or 'one hospital'}",
         "classification": "synthetic" if case.synthetic else "health data (GDPR Art. 9)",
-        "sensitiveData": list(said["subjects"]),
         "contents": {"properties": [_fact(what, count) for what, count in counts.items() if count is not None]},
     }
     return {"type": "data", "bom-ref": "data", "name": "training data", "data": [own]}

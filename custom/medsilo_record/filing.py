@@ -55,7 +55,7 @@ def files_in(case: Case, entries: Sequence[RecordEntry], filed: Filed, run: Path
     texts = {
         "record.html": officer_pages.as_html(case, entries),
         "record.jsonld": linked.as_jsonld(case, entries),
-        "model.cdx.json": bom.as_cyclonedx(case, entries, run),
+        "model.cdx.json": bom.as_cyclonedx(case, run),
         "outcomes.csv": outcomes.outcomes_csv(case.lacks),
         "record.json": filed.written(),
     }
