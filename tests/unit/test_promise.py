@@ -477,7 +477,7 @@ def test_a_hospital_s_book_prices_every_curve_and_no_level_is_free(tmp_path: Pat
 def test_plans_that_can_keep_no_promise_are_refused(tmp_path: Path) -> None:
     plan, _ = plan_of(tmp_path)
     for change, why in (
-        ("layers=[{name: promise, of: structure}]", "give 'finding' or null"),
+        ("layers=[{name: promise, of: structure}]", "choose 'finding'"),
         ("layers=[{name: promise, group: age}]", "no column of the task"),
         ("algorithm={name: central}", "no hospitals of their own"),
     ):
