@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -20,7 +20,6 @@ Count = Annotated[int, Field(ge=0, le=10**9)]
 class Receipt(Section):
     """One hospital's word on one release."""
 
-    form: Literal[1] = 1
     release: Hash
     hospital: Hospital
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]

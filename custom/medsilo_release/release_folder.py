@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 
@@ -72,7 +72,6 @@ class Promised(Section):
 class ReleaseManifest(Section):
     """release.json: what the folder holds, and what the model was in its study."""
 
-    form: Literal[1] = 1
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     task: Word
     title: Word
