@@ -154,6 +154,9 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         apart = _means(known, len(later))[:, later.index(OUTCOME)].mean()
         exact = float(apart * reference.deviations[at] + reference.means[at])
         score = round(Resolution(1 / (BLOCK * len(known)), step, unit).mean(exact, 0, 1), 3)
+    kept, alarms = watched.kept, list[str]()
+    for enough, blocks, found in ((own, kept.cases, watched.alarms), (known, kept.outcomes, watched.wrong)):
+        alarms += [alarm.name for alarm in found if enough and blocks.whole[alarm.block].month == month]
     return write_receipt(
         watched.release,
         reference.hospital,
@@ -162,13 +165,8 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         score=score,
         cases=Resolution(0, step, unit).count(BLOCK * len(own)) if own else None,
         month=month,
-        alarms=tuple(dict.fromkeys(alarm.name for alarm in _of_month(watched, month))) if own else (),
+        alarms=tuple(dict.fromkeys(alarms)),
     )
-
-
-def _of_month(watched: Watched, month: str) -> Iterator[Alarm]:
-    pairs = ((watched.kept.cases.whole, watched.alarms), (watched.kept.outcomes.whole, watched.wrong))
-    return (alarm for blocks, alarms in pairs for alarm in alarms if blocks[alarm.block].month == month)
 
 
 def write_monitor(watched: Watched, page: Path) -> Path:

@@ -3,6 +3,7 @@
 import csv
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from medsilo.sealing.signed import read_signed
 from medsilo.sealing.signing import own_key
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo_release.control_charts import Charts
+from medsilo_release.control_charts import Alarm, Charts
 from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
 from medsilo_release.patient_sums import BLOCK, HOME, OUTCOME, WatchFolder
 from medsilo_release.receipts import Receipt, merged
@@ -175,6 +176,19 @@ def test_a_month_is_told_once_in_steps_and_the_lead_sees_months(here: Path, tmp_
         noisy = make_settings({"privacy": {"epsilon": 3, "delta": 1e-5}}, "a test")
         (folder.folder / first.name).unlink()
         receipt_of(watched, "2026-01", noisy, key)
+
+
+def test_a_month_tells_no_alarm_of_few_outcomes(here: Path, tmp_path: Path) -> None:
+    release, key = Release.open(here / "release"), own_key(tmp_path / "key.pem", "a test")
+    folder, reference = WatchFolder(release.hash), WatchFolder(release.hash).reference()
+    case = dict(zip(reference.names, reference.means, strict=True))
+    folder.add([case] * 30, [case] * 5, "0" * 64, "2025-12")
+    watched = replace(Watched.read(release), wrong=[Alarm(0, "surprise", 1.0)])
+    settings = make_settings({"smallest_metric": 10, "records": str(tmp_path / "records")}, "a test")
+    path = receipt_of(watched, "2025-12", settings, key)
+    told, _ = read_signed(path, Receipt)
+    path.unlink()
+    assert told.cases == 30 and told.score is None and told.alarms == ()
 
 
 def test_charts_have_the_false_alarms_that_were_chosen() -> None:
