@@ -40,7 +40,7 @@ class PromiseLayer(Layer):
         description="how often a calibration keeps the level; `null`: the level holds on average over calibrations "
         "(conformal prediction)",
     )
-    of: Literal["label", "finding", "structure"] | None = Field(
+    of: Literal["finding"] | None = Field(
         None, description="`finding`: sensitivity for the second of two labels; `null`: the task's own kind"
     )
     rule: Rule = Field(
@@ -302,17 +302,6 @@ class PromiseLayer(Layer):
         none = {"promised": self._none}
         return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
 
-    def kept(
-        self, plan: Plan, output: Tensor, target: Tensor, inputs: Tensor, folders: Sequence[Path]
-    ) -> Tensor | None:
-        cuts = self._cuts_of(plan, inputs, folders)
-        if None in cuts:
-            return None
-        found = self._risk(plan.task.goal).measure(output, undrawn.labels_in(target))
-        places = torch.tensor(cuts, device=found[LOST].device)[:, None]
-        lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
-        return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)
-
     def _cuts_of(self, plan: Plan, inputs: Tensor, folders: Sequence[Path]) -> list[int | None]:
         """Return each case's cut; None where nothing is promised."""
         kept, names = self._kept_in(folders), self.groups(plan.task)
@@ -343,16 +332,13 @@ class PromiseLayer(Layer):
         return f"no promise can be made: {needed(self.risk, self.confidence)} validation patients are needed"
 
     def card(self, plan: Plan, folders: Sequence[Path]) -> Sequence[str]:
-        risk, cuts = self._risk(plan.task.goal), self._kept_in(folders)
         sure = f"with confidence {self.confidence:g}" if self.confidence else "on average over calibrations"
-        told = [
-            f"At level {self.level:g}, {sure}: {risk.says}.",
-            "It is for patients like those who were calibrated on.",
+        without = [group for group, cut in self._kept_in(folders).items() if cut is None]
+        return [
+            f"At level {self.level:g}, {sure}: {self._risk(plan.task.goal).says}.",
+            "It is for patients like those who were calibrated on. 'medsilo predict' keeps it.",
+            *(f"For {group}: {self._none}." for group in without),
         ]
-        for group, cut in cuts.items():
-            whose = "" if group == EVERYONE else f"{self.group} {group}: "
-            told.append(f"{whose}{self._none if cut is None else risk.at(cut)}.")
-        return told
 
 
 def _measured(risk: Risk, output: Tensor, target: Tensor) -> Measures:

@@ -35,10 +35,6 @@ class Risk(ABC):
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         """Return lost and size, [cases, cuts], and of, [cases]."""
 
-    @abstractmethod
-    def at(self, cut: int) -> str:
-        """Return how an answer at a cut follows from the model's output, for people."""
-
     def columns(self, output: Tensor, cuts: Sequence[int]) -> list[dict[str, Any]]:
         """Return what each case's answer is at its cut."""
         return [{} for _ in output]
@@ -54,9 +50,6 @@ class Label(Risk):
         shares = self.goal.scores(output.double()).softmax(1)
         first = torch.nn.functional.one_hot(shares.argmax(1), shares.shape[1]).bool()
         return first[..., None] | (shares[..., None] >= SHARES.to(shares.device))
-
-    def at(self, cut: int) -> str:
-        return f"a label is in the set where its probability is at least {SHARES[cut]:.4g}, and the likeliest always is"
 
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         sets = self._sets(output)
@@ -78,10 +71,6 @@ class Sensitivity(Risk):
         shares = self.goal.scores(output.double()).softmax(1)[:, 1, None]
         return shares >= SHARES.clamp(max=0.5).to(shares.device)
 
-    def at(self, cut: int) -> str:
-        least = min(float(SHARES[cut]), 0.5)
-        return f"a case counts as found where the second label's probability is at least {least:.4g}"
-
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         found, having = self._found(output), (target == 1)
         return {LOST: ~found & having[:, None], OF: having, SIZE: found}
@@ -98,9 +87,6 @@ class Structure(Risk):
     def __init__(self, goal: Segmentation) -> None:
         super().__init__(goal)
         self.labels = list(next(iter(goal.structures.values())))
-
-    def at(self, cut: int) -> str:
-        return f"a place is in the mask where the structure is likeliest, or its probability at least {SHARES[cut]:.4g}"
 
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         share = output.softmax(1)[:, self.labels].sum(1).flatten(1)
@@ -134,9 +120,6 @@ class Interval(Risk):
 
     says, sized = "the interval holds the true number", "width of the interval, as a share of the whole range"
 
-    def at(self, cut: int) -> str:
-        return f"the number found, and {WIDTHS[cut]:.4g} of the whole range to both sides"
-
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         apart = (output[:, 0].double().clamp(0, 1) - self.goal.shares_of(target.double())).abs()
         widths = WIDTHS.to(apart.device)
@@ -160,9 +143,6 @@ class Time(Risk):
 
     says, sized = "the case is without the event until the time given", "the time given, against the time seen"
 
-    def at(self, cut: int) -> str:
-        return f"the time exp({TIMES[cut]:.4g} - the logarithm of the relative risk)"
-
     def measure(self, output: Tensor, target: Tensor) -> Measures:
         given = (TIMES.to(output.device) - output[:, :1].double()).exp()
         seen = target[:, :1].double()
@@ -176,13 +156,11 @@ class Time(Risk):
 def risk_of(goal: Goal, kind: str | None) -> Risk | None:
     """Return the promise of this kind for a goal, the goal's own where none is named; None where there is none."""
     if isinstance(goal, Classification):
-        own = Sensitivity if kind == "finding" and goal.decides else Label if kind in (None, "label") else None
-        return own(goal) if own else None
-    if isinstance(goal, Segmentation):
-        plain = not goal.overlaps and goal.outputs == goal.classes
-        return Structure(goal) if plain and kind in (None, "structure") else None
+        return Label(goal) if kind is None else Sensitivity(goal) if goal.decides else None
     if kind is not None:
         return None
+    if isinstance(goal, Segmentation):
+        return Structure(goal) if not goal.overlaps and goal.outputs == goal.classes else None
     if hasattr(goal, "shares_of"):  # a regression
         return Interval(goal)
     return Time(goal) if isinstance(goal, survival.Survival) else None

@@ -3,14 +3,12 @@
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from medsilo.extend import MedsiloError, package_facts, paths, read_provenance, shelf, text
-from medsilo_record.facts import Case, Part
+from medsilo_record.facts import Case
 
 OWN = "medsilo"
 UNKNOWN = "not stated"
@@ -20,10 +18,9 @@ PREFIX = ":".join(("medsilo", ""))
 Fact = dict[str, str]
 
 
-def as_cyclonedx(case: Case, parts: Sequence[Part], run: Path | None) -> str:
+def as_cyclonedx(case: Case, run: Path | None) -> str:
     """Return model.cdx.json. run: a run of this plan."""
-    plan, said = case.plan, {entry.key: entry.says for part in parts for entry in part.entries}
-    build = package_facts()
+    plan, build = case.plan, package_facts()
     rounds, files = _of_run(run, plan.hash) if run else ([], [])
     training = plan.training.model_dump(mode="json")
     facts = [_fact(f"training:{key}", value) for key, value in training.items()]
@@ -40,10 +37,6 @@ def as_cyclonedx(case: Case, parts: Sequence[Part], run: Path | None) -> str:
             "modelArchitecture": f"{plan.parameters:,} parameters",
             "datasets": [{"ref": "data"}],
         },
-        "considerations": {
-            "technicalLimitations": list(said["accuracy"]),
-            "ethicalConsiderations": [{"name": risk} for risk in said["risks"]],
-        },
         "properties": facts + rounds,
     }
     model = {
@@ -53,58 +46,43 @@ def as_cyclonedx(case: Case, parts: Sequence[Part], run: Path | None) -> str:
         "version": plan.hash[:12],
         "modelCard": card,
     }
-    packages = list(_packages())
+    packages = installed()
     medsilo = {"type": "application", "name": OWN, "version": build["version"], "hashes": _hash(build["hash"])}
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"tools": {"components": [medsilo]}, "component": model},
-        "components": [_data(case, said), *files, *packages],
+        "components": [_data(case), *files, *packages],
         "dependencies": [{"ref": "model", "dependsOn": ["data", *(own["bom-ref"] for own in packages)]}],
     }
     serial = uuid.uuid5(NAMES, json.dumps(document, sort_keys=True))
     return json.dumps({**document, "serialNumber": f"urn:uuid:{serial}"}, indent=1, ensure_ascii=False) + "\n"
 
 
-def _data(case: Case, said: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+def _data(case: Case) -> dict[str, Any]:
     """Return the hospital's data in counts, in its own steps."""
     counts = {what: case.counted(what) for what in ("cases", "patients")}
     own = {
         "type": "dataset",
         "name": f"data of {case.site or 'one hospital'}",
         "classification": "synthetic" if case.synthetic else "health data (GDPR Art. 9)",
-        "sensitiveData": list(said["subjects"]),
         "contents": {"properties": [_fact(what, count) for what, count in counts.items() if count is not None]},
     }
     return {"type": "data", "bom-ref": "data", "name": "training data", "data": [own]}
 
 
-def _packages() -> Iterator[dict[str, Any]]:
-    for own in installed():
-        hashes = {"hashes": _hash(own.hash)} if len(own.hash) == 64 else {}
-        purl = f"pkg:pypi/{own.name.lower().replace('_', '-')}@{own.version}"
-        told = {"name": own.name, "version": own.version, "purl": purl, **hashes}
-        yield {"type": "library", "bom-ref": purl, "licenses": [{"license": {"name": own.licence}}], **told}
-
-
-@dataclass(frozen=True)
-class InstalledPackage:
-    """One installed package."""
-
-    name: str
-    version: str
-    licence: str
-    hash: str  # SHA-256 over its RECORD, which has the SHA-256 of each of its files
-
-
-def installed() -> list[InstalledPackage]:
+def installed() -> list[dict[str, Any]]:
     """Return all packages of this Python, in the order of their names; of two of a name the one that is imported."""
-    found: dict[str, InstalledPackage] = {}
+    found: dict[str, dict[str, Any]] = {}
     for own in metadata.distributions():
         name = own.metadata["Name"]
-        if name and name.lower() not in found:
-            found[name.lower()] = InstalledPackage(name, own.version, licence_of(own.metadata), _installed(own, name))
+        if not name or name.lower() in found:
+            continue
+        purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{own.version}"
+        licences = [{"license": {"name": licence_of(own.metadata)}}]
+        told = {"type": "library", "bom-ref": purl, "name": name, "version": own.version, "purl": purl}
+        found[name.lower()] = {**told, "licenses": licences, "hashes": _hashes(own, name)}
     return [found[name] for name in sorted(found)]
 
 
@@ -117,12 +95,12 @@ def licence_of(facts: metadata.PackageMetadata) -> str:
     return text.plain(stated or ", ".join(classes) or UNKNOWN)
 
 
-def _installed(own: metadata.Distribution, name: str) -> str:
-    """Return the hash of a package as it is installed."""
+def _hashes(own: metadata.Distribution, name: str) -> list[Fact]:
+    """Return the hash of a package as it is installed: over its RECORD, which has the hash of each of its files."""
     if name.lower() == OWN:
-        return package_facts()["hash"]
+        return _hash(package_facts()["hash"])
     record = own.read_text("RECORD")
-    return hashlib.sha256(record.encode()).hexdigest() if record else UNKNOWN
+    return _hash(hashlib.sha256(record.encode()).hexdigest()) if record else []
 
 
 def _of_run(run: Path, plan: str) -> tuple[list[Fact], list[dict[str, Any]]]:

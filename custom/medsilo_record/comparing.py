@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
 from medsilo.extend import MedsiloError, Section, keys_of, package_facts, read_bounded
-from medsilo_record.facts import Case, Part
+from medsilo_record.facts import Case, RecordEntry
 
 FILE = "record.json"
 LARGEST = 8 << 20
@@ -19,7 +19,6 @@ SKIPPED = ("study", "report", "description")  # said by the lines on versions an
 class Filed(Section):
     """record.json: all that a record says, for another record to be compared with."""
 
-    schema_: Literal[1] = Field(1, alias="schema")
     version: Line
     build: Line
     hash: Line  # of the plan
@@ -29,12 +28,10 @@ class Filed(Section):
     entries: dict[Line, tuple[Line, ...]]
 
     @classmethod
-    def of(cls, case: Case, parts: Sequence[Part]) -> "Filed":
+    def of(cls, case: Case, entries: Sequence[RecordEntry]) -> "Filed":
         """Return what a record says."""
-        entries = [entry for part in parts for entry in part.entries]
         build = package_facts()
         return cls(
-            schema=1,
             version=build["version"],
             build=build["hash"],
             hash=case.plan.hash,
@@ -54,7 +51,7 @@ class Filed(Section):
 
     def written(self) -> str:
         """Return the text of record.json."""
-        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
 def differences(new: Filed, old: Filed) -> Iterator[str]:

@@ -4,7 +4,6 @@ Nothing is typed here that the package says elsewhere: sentences come from the p
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,6 +41,7 @@ class RecordEntry:
     holds (`Case.lacks`).
     """
 
+    part: str  # the heading that it stands under
     key: str
     title: str
     says: tuple[str, ...]
@@ -49,14 +49,6 @@ class RecordEntry:
     relation: str
     kind: str
     narrower: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """The entries under one heading."""
-
-    title: str
-    entries: tuple[RecordEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -108,13 +100,13 @@ class Case:
         return Resolution(unit=settings.count_unit(False)).count(total)
 
 
-def record_of(case: Case) -> tuple[Part, ...]:
+def record_of(case: Case) -> list[RecordEntry]:
     """Return all entries of a record, in the order of the forms: those of forms.csv, with what is said under each."""
-    said, found = _said(case), defaultdict[str, list[RecordEntry]](list)
+    said, found = _said(case), []
     for part, key, title, blank, *place in table("forms.csv"):
         known = key == "hospital" and case.site
-        found[part].append(RecordEntry(key, title, tuple(said.get(key, ())), "" if known else blank, *place))
-    return tuple(Part(title, tuple(entries)) for title, entries in found.items())
+        found.append(RecordEntry(part, key, title, tuple(said.get(key, ())), "" if known else blank, *place))
+    return found
 
 
 def _said(case: Case) -> dict[str, Iterable[str]]:
@@ -192,16 +184,11 @@ def _data(plan: Plan) -> Iterator[str]:
 def _recipients(plan: Plan) -> Iterator[str]:
     others = ", ".join(plan.participation.everyone) or "all that are connected"
     yield f"Hospitals of the study: {others}."
-    told = [
-        f"Hospital to server, rounds {leak.when}: {leak.group} ({text.size_text(leak.bytes)} a round)."
-        for leak in leaks.leaks(plan)
-    ]
-    for stretch in plan.course.stretches():
-        rounds = f"rounds {stretch.first} to {stretch.last}"
-        told += [f"Server to hospital, {rounds}: {group.name}." for group in stretch.phase.given]
-    told += [f"Server to hospital, at the end: {group.name}." for group in plan.course.delivery.given]
-    told += [f"Hospital to server, see the report: {line}." for line in leaks.told_besides(plan)]
-    yield from dict.fromkeys(told)
+    up = [leak.group for leak in leaks.leaks(plan)]
+    down = [group.name for stretch in plan.course.stretches() for group in stretch.phase.given]
+    down += [group.name for group in plan.course.delivery.given]
+    for way, groups in (("Hospital to server", up), ("Server to hospital", down)):
+        yield f"{way}: {', '.join(dict.fromkeys(groups)) or 'no tensors'}."
     yield (
         "Hospital to server, every round and at the end: cases of each part, losses, scores and counts, seconds, "
         "memory, medsilo's version and hash."

@@ -34,7 +34,7 @@ from medsilo.extend import (
 )
 from medsilo_record import bom, linked, officer_pages, outcomes
 from medsilo_record.comparing import FILE, Filed
-from medsilo_record.facts import Case, Part, record_of
+from medsilo_record.facts import Case, RecordEntry, record_of
 
 OWN_KEY = "record.key"  # beside the medsilo.yaml of a hospital without a kit
 SIGNATURE = "signature.json"
@@ -43,28 +43,24 @@ SIGNATURE = "signature.json"
 def on_page(kit: Path, plan: str) -> dict[str, bytes]:
     """Return all files of the record of a plan that asked, and one that has them all."""
     case, signer = case_of(plan, [], None, kit, "")
-    parts = record_of(case)
+    entries = record_of(case)
     with TemporaryDirectory() as place:
-        write_signed(Path(place), files_in(case, parts, Filed.of(case, parts), None, None), signer)
+        write_signed(Path(place), files_in(case, entries, Filed.of(case, entries), None), signer)
         files = {path.name: path.read_bytes() for path in sorted(Path(place).iterdir())}
     return {"record.zip": officer_pages.undated_zip(files), **files}
 
 
-def files_in(
-    case: Case, parts: Sequence[Part], filed: Filed, run: Path | None, changed: list[str] | None
-) -> dict[str, bytes]:
-    """Return all files of a record by name. run: of the plan; changed: since an earlier record."""
+def files_in(case: Case, entries: Sequence[RecordEntry], filed: Filed, run: Path | None) -> dict[str, bytes]:
+    """Return all files of a record by name. run: of the plan."""
     texts = {
-        "record.html": officer_pages.as_html(case, parts),
-        "record.jsonld": linked.as_jsonld(case, parts),
-        "model.cdx.json": bom.as_cyclonedx(case, parts, run),
+        "record.html": officer_pages.as_html(case, entries),
+        "record.jsonld": linked.as_jsonld(case, entries),
+        "model.cdx.json": bom.as_cyclonedx(case, run),
         "outcomes.csv": outcomes.outcomes_csv(case.lacks),
         "record.json": filed.written(),
     }
-    if changed is not None:
-        texts["changes.txt"] = "\n".join(changed or ["Nothing changed."]) + "\n"
     try:
-        texts["dataset.ttl"], document = linked.as_turtle(case, parts), officer_pages.as_docx(case, parts)
+        texts["dataset.ttl"], document = linked.as_turtle(case, entries), officer_pages.as_docx(case, entries)
     except ImportError as error:
         raise MedsiloError("a record needs more packages: pip install 'medsilo[record]'") from error
     return {**{name: text.encode() for name, text in texts.items()}, "record.docx": document}

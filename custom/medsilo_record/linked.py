@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from medsilo.extend import leaks, paths
-from medsilo_record.facts import Case, Part, RecordEntry
+from medsilo_record.facts import Case, RecordEntry
 from medsilo_record.outcomes import table
 
 Node = dict[str, Any]
@@ -31,11 +31,11 @@ def ref(iri: str) -> Node:
     return {"@id": iri}
 
 
-def as_jsonld(case: Case, parts: Sequence[Part]) -> str:
+def as_jsonld(case: Case, entries: Sequence[RecordEntry]) -> str:
     """Return record.jsonld."""
     process: Node = {"@id": name_of(case, "process"), "@type": "dpv:Process", "dct:title": case.plan.algorithm.title}
     nodes = []
-    for entry in (entry for part in parts for entry in part.entries if entry.relation):
+    for entry in (entry for entry in entries if entry.relation):
         nodes.append(_entry(case, entry))
         process.setdefault(entry.relation, []).append(ref(name_of(case, entry.key)))
     process["dpv:hasPolicy"] = ref(name_of(case, "policy"))
@@ -94,16 +94,16 @@ def _policy(case: Case) -> Iterator[Node]:
     yield {**policy, "@type": "odrl:Agreement", "odrl:uid": policy, **own}
 
 
-def as_turtle(case: Case, parts: Sequence[Part]) -> str:
+def as_turtle(case: Case, entries: Sequence[RecordEntry]) -> str:
     """Return dataset.ttl."""
     from rdflib import Graph
 
-    graph = Graph().parse(data=_written(_dataset(case, parts)), format="json-ld")
+    graph = Graph().parse(data=_written(_dataset(case, entries)), format="json-ld")
     return graph.serialize(format="turtle")
 
 
-def _dataset(case: Case, parts: Sequence[Part]) -> Iterator[Node]:
-    said = {entry.key: entry for part in parts for entry in part.entries}
+def _dataset(case: Case, entries: Sequence[RecordEntry]) -> Iterator[Node]:
+    said = {entry.key: entry for entry in entries}
     contact, point, publisher, body, source, form, variables = (
         name_of(case, what)
         for what in ("contact", "point", "publisher", "hdab", "provenance", "distribution", "variables")

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from medsilo.extend import fill, package_facts
-from medsilo_record.facts import Case, Part
+from medsilo_record.facts import Case, RecordEntry
 
 TEMPLATE = "record.html"
 TO_FILL_IN, LINE = "To fill in: ", " ____________"
@@ -23,9 +25,8 @@ def title_of(case: Case) -> str:
     return f"Record of processing: {case.plan.algorithm.title}, task {case.plan.task.name}{where}"
 
 
-def as_html(case: Case, parts: Sequence[Part]) -> str:
+def as_html(case: Case, entries: Sequence[RecordEntry]) -> str:
     """Return record.html."""
-    entries = [entry for part in parts for entry in part.entries]
     blanks = sum(bool(entry.blank) for entry in entries)
     return fill(
         TEMPLATE,
@@ -35,11 +36,11 @@ def as_html(case: Case, parts: Sequence[Part]) -> str:
         answer={"headline": f"{len(entries)} entries, {blanks} of them with something to fill in.", "remarks": ()},
         notices=[],
         limits=CANNOT,
-        parts=parts,
+        parts=[(part, list(own)) for part, own in groupby(entries, attrgetter("part"))],
     )
 
 
-def as_docx(case: Case, parts: Sequence[Part]) -> bytes:
+def as_docx(case: Case, entries: Sequence[RecordEntry]) -> bytes:
     """Return record.docx, whose bytes depend on the record alone."""
     from docx import Document
 
@@ -47,9 +48,9 @@ def as_docx(case: Case, parts: Sequence[Part]) -> bytes:
     document.core_properties.author = document.core_properties.last_modified_by = "medsilo"
     document.core_properties.title = title_of(case)
     document.add_heading(title_of(case), 0)
-    for part in parts:
-        document.add_heading(part.title, 1)
-        for entry in part.entries:
+    for part, own in groupby(entries, attrgetter("part")):
+        document.add_heading(part, 1)
+        for entry in own:
             document.add_heading(entry.title, 2)
             for line in entry.says:
                 document.add_paragraph(line)

@@ -38,7 +38,7 @@ def record(
     data give the same bytes. Nothing is sent anywhere. docs/review.md says what each file contains.
     """
     if verify:
-        return _verify(screen, verify, kit, key)
+        return _verify(screen, verify, key)
     if plan is None or not (out or compare):
         raise MedsiloError("give a plan, and -o FOLDER for its record or --compare OLD; or --verify FOLDER")
     screen.note("reading the plan")
@@ -47,14 +47,14 @@ def record(
     from medsilo_record.filing import case_of, files_in, old_record, write_signed
 
     case, signer = case_of(plan, changes, local, kit, site)
-    parts = record_of(case)
-    filed, said = Filed.of(case, parts), []
+    entries = record_of(case)
+    filed, said = Filed.of(case, entries), []
     if compare:
         said = list(differences(filed, old_record(case, compare)))
         screen.say("\n".join(said) or "nothing changed")
     if out:
         with screen.busy("writing"):
-            files = files_in(case, parts, filed, run, said if compare else None)
+            files = files_in(case, entries, filed, run)
         fingerprint = write_signed(out, files, signer)
         screen.say(f"record: {out / 'record.html'}\nsigned by the key {fingerprint}")
         screen.answer(folder=out, files=sorted(files), key=fingerprint)
@@ -69,12 +69,10 @@ def _on_page(kit: Path, plan: str) -> dict[str, bytes]:
     return on_page(kit, plan)
 
 
-def _verify(screen: Screen, folder: Path, kit: Path | None, key: str) -> int:
-    from medsilo.extend import KitAtHome, files_of, key_of, signed, signing
+def _verify(screen: Screen, folder: Path, key: str) -> int:
     from medsilo_record.filing import verify
 
-    own = key_of(files_of(KitAtHome.read(kit).kit)) if kit else None
-    count = verify(folder, signed.fingerprint(signing.public_text(own)) if own else key)
+    count = verify(folder, key)
     screen.say(f"{count} files are as this hospital signed them")
     screen.answer(files=count)
     return 0

@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import io
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -28,13 +27,12 @@ from medsilo.extend import (
     watch,
 )
 from medsilo_release.control_charts import A_YEAR, Alarm, Charts
-from medsilo_release.patient_sums import BLOCK, FAR, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder, charted, known_of
+from medsilo_release.patient_sums import BLOCK, LARGEST, OUTCOME, KeptSums, Sums, WatchFolder, charted, known_of
 from medsilo_release.receipts import receipt_path, write_receipt
 from medsilo_release.release_folder import Release, today
 from medsilo_release.release_pages import page_of
 
 KNOWN = 30  # days after which the patients of a year are measured
-MOST_SHOWN = 20  # scanners
 FEWEST, MOST = 200, 20_000  # patients of a year that charts are made for
 LIMITS = (
     "Without labels nobody sees that the same inputs have come to mean something else (another definition of the "
@@ -150,40 +148,25 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
         book = Book((settings.records or folder) / reference.hospital)
         book.note(asker, {"test": bool(known) + bool(own)}, settings.limits)
 
-    def told(blocks: Sequence[Sums], value: float, low: float, high: float) -> float:
-        return round(Resolution(1 / (BLOCK * len(blocks)), step, unit).mean(value, low, high), 3)
-
-    names, score = watched.charts.names, 0.0
-    if known := known if OUTCOME in reference.names else []:
+    score = None
+    if known and OUTCOME in reference.names:
         at, later = reference.names.index(OUTCOME), reference.named(True)
         apart = _means(known, len(later))[:, later.index(OUTCOME)].mean()
-        score = float(apart * reference.deviations[at] + reference.means[at])
-    drifts = _means(own, len(names)).mean(0).tolist() if own else []
+        exact = float(apart * reference.deviations[at] + reference.means[at])
+        score = round(Resolution(1 / (BLOCK * len(known)), step, unit).mean(exact, 0, 1), 3)
+    kept, alarms = watched.kept, list[str]()
+    for enough, blocks, found in ((own, kept.cases, watched.alarms), (known, kept.outcomes, watched.wrong)):
+        alarms += [alarm.name for alarm in found if enough and blocks.whole[alarm.block].month == month]
     return write_receipt(
         watched.release,
         reference.hospital,
         path,
         key,
-        score=told(known, score, 0, 1) if known else None,
+        score=score,
         cases=Resolution(0, step, unit).count(BLOCK * len(own)) if own else None,
-        scanners={name: Resolution(0, step, unit).count(cases) for name, cases in _scanners(own) if cases >= least},
         month=month,
-        drifts={name: told(own, value, -FAR, FAR) for name, value in zip(names, drifts, strict=False)},
-        alarms=tuple(dict.fromkeys(alarm.name for alarm in _of_month(watched, month))) if own else (),
+        alarms=tuple(dict.fromkeys(alarms)),
     )
-
-
-def _scanners(blocks: Sequence[Sums]) -> list[tuple[str, int]]:
-    """Return how many cases came from each of the scanners that most came from."""
-    counts = Counter[str]()
-    for block in blocks:
-        counts.update({name: round(own) for name, own in block.beside.items() if name.startswith(watch.MACHINE)})
-    return (+counts).most_common(MOST_SHOWN)
-
-
-def _of_month(watched: Watched, month: str) -> Iterator[Alarm]:
-    pairs = ((watched.kept.cases.whole, watched.alarms), (watched.kept.outcomes.whole, watched.wrong))
-    return (alarm for blocks, alarms in pairs for alarm in alarms if blocks[alarm.block].month == month)
 
 
 def write_monitor(watched: Watched, page: Path) -> Path:
@@ -234,10 +217,8 @@ def _rows(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def _beside(watched: Watched) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield what the validation does not know, spacing and values as they are stored, by month, in its own units."""
-    blocks = watched.kept.cases.whole
-    names = {name for block in blocks for name in block.beside if not name.startswith(watch.MACHINE)}
-    for name in [*sorted(names), *(name for name, _ in _scanners(blocks))]:
+    """Yield what the validation does not know, spacing, values as they are stored and scanners, by month."""
+    for name in sorted({name for block in watched.kept.cases.whole for name in block.beside}):
         cells = []
         for month in watched.months:
             own = [block.beside.get(name, 0.0) / BLOCK for block in watched.kept.cases.of(month)]

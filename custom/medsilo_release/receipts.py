@@ -1,10 +1,10 @@
 """Receipts: what a hospital says of a released model, in its own steps, signed with its own key."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -15,13 +15,11 @@ MOST_RECEIPTS = 4096
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 Hospital = Annotated[str, Field(pattern=NAME)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
-Drift = Annotated[float, Field(ge=-10, le=10)]
 
 
 class Receipt(Section):
     """One hospital's word on one release."""
 
-    form: Literal[1] = 1
     release: Hash
     hospital: Hospital
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
@@ -29,11 +27,8 @@ class Receipt(Section):
     metric: Word
     score: Share | None  # None: fewer test cases than the hospital tells a score of
     cases: Count | None  # in the hospital's steps
-    kept: Share | None = None  # how far promises were kept
     # That the model was at work; without one it is a validation
     month: Annotated[str, Field(pattern=r"^(\d{4}-(0[1-9]|1[0-2]))?$")] = ""
-    drifts: Annotated[dict[Word, Drift], Field(max_length=64)] = {}  # of a month, in standard deviations
-    scanners: Annotated[dict[Word, Count], Field(max_length=64)] = {}  # of a month: cases, in the hospital's steps
     alarms: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
 
 
@@ -44,7 +39,7 @@ class Merged:
     receipts: dict[str, Receipt] = field(default_factory=dict)
     months: dict[str, dict[str, Receipt]] = field(default_factory=dict)  # by hospital and month
     keys: dict[str, str] = field(default_factory=dict)  # the fingerprint by hospital
-    refused: dict[str, str] = field(default_factory=dict)  # by the file's name
+    refused: dict[str, str] = field(default_factory=dict)  # by the file
 
 
 def receipt_path(release: Release, hospital: str, folder: Path, month: str = "") -> Path:
@@ -79,23 +74,18 @@ def merged(release: Release, files: Sequence[Path], known: Mapping[str, str] | N
             if told in seen:
                 raise MedsiloError("it is there twice")
             seen.add(told)
-            by_hospital[receipt.hospital, receipt.month].append((path.name, receipt, by))
+            by_hospital[receipt.hospital, receipt.month].append((str(path), receipt, by))
         except MedsiloError as error:
-            result.refused[_free(path.name, result.refused)] = str(error)
+            result.refused[str(path)] = str(error)
     for (hospital, month), several in sorted(by_hospital.items()):
         if len(several) > 1:
             of = f" of {month}" if month else ""
             why = f"{hospital} has {len(several)} different receipts{of}; ask it which counts, and leave the others out"
-            result.refused |= {_free(name, result.refused): why for name, _, _ in several}
+            result.refused |= {path: why for path, _, _ in several}
         else:
             [(_, receipt, result.keys[f"{hospital} {month}".strip()])] = several
             (result.months.setdefault(hospital, {}) if month else result.receipts)[month or hospital] = receipt
     return result
-
-
-def _free(name: str, taken: Iterable[str]) -> str:
-    """Return a name under which no other file of that name stands."""
-    return next(own for own in (name, *(f"{name} ({n})" for n in range(2, MOST_RECEIPTS + 2))) if own not in taken)
 
 
 def known_keys(path: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 
@@ -72,11 +72,9 @@ class Promised(Section):
 class ReleaseManifest(Section):
     """release.json: what the folder holds, and what the model was in its study."""
 
-    form: Literal[1] = 1
     made: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     task: Word
     title: Word
-    method: Word
     metric: Word
     plan_hash: Hash
     package: PackageFacts
@@ -161,7 +159,6 @@ def write_release(
             made=today(),
             task=task.name,
             title=task.title,
-            method=" and ".join(dict.fromkeys(fact["method_title"] for fact in facts)),
             metric=facts[0]["metric"],
             plan_hash=sources[0].plan.hash,
             package=PackageFacts(**package_facts()),

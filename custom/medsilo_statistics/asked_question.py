@@ -48,7 +48,7 @@ class Variable(Section):
     """A variable: a number with its range, or a category with its levels."""
 
     range: tuple[Number, Number] | None = Field(
-        None, description="of a number: least and greatest; a value beyond counts as missing, and is told as odd"
+        None, description="of a number: least and greatest; a value beyond counts as missing"
     )
     step: Annotated[float, Field(gt=0, le=LARGEST)] | None = Field(
         None, description="of a number: distance of a histogram's bins, or of a time's places; null: range / 100"
@@ -188,7 +188,6 @@ class Question(Section):
         {}, description="a task with its keys, about whose images is asked; none: hospitals' tables"
     )
     where: str = Field("", max_length=LONGEST, description="whom it is about: a filter")
-    complete: bool = Field(False, description="only patients of whom all variables are known")
     by: Word | None = Field(None, description="the columns of Table 1: a variable with levels")
     table: Words = Field((), description="the rows of Table 1")
     curves: tuple[Curve, ...] = Field((), max_length=20)
@@ -285,13 +284,12 @@ class Question(Section):
         found: dict[str, tuple[int, ...]] = {"patients": (groups,)}
         for name in self.rows:
             variable = self.variables[name]
-            found[f"row {name}"] = (groups, len(variable.levels) + 1 if variable.levels else 4)
+            found[f"row {name}"] = (groups, len(variable.levels) or 3)
             if variable.range:
                 found[f"histogram {name}"] = (groups, variable.places)
         for number, curve in enumerate(self.curves):
             found[f"curve {number}"] = (len(self.levels_of(curve.by)), self.variables[curve.time].places, 2)
-        for number, model in enumerate(self.models):
-            found[f"start {number}"] = (3 + self.width_of(model),)
+        found |= {f"start {number}": (3,) for number in range(len(self.models))}
         return found | ({"harmonise": (sum(self.harmonise.sizes(self)),)} if self.harmonise else {})
 
     def step_of(self, model: RegressionAsked) -> int:

@@ -228,7 +228,7 @@ class StatisticsSite:
         self.own.count_answer()
         sums, columns = table(self.patients), []
         if question.by_hospital:
-            columns = columns_of(question, sums, self.floor, unit=self.floor)
+            columns = columns_of(question, sums, self.floor, unit=self.floor)[-1:]  # of all its patients
         fits = {}
         for number, model in enumerate(question.models):
             if model.meta:

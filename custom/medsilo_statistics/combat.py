@@ -16,7 +16,7 @@ from medsilo_statistics.asked_question import Harmonised, Question, Text
 from medsilo_statistics.patients import Floats, Patients, read_patients
 from medsilo_statistics.sums import whole
 
-LARGEST, TURNS, CLOSE, ENDING = 1 << 20, 1000, 1e-10, ".combat.yaml"
+LARGEST, TURNS, CLOSE, ENDING, FOUND = 1 << 20, 1000, 1e-10, ".combat.yaml", "combat.json"
 
 
 class CommonFeatures(Message):
@@ -110,10 +110,8 @@ class HarmonisedTable(Section):
     """NAME.combat.yaml: a hospital's table whose features are harmonised as it is read."""
 
     table: str = Field(max_length=500, description="the table, beside this file")
-    transform: str = Field("combat.json", max_length=500, description="what the lead's question found")
     reference: str | None = Field(None, max_length=500, description="the table of the question, where it is another")
     names: dict[str, Text] = Field({}, description="variables to this hospital's columns, where they differ")
-    patient: str = Field("patient", max_length=500)
 
 
 class HarmonisedSheet:
@@ -124,17 +122,17 @@ class HarmonisedSheet:
     def __call__(self, path: Path) -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
         """Return columns and lines."""
         own = HarmonisedTable.in_file(path, "the harmonised table's definition", "see docs/statistics.md")
-        files = [path.parent / name for name in (own.table, own.transform, own.reference or own.table)]
+        files = [path.parent / name for name in (own.table, own.reference or own.table)]
         if any(file.resolve().parent != path.parent.resolve() or file.name.endswith(ENDING) for file in files):
             raise DataError(f"{path.name}: names a file that is not beside it; copy it there")
         try:
-            common = CommonFeatures.model_validate_json(read_bounded(files[1], LARGEST))
+            common = CommonFeatures.model_validate_json(read_bounded(path.parent / FOUND, LARGEST))
             question = common.question
         except (OSError, ValueError) as error:
-            raise DataError("what the lead's question found can't be read (transform); copy it here again") from error
-        source = DataSource(folder=path.parent, names=own.names, columns={"patient": own.patient})
+            raise DataError(f"what the lead's question found can't be read ({FOUND}); copy it here again") from error
+        source = DataSource(folder=path.parent, names=own.names)
         patients, reference = (
-            read_patients(question, source.model_copy(update={"table": file.name}), "") for file in files[::2]
+            read_patients(question, source.model_copy(update={"table": file.name}), "") for file in files
         )
         head = sheet.first_lines(files[0], 1)[0]
         read = sheet.read_sheet(files[0], dict.fromkeys(head, "a column"))

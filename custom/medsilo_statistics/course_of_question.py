@@ -2,7 +2,6 @@
 
 import math
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -135,7 +134,6 @@ class Hospitals:
 
 def answered(question: Question, hospitals: Hospitals) -> StatisticsFound:
     """Ask for all that the question needs, and return its answer."""
-    started = time.monotonic()
     hospitals.begin()
     first = SumStep(bits=TABLE_BITS)
     sums, deviation = hospitals.sum(first), hospitals.deviation(first)
@@ -166,7 +164,6 @@ def answered(question: Question, hospitals: Hospitals) -> StatisticsFound:
         common=CommonFeatures.of(question, sums["harmonise"]) if question.harmonise else None,
         own=own,
         remarks=[*few, *(f"model {n + 1} {fit.why}" for n, fit in enumerate(fits) if fit.why), *remarks],
-        seconds=time.monotonic() - started,
     )
 
 

@@ -1,9 +1,9 @@
 """Descriptions of patients by sums: moments, quantiles, differences between groups, survival curves and their test."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from medsilo_statistics.asked_question import Variable
 from medsilo_statistics.patients import Floats
@@ -11,36 +11,22 @@ from medsilo_statistics.patients import Floats
 NORMAL = 1.959963984540054
 
 
-@dataclass(frozen=True)
-class GroupMoments:
-    """Number, mean and standard deviation of a variable in a group; with noise its share in the mean's variance."""
+def moments(variable: Variable, row: Floats, noise: float = 0.0) -> tuple[float, float, float, float, float]:
+    """Return number, mean, standard deviation and the mean's 95 % interval of a row of sums; NaN where there are none.
 
-    count: float
-    mean: float
-    deviation: float
-    noise: float = 0.0
+    noise: variance of each sum, which the interval includes.
+    """
+    from scipy.special import stdtrit
 
-    @classmethod
-    def of(cls, variable: Variable, row: Floats, noise: float = 0.0) -> "GroupMoments":
-        """Return them of a row of sums; NaN where there is nobody. noise: variance of each sum."""
-        count, total, square = (float(own) for own in row[:3])
-        if not count > 1:
-            alone = total / count if count > 0.5 else np.nan
-            return cls(count, variable.middle + variable.half * alone, np.nan)
-        mean = total / count
-        spread = max(square - count * mean**2, 0.0) / (count - 1)
-        own = noise * (1 + mean**2) / count**2 * variable.half**2
-        return cls(count, variable.middle + variable.half * mean, variable.half * float(np.sqrt(spread)), own)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the mean, the noise included."""
-        from scipy.special import stdtrit
-
-        if not self.count > 1:
-            return np.nan, np.nan
-        half = float(stdtrit(self.count - 1, 0.975)) * np.sqrt(self.deviation**2 / self.count + self.noise)
-        return self.mean - half, self.mean + half
+    count, total, square = (float(own) for own in row)
+    if not count > 1:
+        alone = variable.middle + variable.half * total / count if count > 0.5 else np.nan
+        return count, alone, np.nan, np.nan, np.nan
+    mean = total / count
+    spread = max(square - count * mean**2, 0.0) / (count - 1)
+    error = np.sqrt(spread / count + noise * (1 + mean**2) / count**2)
+    own, half = variable.middle + variable.half * mean, variable.half * stdtrit(count - 1, 0.975) * error
+    return count, own, variable.half * float(np.sqrt(spread)), float(own - half), float(own + half)
 
 
 def patients_for(half: float, deviation: float) -> float:
@@ -70,50 +56,30 @@ def difference_of_shares(one: Floats, other: Floats) -> float:
     return float(np.sqrt(max(apart @ over, 0.0))) if np.allclose(spread @ over, apart, atol=1e-9) else np.nan
 
 
-@dataclass(frozen=True)
-class SurvivalCurve:
-    """A Kaplan-Meier curve at the times of events."""
+def survival_curve(counts: Floats, noise: float = 0.0) -> tuple[NDArray[np.int64], Floats, Floats, Floats, Floats]:
+    """Return a curve by Kaplan and Meier of events and ends of observation, by place of the grid: the places at which
+    there are events, the share there and its band's ends (by Greenwood on log(-log)), and who is at risk at all places.
 
-    times: Floats
-    share: Floats
-    low: Floats
-    high: Floats
-    risk: Floats  # at each place of the grid
-    events: float
-    patients: float
-
-    @classmethod
-    def of(cls, variable: Variable, counts: Floats, noise: float = 0.0) -> "SurvivalCurve":
-        """Return the curve of events and ends of observation, by place. Bands by Greenwood on log(-log).
-
-        noise: variance of each count. The curve then ends where fewer are at risk than four deviations of that number.
-        """
-        assert variable.range
-        events = counts[:, 0]
-        risk = np.cumsum(counts.sum(1)[::-1])[::-1]
-        later = np.arange(2.0 * len(risk), 0.0, -2.0)  # counts that those at risk are the sum of
-        seen = np.cumprod(risk > 4 * np.sqrt(noise * later)) > 0
-        shown = np.flatnonzero(seen if noise else events > 0)
-        d, n = events[shown], risk[shown]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share: Floats = np.cumprod(1 - d / n, dtype=np.float64)
-            each = d / (n * (n - d))
-            square = np.cumsum(each)
-            if noise:
-                share = np.minimum.accumulate(np.clip(share, 1e-9, 1 - 1e-9))
-                square = np.maximum(square, 0) + noise * _moved(square, np.float64(1) / (n - d), later[shown])
-            spread = np.sqrt(square) / np.log(share)
-            low, high = (share ** np.exp(sign * NORMAL * spread) for sign in (-1, 1))
-        ended = share <= 0
-        low[ended] = high[ended] = 0.0
-        times = np.asarray(variable.range[0] + shown * variable.width, np.float64)
-        return cls(times, share, low, high, risk, float(events.sum()), float(counts.sum()))
-
-    @property
-    def median(self) -> float:
-        """The time at which half have had the event; infinite where it is not reached."""
-        below = np.flatnonzero(self.share <= 0.5 + 1e-12)
-        return float(self.times[below[0]]) if len(below) else np.inf
+    noise: variance of each count. The curve then ends where fewer are at risk than four deviations of that number.
+    """
+    events = counts[:, 0]
+    risk = np.cumsum(counts.sum(1)[::-1])[::-1]
+    later = np.arange(2.0 * len(risk), 0.0, -2.0)  # counts that those at risk are the sum of
+    seen = np.cumprod(risk > 4 * np.sqrt(noise * later)) > 0
+    shown = np.flatnonzero(seen if noise else events > 0)
+    d, n = events[shown], risk[shown]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share: Floats = np.cumprod(1 - d / n, dtype=np.float64)
+        each = d / (n * (n - d))
+        square = np.cumsum(each)
+        if noise:
+            share = np.minimum.accumulate(np.clip(share, 1e-9, 1 - 1e-9))
+            square = np.maximum(square, 0) + noise * _moved(square, np.float64(1) / (n - d), later[shown])
+        spread = np.sqrt(square) / np.log(share)
+        low, high = (share ** np.exp(sign * NORMAL * spread) for sign in (-1, 1))
+    ended = share <= 0
+    low[ended] = high[ended] = 0.0
+    return shown, share, low, high, risk
 
 
 def _moved(gained: Floats, happened: Floats, later: Floats) -> Floats:
@@ -125,8 +91,8 @@ def _moved(gained: Floats, happened: Floats, later: Floats) -> Floats:
     return until + (later - 2) * np.square(gained)
 
 
-def log_rank(counts: Sequence[Floats]) -> tuple[float, int, float]:
-    """Return the log-rank test's statistic, degrees of freedom and p. counts: of each group, by place."""
+def log_rank(counts: Sequence[Floats]) -> tuple[float, float]:
+    """Return the log-rank test's statistic and p. counts: of each group, by place."""
     from scipy.special import chdtrc
 
     events = np.stack([own[:, 0] for own in counts])
@@ -139,4 +105,4 @@ def log_rank(counts: Sequence[Floats]) -> tuple[float, int, float]:
     spread = np.einsum("gt,ht,t->gh", share, -share, factor) + np.diag((share * factor).sum(1))
     free = len(counts) - 1
     found = float(apart @ np.linalg.pinv(spread[:-1, :-1], hermitian=True) @ apart) if free and shown.any() else 0.0
-    return found, free, float(chdtrc(free, found)) if free else 1.0
+    return found, float(chdtrc(free, found)) if free else 1.0

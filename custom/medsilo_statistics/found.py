@@ -9,13 +9,7 @@ from pydantic import Field
 from medsilo.extend import Message, Name
 from medsilo_statistics.asked_question import Curve, Question
 from medsilo_statistics.combat import CommonFeatures
-from medsilo_statistics.describing import (
-    GroupMoments,
-    SurvivalCurve,
-    difference_of_shares,
-    log_rank,
-    quantile,
-)
+from medsilo_statistics.describing import difference_of_shares, log_rank, moments, quantile, survival_curve
 from medsilo_statistics.newton import Combined, FittedModel
 from medsilo_statistics.patients import Floats
 from medsilo_statistics.sums import Sums
@@ -31,7 +25,6 @@ class TableCell(Message):
 
     known: Told = None
     missing: Told = None
-    odd: Told = None
     mean: Told = None
     deviation: Told = None
     low: Told = None  # of the mean, 95 %
@@ -69,7 +62,6 @@ class Curves(Message):
 
     groups: list[CurveFound] = Field(max_length=100)
     statistic: Told = None
-    freedom: int = 0
     p: Told = None
 
 
@@ -109,7 +101,6 @@ class StatisticsFound(Message):
     common: CommonFeatures | None = None  # of ComBat
     own: dict[Name, OwnPart] = Field({}, max_length=256)
     remarks: list[str] = Field([], max_length=1000)
-    seconds: float = 0.0
 
 
 def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, unit: int = 1) -> list[TableColumn]:
@@ -122,27 +113,26 @@ def columns_of(question: Question, sums: Sums, floor: int, noise: float = 0.0, u
 
     def cell(name: str, own: Sums) -> TableCell:
         variable, row, patients = question.variables[name], own[f"row {name}"], float(own["patients"])
-        odd = told(float(row[-1]))
         if variable.levels:
-            known = float(row[:-1].sum())
-            levels = [told(float(own)) for own in row[:-1]]
-            return TableCell(known=told(known), missing=told(patients - known), odd=odd, levels=levels)
-        moments = GroupMoments.of(variable, row, noise)
-        counts: dict[str, Any] = {"known": told(moments.count), "missing": told(patients - moments.count), "odd": odd}
+            known = float(row.sum())
+            levels = [told(float(own)) for own in row]
+            return TableCell(known=told(known), missing=told(patients - known), levels=levels)
+        known, *values = moments(variable, row, noise)
+        counts: dict[str, Any] = {"known": told(known), "missing": told(patients - known)}
         if counts["known"] is None:
             return TableCell(**counts)
-        low, high = moments.interval
-        values = {"mean": moments.mean, "deviation": moments.deviation, "low": low, "high": high}
-        shown: dict[str, Any] = {key: float(value) for key, value in values.items() if np.isfinite(value)}
+        named = zip(("mean", "deviation", "low", "high"), values, strict=True)
+        shown: dict[str, Any] = {key: value for key, value in named if np.isfinite(value)}
         bins = own[f"histogram {name}"]
         quarters = [quantile(variable, bins, q) for q in QUARTERS] if np.isfinite(bins).all() else []
         parts = [told(float(part.sum())) for part in np.array_split(bins, min(BINS, len(bins)))]
         return TableCell(**counts, **shown, quarters=quarters, bins=parts)
 
-    titles = [*(question.levels_of(question.by) if question.by else ()), "All"]
+    levels = question.levels_of(question.by) if question.by else ()
+    parts = {name: own for name, own in sums.items() if name.startswith(("patients", "row ", "histogram "))}
     found = []
-    for place, title in enumerate(titles):
-        own = {name: each.sum(0) if title == "All" else each[place] for name, each in sums.items() if each.ndim > 0}
+    for place, title in enumerate((*levels, "All")):
+        own = {name: each[place] if place < len(levels) else each.sum(0) for name, each in parts.items()}
         patients = told(float(own["patients"]))
         cells = {} if patients is None else {name: cell(name, own) for name in question.rows}
         found.append(TableColumn(title=title, patients=patients, cells=cells))
@@ -181,30 +171,32 @@ def curves_of(question: Question, curve: Curve, counts: Floats, floor: int, nois
     last = max((int(np.flatnonzero(own.sum(1) > 0.5)[-1]) for own in counts if (own > 0.5).any()), default=1)
     places = np.unique(np.linspace(0, last, marks).astype(int))
     assert variable.range
-    times = [float(variable.range[0] + place * variable.width) for place in places]
-    for title, own in zip(question.levels_of(curve.by), counts, strict=True):
-        found = SurvivalCurve.of(variable, own if noise else np.maximum(own, 0), noise)
-        if found.patients < max(floor, 1) or not np.isfinite(own).all():
+    times = variable.range[0] + np.arange(variable.places) * variable.width
+    for title, told in zip(question.levels_of(curve.by), counts, strict=True):
+        own = told if noise else np.maximum(told, 0)
+        if not (own.sum() >= max(floor, 1) and np.isfinite(own).all()):
             groups.append(CurveFound(title=title))
             continue
         shown.append(own)
-        at = np.rint((found.times - variable.range[0]) / variable.width).astype(int)
-        seen = found.risk[at] >= floor
-        parts = {key: getattr(found, key)[seen].tolist() for key in ("times", "share", "low", "high")}
-        risk = [float(number) if number >= floor else 0.0 for number in found.risk[places]]
-        median = found.median if np.isfinite(found.median) and found.median in found.times[seen] else None
+        at, *lines, risk = survival_curve(own, noise)
+        seen, events = risk[at] >= floor, float(own[:, 0].sum())
+        share, low, high = (line[seen] for line in lines)
+        below = np.flatnonzero(share <= 0.5 + 1e-12)  # half have had the event
         groups.append(
             CurveFound(
                 title=title,
-                patients=found.patients,
-                events=found.events if found.events >= floor or found.events == 0 else None,
-                marks=times,
-                risk=risk,
-                median=median,
-                **parts,
+                patients=float(own.sum()),
+                events=events if events >= floor or events == 0 else None,
+                times=times[at[seen]].tolist(),
+                share=share.tolist(),
+                low=low.tolist(),
+                high=high.tolist(),
+                marks=times[places].tolist(),
+                risk=np.where(risk[places] >= floor, risk[places], 0.0).tolist(),
+                median=float(times[at[seen][below[0]]]) if len(below) else None,
             )
         )
     if len(shown) < 2 or noise:
         return Curves(groups=groups)
-    statistic, freedom, p = log_rank(shown)
-    return Curves(groups=groups, statistic=statistic, freedom=freedom, p=p)
+    statistic, p = log_rank(shown)
+    return Curves(groups=groups, statistic=statistic, p=p)

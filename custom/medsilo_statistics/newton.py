@@ -12,7 +12,7 @@ from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.patients import Floats, Patients
 from medsilo_statistics.sums import regression, whole
 
-CLOSE, NEAR, SINGULAR, SLIPPED = 1e-8, 1e-6, 1e-10, 1e-9
+CLOSE, SINGULAR, SLIPPED = 1e-8, 1e-10, 1e-9
 FAR = 50.0  # of a scaled coefficient
 PRIVATE_STEPS = 4
 BURIED = "has too few patients for the noise; offer more ε, or fewer variables"
@@ -42,7 +42,7 @@ class Climb:
 
     question: Question
     model: RegressionAsked
-    start: Floats  # patients, sum and square sum of the outcome, sums of the matrix' columns
+    start: Floats  # patients, sum and square sum of the outcome
     noise: float = 0.0  # variance of each number of a sum
     at: Floats = field(init=False)
     why: str = ""

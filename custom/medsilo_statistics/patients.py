@@ -21,7 +21,6 @@ class Patients:
     question: Question
     names: tuple[str, ...]
     values: Mapping[str, Floats]  # of categories: the places of their levels
-    odd: Mapping[str, NDArray[np.bool_]]  # values that are there, and are none of the variable's
 
     def __len__(self) -> int:
         return len(self.names)
@@ -29,15 +28,13 @@ class Patients:
     def only(self, mask: NDArray[np.bool_]) -> "Patients":
         """Return those of a mask."""
         names = tuple(name for name, own in zip(self.names, mask, strict=True) if own)
-        values, odd = ({name: each[mask] for name, each in own.items()} for own in (self.values, self.odd))
-        return Patients(self.question, names, values, odd)  # type: ignore[arg-type]
+        return Patients(self.question, names, {name: own[mask] for name, own in self.values.items()})
 
     @cached_property
     def asked(self) -> "Patients":
         """Those whom the question is about."""
         chosen = self.only(self.question.filter.meets(self.values)) if self.question.filter else self
-        needed = tuple(chosen.values) if self.question.complete else (self.question.by,) if self.question.by else ()
-        return chosen.known(needed)
+        return chosen.known((self.question.by,) if self.question.by else ())
 
     def known(self, names: tuple[str, ...]) -> "Patients":
         """Return those of whom all these variables are known."""
@@ -84,14 +81,15 @@ def read_patients(question: Question, source: DataSource, site: str) -> Patients
         source = source.model_copy(update={"decimal": "."})
     else:
         names, cells = _of_table(source, own)
-    values, odd = {}, {}
+    values = {}
     for name, variable in question.variables.items():
         if own[name] not in cells:
             raise DataError(f"nothing here tells {name!r}; name the column or element that does (columns)", own[name])
-        values[name], odd[name] = _values(variable, cells[own[name]], source, source.levels.get(name, {}))
-        if odd[name].any() and np.isnan(values[name]).all():
+        told = [cell for cell in cells[own[name]] if cell not in source.missing]
+        values[name] = _values(variable, cells[own[name]], source, source.levels.get(name, {}))
+        if told and np.isnan(values[name]).all():
             raise DataError(f"no value of {name!r} is understood; correct its range or levels, or data.levels here")
-    return Patients(question, names, values, odd)
+    return Patients(question, names, values)
 
 
 def own_columns(question: Question, source: DataSource, site: str) -> dict[str, str]:
@@ -136,21 +134,18 @@ def _text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.12g}" if np.isfinite(value) else ""
 
 
-def _values(
-    variable: Variable, cells: list[str], source: DataSource, levels: Mapping[str, str | int]
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return what cells stand for, and which of them stand for nothing though something is there."""
+def _values(variable: Variable, cells: list[str], source: DataSource, levels: Mapping[str, str | int]) -> Floats:
+    """Return what cells stand for; NaN for those that stand for nothing."""
     own = {columns.as_level(key): columns.as_level(str(level)) for key, level in levels.items()}
     known = {columns.as_level(cell): n for n, called in enumerate(variable.levels.values()) for cell in called}
     known |= {columns.as_level(level): n for n, level in enumerate(variable.levels)}
-    found, odd = np.full(len(cells), np.nan), np.zeros(len(cells), bool)
+    found = np.full(len(cells), np.nan)
     for number, cell in enumerate(cells):
         if cell in source.missing:
             continue
         value = _value(variable, columns.as_written(cell, source.decimal), known, own)
         found[number] = np.nan if value is None else value
-        odd[number] = value is None
-    return found, odd
+    return found
 
 
 def _value(variable: Variable, cell: str, known: Mapping[str, int], own: Mapping[str, str]) -> float | None:

@@ -56,8 +56,8 @@ def table(patients: Patients) -> Sums:
     question, groups = patients.question, patients.groups(patients.question.by)
     found: Sums = {"patients": np.array([mask.sum() for mask in groups], np.float64)}
     for name in question.rows:
-        levels, odd = question.variables[name].levels, patients.odd[name]
-        own, known = patients.values[name], ~np.isnan(patients.values[name])
+        levels, own = question.variables[name].levels, patients.values[name]
+        known = ~np.isnan(own)
         if levels:
             cells = [[(own[mask] == place).sum() for place in range(len(levels))] for mask in groups]
         else:
@@ -65,9 +65,7 @@ def table(patients: Patients) -> Sums:
             cells = [[known[mask].sum(), scaled[mask].sum(), np.square(scaled[mask]).sum()] for mask in groups]
             bins = [np.bincount(patients.places(name)[mask & known], minlength=count) for mask in groups]
             found[f"histogram {name}"] = np.stack(bins).astype(np.float64)
-        found[f"row {name}"] = np.array(
-            [[*own, odd[mask].sum()] for own, mask in zip(cells, groups, strict=True)], np.float64
-        )
+        found[f"row {name}"] = np.array(cells, np.float64)
     for number, curve in enumerate(question.curves):
         known_ones = patients.known(curve.variables)
         found[f"curve {number}"] = np.stack(
@@ -76,9 +74,7 @@ def table(patients: Patients) -> Sums:
     for number, model in enumerate(question.models):
         those = patients.known(model.variables)
         y = outcome(those, model)
-        moments = [len(those), y.sum(), np.square(y).sum()]
-        matrix = those.matrix(model)[y > 0] if model.kind == "cox" else those.matrix(model)  # of Cox at events
-        found[f"start {number}"] = np.array([*moments, *matrix.sum(0)], np.float64)
+        found[f"start {number}"] = np.array([len(those), y.sum(), np.square(y).sum()], np.float64)
     if question.harmonise:
         found["harmonise"] = _around_own_means(patients.known(question.harmonise.variables), question.harmonise)
     return found

@@ -1,25 +1,23 @@
 """A released model at work: what a hospital keeps, its charts, its months, and the lead's page of them."""
 
 import csv
-import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 from medsilo.sealing.signed import read_signed
 from medsilo.sealing.signing import own_key
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo_release.control_charts import Charts
+from medsilo_release.control_charts import Alarm, Charts
 from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
 from medsilo_release.patient_sums import BLOCK, HOME, OUTCOME, WatchFolder
 from medsilo_release.receipts import Receipt, merged
@@ -75,24 +73,6 @@ def predicted(here: Path, name: str, patients: int, shift: float = 0.0) -> Path:
     new = table(here / name, patients, len(name) + patients, shift)
     assert cli.main(["predict", "release/model-1", str(new / "cases.csv"), "-o", str(new / "found")]) == 0
     return new / "found" / "predictions.csv"
-
-
-def test_validate_applies_the_promise_and_tells_it(here: Path) -> None:
-    told, _ = read_signed(next((here / "validation").glob("*.receipt")), Receipt)
-    plan = Release.open(here / "release").source().plan
-    model = plan.build_networks()["model"]
-    model.load_state_dict(load_tensors(here / "release/model-1/best.safetensors")[0])
-    rows = list(csv.DictReader((here / "local/cases.csv").open()))
-    inputs = torch.tensor([[float(row["age"]), float(row["marker"])] for row in rows])
-    cut = json.loads((here / "release/model-1/promise.json").read_text())["cuts"]["all"]["shrunk"]
-    share = np.concatenate([np.logspace(0, -4, 95), [0.0]])[cut]
-    with torch.no_grad():
-        sick = model.eval()(inputs).double().sigmoid()
-    chances = torch.cat([1 - sick, sick], 1)
-    right = torch.tensor([int(row["outcome"]) for row in rows])
-    kept = ((chances[range(200), right] >= share) | (chances.argmax(1) == right)).double().mean()
-    assert told.kept == pytest.approx(float(kept), abs=0.011)  # in the hospital's steps
-    assert told.kept != told.score and (told.kept * 100) % 1 == pytest.approx(0, abs=1e-6)
 
 
 def test_predictions_leave_sums_without_names_and_a_change_gives_an_alarm(
@@ -181,8 +161,6 @@ def test_a_month_is_told_once_in_steps_and_the_lead_sees_months(here: Path, tmp_
     told = {month: read_signed(receipt_of(watched, month, settings, key), Receipt)[0] for month in watched.months}
     assert told["2026-01"].score == pytest.approx(0.5, abs=0.05) and told["2026-01"].cases == 60
     assert told["2026-02"].score is None and told["2026-02"].alarms == ("age",)
-    drift = told["2026-02"].drifts["age"]
-    assert drift == pytest.approx(1.237, abs=0.26) and drift != pytest.approx(1.237, abs=1e-3), "finer than its steps"
     first = receipt_of(watched, "2026-01", settings, key)
     before = first.read_bytes()
     folder.add([drifted] * 5, month="2026-01")  # after a month was told, no difference of two tells a patient
@@ -198,6 +176,19 @@ def test_a_month_is_told_once_in_steps_and_the_lead_sees_months(here: Path, tmp_
         noisy = make_settings({"privacy": {"epsilon": 3, "delta": 1e-5}}, "a test")
         (folder.folder / first.name).unlink()
         receipt_of(watched, "2026-01", noisy, key)
+
+
+def test_a_month_tells_no_alarm_of_few_outcomes(here: Path, tmp_path: Path) -> None:
+    release, key = Release.open(here / "release"), own_key(tmp_path / "key.pem", "a test")
+    folder, reference = WatchFolder(release.hash), WatchFolder(release.hash).reference()
+    case = dict(zip(reference.names, reference.means, strict=True))
+    folder.add([case] * 30, [case] * 5, "0" * 64, "2025-12")
+    watched = replace(Watched.read(release), wrong=[Alarm(0, "surprise", 1.0)])
+    settings = make_settings({"smallest_metric": 10, "records": str(tmp_path / "records")}, "a test")
+    path = receipt_of(watched, "2025-12", settings, key)
+    told, _ = read_signed(path, Receipt)
+    path.unlink()
+    assert told.cases == 30 and told.score is None and told.alarms == ()
 
 
 def test_charts_have_the_false_alarms_that_were_chosen() -> None:

@@ -220,7 +220,7 @@ def test_what_changed_is_in_the_text(hospital: Hospital, filed: Path, capsys: py
     hospital.settings(approval="required")
     folder = hospital.record(TABLE, "new", "--compare", str(filed))
     hospital.settings()
-    assert 'the record now says "No plan runs here that' in (folder / "changes.txt").read_text()
+    assert 'the record now says "No plan runs here that' in capsys.readouterr().out
     record = json.loads((filed / "record.json").read_text())
     (folder / "record.json").write_text(json.dumps({**record, "version": "0.0.9", "build": "f" * 64}))
     hospital.record(TABLE, "newer", "--compare", str(folder), out=False)
@@ -332,7 +332,8 @@ def test_no_patient_path_or_host_is_in_any_file(tmp_path: Path, monkeypatch: pyt
     assert main(["record", str(file), *own, "--run", str(run)]) == 1, "a run of another plan"
     assert main(["record", home.plan.hash[:12], *own]) == 0
     assert json.loads((tmp_path / "three/record.json").read_text())["hash"] == home.plan.hash
-    assert main(["record", "--verify", str(tmp_path / "three"), "--kit", str(home.folder)]) == 0
+    key = json.loads((tmp_path / "three/signature.json").read_text())["key"]
+    assert main(["record", "--verify", str(tmp_path / "three"), "--key", signed.fingerprint(key)]) == 0
 
 
 def test_twice_the_same_bytes(hospital: Hospital, filed: Path) -> None:

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.source import Source
-from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.exact import ExactScores, ExactTest
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
@@ -51,13 +49,6 @@ class Judged:
     measures: Measures
     patients: Sequence[str]
     told: Mapping[str, Any]
-    mean: Callable[[float], float | None]  # a further mean over all cases, from 0 to 1, as it may leave; it is counted
-
-
-class CaseLook(Protocol):
-    """Sees the cases of a hospital as a model answers them. cases: their places among all."""
-
-    def __call__(self, source: Source, inputs: Tensor, output: Tensor, target: Tensor, cases: list[int]) -> None: ...
 
 
 def judged(
@@ -66,11 +57,12 @@ def judged(
     settings: SiteSettings,
     folder: Path,
     lead: str = "",
-    looks: Sequence[CaseLook | None] = (),
+    looks: Sequence[Callable[[Source, Tensor, Tensor, Tensor, list[int]], None]] = (),
 ) -> list[Judged]:
     """Score models of one task on all cases of a hospital that need not have been part of their studies.
 
     folder: the hospital's; what it answers is counted there, or where its settings say, as in a study. lead: who asks.
+    looks: what sees inputs, outputs, targets and places of the cases as each model answers them.
     """
     compute = settings.compute()
     found: list[Judged] = []
@@ -92,17 +84,8 @@ def judged(
                 for seen in judge.evaluation.seen(data.test, model):
                     look(source, *seen)
         told = judge.disclosure.told(ExactTest(0, scores, None, None))
-        tells = partial(_mean, judge.disclosure, told["test"] is not None)
-        found.append(Judged(scores.measures, patients_of(data.test), told, tells))
+        found.append(Judged(scores.measures, patients_of(data.test), told))
     return found
-
-
-def _mean(disclosure: Disclosure, may_leave: bool, value: float) -> float | None:
-    """Return a mean over the test cases as it is told; None where none may leave."""
-    if not may_leave:
-        return None
-    disclosure.protection.note(test=1)
-    return disclosure.resolution["test"].mean(value, 0, 1)
 
 
 def _all_tested(data: SiteData) -> SiteData:
