@@ -19,6 +19,7 @@ from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw
 from medsilo.tasks.task import SiteData, patients_of
+from medsilo_papers.nuclei import images_in, nuclei_in
 from tests import layouts
 from tests.layouts import LAYOUTS, Layout
 
@@ -126,8 +127,7 @@ def test_it_is_surveyed_and_a_paper_s_split_stops_nobody(layout: Layout, folder:
 @pytest.mark.parametrize("name", ["camelyon17", "covid-xray", "tnbc", "fundus", "prostate-3"])
 def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
-    numbers = {"fit": "resize"} if name == "tnbc" else {}
-    task = TASKS[layout.task["name"]](**{**layout.task, **numbers})
+    task = TASKS[layout.task["name"]](**layout.task)
     train = task.load(layout.sites[0], layout.sites, 0, layout.make(tmp_path)).train
     if isinstance(train, LazyCases):
         cases = [(path, train[number][0]) for number, (path, _) in enumerate(train.items[:4])]
@@ -142,34 +142,15 @@ def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path
 
 
 # ---------------------------------------------------------------------- single layouts
-def mask_of(data: SiteData, patient: str) -> torch.Tensor:
-    for part in PARTS:
-        cases = getattr(data, part)
-        for case, name in enumerate(patients_of(cases)):
-            if name == patient:
-                return cases[case][1]
-    raise AssertionError(patient)
-
-
 def test_outlines_are_filled_where_they_are_and_ambiguous_ones_are_not(tmp_path: Path) -> None:
-    task = TASKS["nuclei"](size=48, fit="cut")
+    task = TASKS["nuclei"](size=48)
     lungs = task.load("monusac2020-lung", ["monusac2020-lung"], 0, layouts.monusac(tmp_path))
-    expected = torch.zeros(48, 48, dtype=torch.int64)
+    expected = np.zeros((30, 44), np.uint8)
     expected[6:18, 8:20] = 1
-    for code in ("55-1594", "49-6743"):  # the second is of the test set, with an ambiguous region
-        assert torch.equal(mask_of(lungs, f"TCGA-{code}"), expected)
+    for image in images_in(tmp_path):
+        if image.name[5:12] in ("55-1594", "49-6743"):  # the second is of the test set, with an ambiguous region
+            assert np.array_equal(nuclei_in(image, (30, 44)), expected)
     assert {name[5:] for name in where({"": lungs})} == set(layouts.LUNGS)
-
-
-def test_a_large_image_is_cut_into_tiles_that_cover_it(tmp_path: Path) -> None:
-    layouts.picture(tmp_path / "Tissue Images/TCGA-18-5592-01Z.tif", layouts.noise(0, 70, 32, 3))
-    layouts.xml(tmp_path / "Annotations/TCGA-18-5592-01Z.xml")
-    task = TASKS["nuclei"](size=32, fit="cut")
-    image = np.zeros((3, 70, 40), np.uint8)
-    image[0] = np.arange(70)[:, None]
-    tiles = task._tiles(image, image[0])
-    assert len(tiles) == 6 and all(one.shape == (3, 32, 32) and (one[0] == mask).all() for one, mask in tiles)
-    assert sorted({int(one[0, 0, 0]) for one, _ in tiles}) == [0, 19, 38]
 
 
 @pytest.mark.parametrize(
