@@ -1,4 +1,4 @@
-"""A hospital's message before there are plans: the number of its cases, and their fingerprint."""
+"""A hospital's message before there are plans: the fingerprint of its cases."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from medsilo.extend import DataError, Message, Refused, SiteSettings
-from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, Number, samples_of
+from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_plans_file import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -17,11 +17,10 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class HeldCases(Message):
-    """The data that a hospital has for a study, in numbers that are no patient's, and by what it reads and trains."""
+    """By what a hospital reads its data for a study, and trains."""
 
     reader: Reader  # the class with which nnU-Net reads its files
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
-    cases: Number
 
 
 class MeasuredSite(Message):
@@ -32,15 +31,13 @@ class MeasuredSite(Message):
     holding: HeldCases
 
     def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
-        """Return the fingerprint; raises Refused where it is of another question, or of other cases or channels."""
+        """Return the fingerprint; raises Refused where it is of another question, or of other channels."""
         if self.question != question.hash:
             raise Refused("it answers another question; measure again with the study's")
-        own, cases, channels = self.told, self.holding.cases, len(question.channels)
-        if len(own.channels) != channels:
-            raise Refused(f"it tells of {len(own.channels)} channels, and the study has {channels}")
-        if own.cases != cases:
-            raise Refused(f"its fingerprint is of {own.cases} cases, and it said that it has {cases}")
-        return own
+        told, channels = len(self.told.channels), len(question.channels)
+        if told != channels:
+            raise Refused(f"it tells of {told} channels, and the study has {channels}")
+        return self.told
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
@@ -74,12 +71,9 @@ def measured(
     """
     if least > 1:  # cases, which are of so many patients
         least *= data.most_of_a_patient
-    told, samples = len(data.cases) // least * least, samples_of(cases)
-    if not told:
-        raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
+    samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)
-    holding = HeldCases(cases=told, reader=data.reader, memory=memory)
-    return MeasuredSite(question=question.hash, holding=holding, told=own)
+    return MeasuredSite(question=question.hash, holding=HeldCases(reader=data.reader, memory=memory), told=own)
 
 
 def memory_of(settings: SiteSettings) -> float | None:
