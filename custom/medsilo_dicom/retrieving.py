@@ -17,13 +17,12 @@ GOING_ON = (0xFF00, 0xFF01)
 MODALITIES = ("CT", "MR", "PT", "SEG", "RTSTRUCT")
 
 
-def asked_for(studies: Sequence[str], listed: Path | None) -> list[str]:
-    """Return the studies of the options and of a list, a line each."""
+def listed_in(file: Path) -> list[str]:
+    """Return the studies of a list, a line each."""
     try:
-        lines = listed.read_text("utf-8-sig").split() if listed else []
+        found = list(dict.fromkeys(file.read_text("utf-8-sig").split()))
     except (OSError, ValueError) as error:
         raise MedsiloError("--studies is no list of studies; write a StudyInstanceUID in each line") from error
-    found = list(dict.fromkeys([*studies, *lines]))
     if wrong := [uid for uid in found if not is_uid(uid)]:
         raise MedsiloError("a study is no StudyInstanceUID; write numbers and dots", private=wrong[0])
     return found

@@ -1,7 +1,6 @@
 """Public sets without hospitals: one pool of cases that every site holds and of which each takes its own."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,15 +9,16 @@ from medsilo.extend import DataError, Task, splits
 
 
 class PooledTask(Task):
-    """The dealing of a pool: by Dirichlet, evenly, or not at all where the folder is the site's own.
+    """The dealing of a pool: by classes, in shares drawn from a Dirichlet distribution.
 
     Sites take turns in sorted order, and all hold the same folder and the same plan, so that nobody has to tell
     another who has what. The pool is dealt to all sites first and split after that: the part of a patient is the same
     at every site.
     """
 
-    partition: Literal["dirichlet", "iid", "own"] = Field(default="dirichlet", description="who has which cases")
-    alpha: float = Field(default=0.1, gt=0, description="of the Dirichlet: the smaller, the more the sites differ")
+    alpha: float = Field(
+        default=0.1, gt=0, description="of the Dirichlet distribution: the smaller, the more the sites differ"
+    )
     minimum: int = Field(default=40, ge=4, description="cases that every site gets at least")
     split: splits.Split = Field(
         default="patient", description="paper: half of a site's cases train, the other half tests, of whichever patient"
@@ -41,7 +41,8 @@ class PooledTask(Task):
 
         patients: [cases] names, or whole numbers that are the parts of a published split.
         """
-        own = self._own(labels, site, sites, seed)
+        dealt = splits.dirichlet(labels, len(sites), self.alpha, seed, self.minimum)
+        own = dealt[sorted(sites).index(site)]
         parts = np.full(len(labels), -1)
         if self.split == "paper":
             order = np.random.default_rng(splits.split_seed(seed, site)).permutation(own)
@@ -60,12 +61,3 @@ class PooledTask(Task):
                 "or task.minimum, or another seed"
             )
         return parts
-
-    def _own(self, labels: np.ndarray, site: str, sites: Sequence[str], seed: int) -> np.ndarray:
-        """The site's cases, sorted."""
-        place = sorted(sites).index(site)
-        if self.partition == "own":
-            return np.arange(len(labels))
-        if self.partition == "dirichlet":
-            return splits.dirichlet(labels, len(sites), self.alpha, seed, self.minimum)[place]
-        return splits.iid(len(labels), len(sites), seed, self.minimum)[place]

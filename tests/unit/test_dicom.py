@@ -597,7 +597,7 @@ def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: p
     assert all(told["check"][site]["go"] for site in ("north", "south"))
     plan = load_plan(out / "job/app/config/plan.yaml")
     assert plan.task.name == "dicom-folder" and plan.task.goal.label_names == ("background", "Tumour-left")
-    assert plan.participation.sites == ("north", "south") and plan.task.model_dump()["modalities"] == ("ct",)
+    assert plan.participation.sites == ("north", "south") and plan.task.model_dump()["modalities"] == ("image",)
     written = read_settings(out).data
     assert written and dict(written.label_map or {}) == {"Tumour, left": "Tumour-left", "*": "background"}
     shown = (out / "start.html").read_text("utf-8")

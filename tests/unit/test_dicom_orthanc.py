@@ -220,7 +220,9 @@ def test_both_directions_are_encrypted_and_a_strangers_certificate_is_refused(
             with pytest.raises(HTTPError):
                 archive.send(node, UseDicomTls=False)
         check_kept(tmp_path / "in", study)
-        assert main(["receive", str(tmp_path / "got"), "--from", address, "--study", uid_of(study)]) == 0
+        listed = tmp_path / "one.txt"
+        listed.write_text(uid_of(study))
+        assert main(["receive", str(tmp_path / "got"), "--from", address, "--studies", str(listed)]) == 0
         check_kept(tmp_path / "got", study)
     monkeypatch.setenv(FOLDER, str(tmp_path))
     with pytest.raises(MedsiloError, match=FOLDER):

@@ -251,7 +251,7 @@ def test_masks_of_other_greys_and_tables_that_lead_outside_are_refused(tmp_path:
 
 def test_windows_are_of_one_activity_and_gaps_are_filled(tmp_path: Path) -> None:
     layouts.pamap2(tmp_path)
-    task = TASKS["pamap2"](steps=8, stride=4, partition="own", split="paper")
+    task = TASKS["pamap2"](steps=8, stride=4, split="paper")
     data = task.load("a", ["a"], 0, tmp_path)
     windows = torch.cat([getattr(data, part).inputs for part in PARTS])
     labels = torch.cat([getattr(data, part).targets for part in PARTS])
@@ -271,22 +271,19 @@ def test_windows_are_of_one_activity_and_gaps_are_filled(tmp_path: Path) -> None
 
 def test_a_pool_is_dealt_whole_and_each_case_once(tmp_path: Path) -> None:
     layouts.organ_mnist(tmp_path)
-    for partition in ("dirichlet", "iid"):
-        for split in ("patient", "paper"):
-            sites = ["c", "a", "b"]
-            task = TASKS["organ-mnist"](view="coronal", partition=partition, split=split, **layouts.FEW)
-            data = {site: task.load(site, sites, 3, tmp_path) for site in sites}
-            got = [name for site in data.values() for part in PARTS for name in getattr(site, part).patients]
-            assert sorted(got) == [f"{case:06}" for case in range(132)]
-            if split == "patient":
-                tested = {name for site in data.values() for name in site.test.patients}
-                assert tested == {f"{case:06}" for case in range(88, 132)}
-            else:
-                for site in data.values():
-                    halves = len(site.train) + len(site.validation), len(site.test)
-                    assert abs(halves[0] - halves[1]) <= 1
-    own = TASKS["organ-mnist"](view="coronal", partition="own").load("x", ["x", "y"], 0, tmp_path)
-    assert [len(getattr(own, part)) for part in PARTS] == [66, 22, 44]
+    for split in ("patient", "paper"):
+        sites = ["c", "a", "b"]
+        task = TASKS["organ-mnist"](view="coronal", split=split, **layouts.FEW)
+        data = {site: task.load(site, sites, 3, tmp_path) for site in sites}
+        got = [name for site in data.values() for part in PARTS for name in getattr(site, part).patients]
+        assert sorted(got) == [f"{case:06}" for case in range(132)]
+        if split == "patient":
+            tested = {name for site in data.values() for name in site.test.patients}
+            assert tested == {f"{case:06}" for case in range(88, 132)}
+        else:
+            for site in data.values():
+                halves = len(site.train) + len(site.validation), len(site.test)
+                assert abs(halves[0] - halves[1]) <= 1
 
 
 def test_a_site_that_would_get_no_test_cases_is_told_what_to_change(tmp_path: Path) -> None:
@@ -298,10 +295,10 @@ def test_a_site_that_would_get_no_test_cases_is_told_what_to_change(tmp_path: Pa
             task.load(site, sites, 0, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "size"), [("organcmnist", 28), ("organmnist_coronal", 28), ("organcmnist_64", 64)])
+@pytest.mark.parametrize(("name", "size"), [("organcmnist", 28), ("organcmnist_64", 64)])
 def test_all_names_and_sizes_of_medmnist_are_known(name: str, size: int, tmp_path: Path) -> None:
     layouts.organ_mnist(tmp_path, name, size)
-    task = TASKS["organ-mnist"](view="coronal", size=size, partition="own")
+    task = TASKS["organ-mnist"](view="coronal", size=size)
     assert task.load("a", ["a"], 0, tmp_path).train.inputs.shape == (66, 1, size, size)
     for other in ({"view": "axial"}, {"size": 128}):
         with pytest.raises(DataError, match=r"expected organ[ac]mnist(_\d+)?\.npz"):
@@ -310,7 +307,7 @@ def test_all_names_and_sizes_of_medmnist_are_known(name: str, size: int, tmp_pat
 
 def test_x_rays_of_one_person_stay_together_and_classes_keep_their_numbers(tmp_path: Path) -> None:
     layouts.covid_xray(tmp_path)
-    data = TASKS["covid-xray"](size=63, partition="own").load("a", ["a"], 0, tmp_path)
+    data = TASKS["covid-xray"](size=63).load("a", ["a"], 0, tmp_path)
     grouped = [name for part in PARTS for name in set(patients_of(getattr(data, part))) if name.startswith("person")]
     assert len(grouped) == len(set(grouped)) == 24  # two images each of 48 in the two pneumonias
     means: dict[int, list[float]] = {}
