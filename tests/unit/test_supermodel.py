@@ -274,10 +274,10 @@ def test_a_file_that_was_changed_or_lost_is_refused_by_name(saved: tuple[SuperMo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"threshold": 1.5}, "threshold: Input should be less than or equal to 1"),
+        ({"threshold": 1.5}, "threshold: 1.5 is too large; give 1 or less"),
         ({"agreed": ["../../etc"]}, "odd characters"),
         ({"selector": {"name": "vgg"}}, "no such network"),
-        ({"format": 2}, "format: Input should be 1"),
+        ({"format": 2}, "format: 2 is not known; choose 1"),
         ({"rule": "argmax"}, "the selector has other tensors"),
         ({"sites": SITES[:2]}, "the selector has other tensors"),
     ],

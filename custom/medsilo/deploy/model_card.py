@@ -118,12 +118,10 @@ def _super_model(model: SuperModel) -> list[str]:
 def _gamma(threshold: float, origin: Origin) -> str:
     if origin.tuning is None or origin.tuning.threshold != threshold:
         return f"Gamma is {threshold:g}, as it was set; it was not tuned."
-    rows = "\n".join(f"| {gamma:g} | {cases} | {score:.4f} |" for gamma, cases, score in origin.tuning.curve)
     metric, (low, high) = origin.plan.task.goal.metric, origin.tuning.plateau
     return (
         f"Gamma is {threshold:g}: the middle of the range from {low:g} to {high:g}, within which all values tried have "
-        f"the best mean {metric} over the validation cases of all hospitals together.\n\n"
-        f"| gamma | cases | mean {metric} |\n|---|---|---|\n{rows}"
+        f"the best mean {metric} over the validation cases of all hospitals together."
     )
 
 

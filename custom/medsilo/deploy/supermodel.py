@@ -283,14 +283,7 @@ def _filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
 
 def read_manifest(folder: Path) -> Manifest:
     """The checked supermodel.json of a folder."""
-    try:
-        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-    except OSError as error:
-        raise MedsiloError(f"no {MANIFEST} in this folder; give the folder of a super model", str(folder)) from error
-    except ValidationError as error:
-        detail = error.errors()[0]
-        where = ".".join(map(str, detail["loc"])) or "the file"
-        raise MedsiloError(f"{MANIFEST}: {where}: {detail['msg']}; fetch the super model again") from error
+    manifest = Manifest.in_file(folder / MANIFEST, MANIFEST, "fetch the super model again")
     for site in (*manifest.sites, *manifest.agreed):
         if not is_safe_name(site):
             raise MedsiloError(f"{MANIFEST}: site name {site!r} has odd characters; fetch the super model again")
