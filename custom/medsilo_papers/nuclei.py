@@ -6,15 +6,14 @@ from typing import ClassVar, Literal
 from xml.etree import ElementTree
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.extend import Cases, DataError, Network, Segmentation, SiteData, network, seeds, splits, volumes
+from medsilo.extend import Case, DataError, Network, Segmentation, SiteData, network, seeds, splits, volumes
 from medsilo_papers.public_files import (
     PictureTask,
+    divided,
     files_in,
-    in_parts,
     monai_loss,
     read_labels,
     read_picture,
@@ -78,16 +77,12 @@ class Nuclei(PictureTask):
             parts = _parts_in_paper(images, place, splits.split_seed(seed, site))
         if set(parts) != {0, 1, 2}:
             raise DataError(f"the site's {len(images)} images leave a part empty; expected whole sets: {LAYOUT}")
-        return in_parts(np.array(parts), lambda own: self._read([images[place] for place in own]))
+        return divided(images, list(map(patient_of, images)), np.array(parts), self._read)
 
-    def _read(self, images: list[Path]) -> Cases:
-        inputs, targets = [], []
-        for image in images:
-            colours = read_picture(image)
-            mask = nuclei_in(image, colours.shape[1:])
-            inputs.append(self.inputs_of(colours)[0])
-            targets.append(volumes.resized_to_majority(mask, (self.size, self.size)))
-        return Cases(torch.stack(inputs), torch.stack(targets), [patient_of(image) for image in images])
+    def _read(self, image: Path) -> Case:
+        colours = read_picture(image)
+        mask = nuclei_in(image, colours.shape[1:])
+        return self.inputs_of(colours)[0], volumes.resized_to_majority(mask, (self.size, self.size))
 
     @property
     def goal(self) -> Segmentation:
