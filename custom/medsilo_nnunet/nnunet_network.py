@@ -27,12 +27,6 @@ class NormNumbers(Section):
     affine: Literal[True] = True
 
 
-class InPlace(Section):
-    """The numbers of the activation."""
-
-    inplace: bool = True
-
-
 class ArchitectureNumbers(Section):
     """The numbers of a U-Net, stage by stage, finest first."""
 
@@ -50,7 +44,7 @@ class ArchitectureNumbers(Section):
     dropout_op: None = None
     dropout_op_kwargs: None = None
     nonlin: Literal["torch.nn.LeakyReLU"] = "torch.nn.LeakyReLU"
-    nonlin_kwargs: InPlace = InPlace()
+    nonlin_kwargs: dict[Literal["inplace"], bool] = {"inplace": True}
 
     @property
     def dimensions(self) -> int:

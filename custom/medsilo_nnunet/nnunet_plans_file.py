@@ -22,7 +22,8 @@ Reader = Literal[
     "NaturalImage2DIO", "SimpleITKIO", "SimpleITKIOWithReorient", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"
 ]
 ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres"]
-Cascade = Literal["3d_cascade_fullres"]  # nnU-Net plans it; it is not trained here
+Cascade = Literal["3d_cascade_fullres"]  # nnU-Net plans it, of two others; it is not trained here
+SecondStage = dict[Literal["inherits_from", "previous_stage"], ConfigurationName]
 
 
 class ResamplingNumbers(Section):
@@ -54,13 +55,6 @@ class Configuration(Section):
     architecture: Architecture
     batch_dice: bool
     next_stage: Cascade | None = Field(None, exclude_if=not_)
-
-
-class SecondStage(Section):
-    """The configuration that refines what another one found."""
-
-    inherits_from: Literal["3d_fullres"]
-    previous_stage: Literal["3d_lowres"]
 
 
 class IntensityFigures(Section):
@@ -95,9 +89,9 @@ class NnUNetPlans(Section):
     @model_validator(mode="after")
     def _stages_are_there(self) -> Self:
         for name, own in self.configurations.items():
-            if isinstance(own, SecondStage) != (name == "3d_cascade_fullres"):
+            if isinstance(own, dict) != (name == "3d_cascade_fullres"):
                 raise ValueError(f"configurations: {name} is no configuration of nnU-Net's; take plans as it made them")
-            others = (own.inherits_from, own.previous_stage) if isinstance(own, SecondStage) else ()
+            others = own.values() if isinstance(own, dict) else ()
             if lacking := [other for other in others if other not in self.configurations]:
                 raise ValueError(f"configurations: {name} needs {lacking[0]}, which they lack; make them again")
         return self

@@ -272,7 +272,7 @@ def test_a_file_that_was_changed_or_lost_is_refused_by_name(saved: tuple[SuperMo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"threshold": 1.5}, "threshold: 1.5 is too large; give 1 or less"),
+        ({"threshold": 1.5}, "threshold: 1.5 is too large; give 1.0 or less"),
         ({"agreed": ["../../etc"]}, "odd characters"),
         ({"selector": {"name": "vgg"}}, "no such network"),
         ({"format": 2}, "format: 2 is not known; choose 1"),
