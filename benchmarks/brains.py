@@ -13,8 +13,7 @@ from typing import Any
 import nibabel
 import numpy as np
 
-from medsilo_nnunet.fingerprint import Fingerprint, samples_of
-from medsilo_nnunet.fingerprint_message import HeldCases, facts_of
+from medsilo_nnunet.fingerprint import Fingerprint, HeldCases, facts_of, samples_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.planning import make_plans
 from medsilo_nnunet.question import SegmentationQuestion

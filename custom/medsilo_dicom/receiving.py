@@ -52,8 +52,7 @@ def receive(
     A node listens on this machine only, unless --address says otherwise, and to the titles of --allow only. With
     --from it ends when all is there, and with 1 if nothing was kept or anything was refused.
     """
-    from medsilo_dicom.inbox import Inbox
-    from medsilo_dicom.node import Node
+    from medsilo_dicom.node import Inbox, Node
     from medsilo_dicom.retrieving import listed_in, retrieve
 
     asked = listed_in(studies) if studies else []

@@ -7,8 +7,7 @@ from typing import Any
 
 from medsilo.extend import MedsiloError
 from medsilo_dicom.header import PACKED, PLAIN, library, network
-from medsilo_dicom.inbox import KINDS, is_uid
-from medsilo_dicom.node import Node
+from medsilo_dicom.node import KINDS, Node, is_uid
 from medsilo_dicom.sending import address_of, associated
 
 FIND, MOVE, GET = (f"1.2.840.10008.5.1.4.1.2.2.{number}" for number in (1, 2, 3))  # of the study's root

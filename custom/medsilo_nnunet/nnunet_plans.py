@@ -9,8 +9,7 @@ from medsilo.extend import Command, MedsiloError, Screen, folder_of_settings, op
 from medsilo_nnunet import PLANNERS
 
 if TYPE_CHECKING:
-    from medsilo_nnunet.fingerprint import Fingerprint
-    from medsilo_nnunet.fingerprint_message import HeldCases
+    from medsilo_nnunet.fingerprint import Fingerprint, HeldCases
     from medsilo_nnunet.question import SegmentationQuestion
 
 QuestionFile = Annotated[
@@ -40,7 +39,7 @@ def measure(
     """
     screen.note("reading nnU-Net")
     from medsilo.extend import DataSource, SiteSettings, read_settings, write_json
-    from medsilo_nnunet.fingerprint_message import measured, memory_of
+    from medsilo_nnunet.fingerprint import measured, memory_of
     from medsilo_nnunet.nnunet_files import RawData
     from medsilo_nnunet.question import read_question
 
@@ -120,7 +119,7 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Finger
     import json
 
     from medsilo.extend import Refused
-    from medsilo_nnunet.fingerprint_message import MeasuredSite
+    from medsilo_nnunet.fingerprint import MeasuredSite
 
     try:
         sent = MeasuredSite.read(json.loads(path.read_text("utf-8")))

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from medsilo.extend import Cases, Classification, DataError, Network, SiteData
 from medsilo_papers.networks import LeNet5
-from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import PictureTask, arrays_of, in_parts, site_folder
+from medsilo_papers.public_files import PictureTask, PooledTask, arrays_of, in_parts, site_folder
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}

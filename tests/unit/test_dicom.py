@@ -30,10 +30,9 @@ from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
-from medsilo_dicom.contours import mask_of_contours
+from medsilo_dicom.masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.predicting import DicomSeries
-from medsilo_dicom.segments import mask_of_segmentation
 from medsilo_dicom.sending import address_of
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
 from tests import dicoms

@@ -23,8 +23,7 @@ from cryptography.x509.oid import NameOID
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo_dicom.header import read_tree
-from medsilo_dicom.inbox import Inbox
-from medsilo_dicom.node import Node
+from medsilo_dicom.node import Inbox, Node
 from medsilo_dicom.retrieving import retrieve
 from medsilo_dicom.sending import AUTHORITY, CERTIFICATE, FOLDER, KEY, send
 from medsilo_dicom.series import make_series, read_again, values_of

@@ -13,12 +13,13 @@ from medsilo_nnunet.fingerprint import (
     CaseFacts,
     Fingerprint,
     FloatHistogram,
+    HeldCases,
+    MeasuredSite,
     covering,
     extents_of,
     rounded,
     samples_of,
 )
-from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite
 from tests.federations import federation, intensities_are_near, pooled_fingerprint
 
 

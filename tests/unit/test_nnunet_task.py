@@ -20,8 +20,7 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
-from medsilo_nnunet.fingerprint import Fingerprint
-from medsilo_nnunet.fingerprint_message import HeldCases, facts_of
+from medsilo_nnunet.fingerprint import Fingerprint, HeldCases, facts_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_parts import TrainerName
 from medsilo_nnunet.planning import make_plans
