@@ -12,7 +12,7 @@ from medsilo.extend import Command, MedsiloError, Screen
 
 def ae_title(text: str) -> str:
     """Return a node's title; raises ValueError."""
-    from medsilo_dicom.sending import TITLE
+    from medsilo_dicom.node import TITLE
 
     if not re.fullmatch(TITLE, text):
         raise ValueError(f"{text!r} is no AE title: it has 1 to 16 letters and digits")
@@ -52,8 +52,7 @@ def receive(
     A node listens on this machine only, unless --address says otherwise, and to the titles of --allow only. With
     --from it ends when all is there, and with 1 if nothing was kept or anything was refused.
     """
-    from medsilo_dicom.node import Inbox, Node
-    from medsilo_dicom.retrieving import listed_in, retrieve
+    from medsilo_dicom.node import Inbox, Node, listed_in, retrieve
 
     asked = listed_in(studies) if studies else []
     inbox = Inbox(folder, quota << 30, largest << 20, frozenset(asked))

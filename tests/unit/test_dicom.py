@@ -31,9 +31,9 @@ from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
 from medsilo_dicom.masks import mask_of_contours, mask_of_segmentation
+from medsilo_dicom.node import address_of
 from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.predicting import DicomSeries
-from medsilo_dicom.sending import address_of
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
 from tests import dicoms
 from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study

@@ -12,8 +12,7 @@ from pynetdicom import AE
 from medsilo.cli import main
 from medsilo.core.errors import DataError, Full, MedsiloError
 from medsilo_dicom.header import CT, read_tree
-from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Inbox, Node, is_uid
-from medsilo_dicom.sending import send
+from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Inbox, Node, is_uid, send
 from medsilo_dicom.series import make_series
 from tests.dicoms import write_study
 
