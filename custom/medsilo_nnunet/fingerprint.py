@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from medsilo.extend import DataError, Message, Refused, SiteSettings
 from medsilo_nnunet.nnunet_files import RawData
-from medsilo_nnunet.nnunet_plans_file import Reader
+from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
 DIGITS = 13

@@ -9,7 +9,7 @@ from typing import Any, Self, cast, get_args
 
 from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, find, needing, undrawn
 from medsilo_nnunet import NEEDED
-from medsilo_nnunet.nnunet_plans_file import Reader
+from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
 SETTINGS = "dataset.json"

@@ -33,9 +33,8 @@ from medsilo.extend import (
     undrawn,
 )
 from medsilo_nnunet.nnunet_files import RawData, absent_from, may_be_absent
-from medsilo_nnunet.nnunet_network import NnUNet
+from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
 from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
-from medsilo_nnunet.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name

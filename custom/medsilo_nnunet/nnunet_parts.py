@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from medsilo.extend import DataError, needing, ready
 from medsilo_nnunet import NEEDED
-from medsilo_nnunet.nnunet_plans_file import ConfigurationName, NnUNetPlans
+from medsilo_nnunet.nnunet_network import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
 # Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty.
