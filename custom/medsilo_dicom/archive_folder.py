@@ -24,8 +24,8 @@ from medsilo.extend import (
     sheet,
 )
 from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
+from medsilo_dicom.dicom_masks import OVERLAP
 from medsilo_dicom.header import Header, Tree, library, read_tree
-from medsilo_dicom.masks import OVERLAP
 
 LEAST = 3  # patients of a folder that counts as a hospital's; and studies with a structure, whose name all will read
 TRIED = 2  # studies of a hospital in which structures may lie over each other
