@@ -15,7 +15,7 @@ from peft import LoraConfig, inject_adapter_in_model  # noqa: E402
 from torch import nn  # noqa: E402
 
 from medsilo.learning.layers import head_layers  # noqa: E402
-from medsilo_adapters.low_rank import AdaptedLayer, Adapters, adapt, adapters_of, merged_weight  # noqa: E402
+from medsilo_adapters.low_rank import Adapters, adapt, adapters_of, merged_weight  # noqa: E402
 from medsilo_adapters.transformers import ViT  # noqa: E402
 
 
@@ -25,9 +25,9 @@ def main() -> None:
     ours = ViT(size=32, patch=8, width=32, depth=2).build(3, 2).eval()
     theirs = copy.deepcopy(ours)
     adapt(ours, Adapters(rank=3, alpha=5.0), head_layers(ours))
-    layers = {name: layer for name, layer in ours.named_modules() if isinstance(layer, AdaptedLayer)}
+    layers = {name: layer for name, layer in ours.named_modules() if adapters_of(layer)}
     kinds = [type(layer).__name__ for layer in layers.values()]
-    assert kinds == ["AdaptedConv2d"] + 8 * ["AdaptedLinear"], kinds  # attention's fused projection is one
+    assert kinds == ["Conv2d"] + 8 * ["Linear"], kinds  # attention's fused projection is one
     inject_adapter_in_model(LoraConfig(r=3, lora_alpha=5, target_modules=list(layers), lora_dropout=0.0), theirs)
     pairs = []
     for name, layer in layers.items():

@@ -53,7 +53,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.task import Cases, SiteData
 from medsilo.tasks.volumes import Volume, read_pair, resized_to_majority, write_volume
-from medsilo_papers.nuclei import read_tile
+from medsilo_papers.public_files import read_labels, read_picture
 
 SITES = ("hospital-a", "hospital-b")
 PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}
@@ -96,9 +96,9 @@ class Tiles(Dataset):
         return self.count
 
     def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
-        image, mask = read_tile(self.folder, str(place))
-        inputs = self.plan.task.inputs_of(image)[0]
-        return inputs, resized_to_majority(mask, tuple(inputs.shape[1:]))
+        image, mask = (self.folder / kind / f"{place}.png" for kind in ("images", "masks"))
+        inputs = self.plan.task.inputs_of(read_picture(image))[0]
+        return inputs, resized_to_majority((read_labels(mask) > 0).astype(np.uint8), tuple(inputs.shape[1:]))
 
 
 class Slices(Dataset):

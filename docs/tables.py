@@ -46,8 +46,7 @@ from medsilo.privacy.mechanisms import Demands
 from medsilo.registry import NETWORKS, TASKS
 from medsilo.runs import paths, schema
 from medsilo.site.settings import Limits, SiteSettings
-from medsilo_nnunet.nnunet_network import Architecture
-from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
+from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")

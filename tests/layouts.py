@@ -238,7 +238,7 @@ LAYOUTS = {
     "camelyon17": Layout(camelyon17, {"name": "camelyon17", "size": 32}, ["center-0", "center-3"], IMAGES),
     "monusac": Layout(monusac, {"name": "nuclei", "size": 32}, ["monusac2020-lung", "monusac2020-breast"]),
     "monuseg": Layout(monuseg, {"name": "nuclei", "size": 32}, ["monuseg2018"]),
-    "tnbc": Layout(tnbc, {"name": "nuclei", "size": 32, "fit": "cut"}, ["tnbc"]),
+    "tnbc": Layout(tnbc, {"name": "nuclei", "size": 32}, ["tnbc"]),
     "prostate-3": Layout(prostate, {"name": "prostate", "size": 32}, ["isbi-15"]),
     "prostate-1": Layout(
         lambda folder: prostate(prostate(folder, site="I2CVB"), site="promise12", ending=".mhd"),

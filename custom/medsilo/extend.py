@@ -57,7 +57,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.deploy import model_card, predict, predicted_rows, watch
-    from medsilo.deploy.exporter import folder_exporter
     from medsilo.deploy.predictor import answering_together
     from medsilo.deploy.source import copy_model, open_source
     from medsilo.federation.accepting import check_package

@@ -275,7 +275,7 @@ PREDICTORS = PluginTable(
 EXPORTERS = PluginTable(
     "medsilo.exporters",
     "medsilo.deploy.exporter:Exporter",
-    {"monai": "medsilo.deploy.bundle:EXPORTER", "monai.table": "medsilo.deploy.exporter:EXPORTER"},
+    {"monai": "medsilo.deploy.bundle:EXPORTER"},
 )
 
 LOOKERS = PluginTable(

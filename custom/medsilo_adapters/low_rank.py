@@ -37,7 +37,7 @@ class Adapter(nn.Sequential):
             down: nn.Module = nn.Linear(layer.in_features, numbers.rank, bias=False)
             up: nn.Module = nn.Linear(numbers.rank, layer.out_features, bias=False)
         else:
-            kind, conv = cast(Any, PLAIN[type(layer)]), cast(nn.Conv2d, layer)
+            kind, conv = cast(Any, type(layer)), cast(nn.Conv2d, layer)
             reads = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "padding_mode")}
             down = kind(conv.in_channels, numbers.rank, conv.kernel_size, bias=False, **reads)
             up = kind(numbers.rank, conv.out_channels, 1, bias=False)
@@ -52,39 +52,14 @@ class Adapter(nn.Sequential):
         return self.scale * (up.flatten(1) @ down.flatten(1)).view(len(up), *down.shape[1:])
 
 
-class AdaptedLayer(nn.Module):
-    """A layer with adapters. It is still of the layer's own kind, under its own name."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = super().forward(inputs)
-        for adapter in adapters_of(self):
-            found = found + adapter.scale * adapter(inputs)
-        return found
+ADAPTABLE: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-class AdaptedLinear(AdaptedLayer, nn.Linear):
-    """A linear layer with adapters."""
-
-
-class AdaptedConv1d(AdaptedLayer, nn.Conv1d):
-    """A convolution over one axis with adapters."""
-
-
-class AdaptedConv2d(AdaptedLayer, nn.Conv2d):
-    """A convolution over two axes with adapters."""
-
-
-class AdaptedConv3d(AdaptedLayer, nn.Conv3d):
-    """A convolution over three axes with adapters."""
-
-
-ADAPTED: dict[type[nn.Module], type[AdaptedLayer]] = {
-    nn.Linear: AdaptedLinear,
-    nn.Conv1d: AdaptedConv1d,
-    nn.Conv2d: AdaptedConv2d,
-    nn.Conv3d: AdaptedConv3d,
-}
-PLAIN = {adapted: plain for plain, adapted in ADAPTED.items()} | {plain: plain for plain in ADAPTED}
+def _with_adapters(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    """Return a layer's output with what its adapters add."""
+    for adapter in adapters_of(layer):
+        output = output + adapter.scale * adapter(*inputs)
+    return output
 
 
 def adapters_of(layer: nn.Module) -> list[Adapter]:
@@ -97,7 +72,7 @@ def adapt(network: nn.Module, numbers: Adapters, head: Sequence[nn.Module]) -> l
     layers = {
         name: layer
         for name, layer in network.named_modules()
-        if type(layer) in ADAPTED and getattr(layer, "groups", 1) == 1 and layer not in head
+        if type(layer) in ADAPTABLE and getattr(layer, "groups", 1) == 1 and layer not in head
     }
     for pattern in numbers.of:
         if not any(fnmatchcase(name, pattern) for name in layers):
@@ -107,14 +82,14 @@ def adapt(network: nn.Module, numbers: Adapters, head: Sequence[nn.Module]) -> l
             )
     chosen = {name: layer for name, layer in layers.items() if any(fnmatchcase(name, own) for own in numbers.of)}
     for layer in chosen.values():
-        layer.__class__ = ADAPTED[type(layer)]
         layer.add_module(SHARED, Adapter(layer, numbers))
+        layer.register_forward_hook(_with_adapters)  # so that it is still of its own kind, under its own name
     return [f"{name}.{SHARED}.{place}.weight" for name in chosen for place in range(2)]
 
 
 def add_own(network: nn.Module) -> None:
     """Give each layer that has an adapter another one, of the same numbers."""
-    for layer in [layer for layer in network.modules() if isinstance(layer, AdaptedLayer)]:
+    for layer in [layer for layer in network.modules() if adapters_of(layer)]:
         layer.add_module(OWN, Adapter(layer, adapters_of(layer)[0].numbers))
 
 

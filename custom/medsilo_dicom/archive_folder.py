@@ -24,11 +24,10 @@ from medsilo.extend import (
     sheet,
 )
 from medsilo_dicom.dicom_folder import REST, DicomFolder, SeriesReader
-from medsilo_dicom.header import Header, Tree, library, read_tree, words_of
-from medsilo_dicom.segments import OVERLAP
+from medsilo_dicom.dicom_masks import OVERLAP
+from medsilo_dicom.header import Header, Tree, library, read_tree
 
 LEAST = 3  # patients of a folder that counts as a hospital's; and studies with a structure, whose name all will read
-FEW = 20  # series of a hospital whose modality is looked at
 TRIED = 2  # studies of a hospital in which structures may lie over each other
 OFTEN = 0.5  # of a hospital's studies that have a structure which is learned
 OUTLINES = {"body", "external", "skin", "patient", "outline", "couch", "couchsurface"}  # lie over others
@@ -65,7 +64,7 @@ def look(folder: Folder) -> Sight | None:
         return looks.look_of(scan, reader.mask(scan, Path(entry.label or "")), 1)
 
     looked, wrong = looks.opened(listings, seen)
-    layout = folder_layout.FolderLayout(KIND, channels=(_modality(listings),), hospitals=hospitals)
+    layout = folder_layout.FolderLayout(KIND, channels=("image",), hospitals=hospitals)
     found = looks.looks_of(layout, source, listings, [own for own, _ in looked], wrong, segments=True)
     said = ", ".join(f"{name} {counts[name]}" for name in labels)
     rest = {REST: "background"} if len(counts) > len(labels) else {}
@@ -160,14 +159,6 @@ def _named(path: Path, called: dict[str, str]) -> set[str]:
     except Exception:  # pydicom raises anything over damaged files; why is told when the case is opened
         return set()
     return {called.setdefault(name.lower(), name) for name in (sheet.plain(name).strip() for name in found) if name}
-
-
-def _modality(listings: Mapping[str, Listing]) -> str:
-    """Return what the images are, such as ct; several kinds are images."""
-    some = [entry for own in listings.values() for entry in own.entries[:FEW]]
-    found = {words_of(entry.images[0], ["Modality"])["Modality"] for entry in some}
-    one = found.pop().lower() if len(found) == 1 else ""
-    return one if choices.NAME.fullmatch(one) else "image"
 
 
 LOOKER = Looker(look)

@@ -25,9 +25,8 @@ from medsilo.extend import (
     volumes,
     whole,
 )
-from medsilo_dicom.contours import mask_of_contours
+from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.header import STRUCTURES, Header, Tree, library, read_headers, read_tree, words_of
-from medsilo_dicom.segments import mask_of_segmentation
 from medsilo_dicom.series import ImageSeries, make_series, mask_as_scanned, read_again, scan_of_series
 
 # Elements of the scanner and of how it scanned, which a question may count; none tells who a patient is.

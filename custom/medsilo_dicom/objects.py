@@ -21,14 +21,7 @@ SPELLED = {"tumour": "Tumor", "oedema": "Edema", "haemorrhage": "Hemorrhage"}
 ABNORMAL = ("Tumor", "Neoplasm", "Lesion", "Metastasis", "Cyst", "Mass", "Nodule", "Hemorrhage", "Edema", "Necrosis")
 
 
-@dataclass(frozen=True)
-class StructureCode:
-    """A code, its scheme and its meaning; and whether it is abnormal."""
-
-    value: str
-    scheme: str
-    meaning: str
-    abnormal: bool = False
+StructureCode = tuple[Any, ...]  # pydicom's Code: value, scheme, meaning, version
 
 
 def code_of(name: str) -> StructureCode:
@@ -37,16 +30,15 @@ def code_of(name: str) -> StructureCode:
 
     word = SPELLED.get(name.lower()) or "".join(part.capitalize() for part in name.replace("-", " ").split())
     lists = [codes.SCT] if word in ABNORMAL else [getattr(codes, name) for name in ANATOMY] if word.isalnum() else []
-    found: Any = next((known for known in (getattr(group, word, None) for group in lists) if known), None)
-    if found is None:
-        return StructureCode("85756007", "SCT", "Tissue")
-    return StructureCode(found.value, found.scheme_designator, found.meaning, word in ABNORMAL)
+    return next((known for known in (getattr(group, word, None) for group in lists) if known), codes.SCT.Tissue)
 
 
 def parsed(text: str) -> StructureCode:
     """Return the code that a hospital writes as scheme:value:meaning."""
+    from pydicom.sr.coding import Code
+
     scheme, value, meaning = text.split(":", 2)
-    return StructureCode(value, scheme, meaning)
+    return Code(value, scheme, meaning)
 
 
 MAKER = "medsilo"
@@ -104,7 +96,7 @@ def segmentation(
             number,
             name,
             _category(code),
-            _code(code.value, code.scheme, code.meaning),
+            _code(*code[:3]),
             hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             identified,
             tracking_uid=hd.UID(),
@@ -157,7 +149,7 @@ def report(
             "tracking_identifier": hd.sr.TrackingIdentifier(
                 uid=hd.UID(), identifier=f"{'promised ' * bool(promise)}{name}"
             ),
-            "finding_type": _code(code.value, code.scheme, code.meaning),
+            "finding_type": _code(*code[:3]),
             "algorithm_id": hd.sr.AlgorithmIdentification(maker.name, maker.version, [f"plan {maker.plan}"]),
             "measurements": measured,
             "qualitative_evaluations": _remarks(promise),
@@ -229,7 +221,7 @@ def _evaluated(word: str, about: str, value: str, meaning: str) -> Any:
 
 
 def _category(code: StructureCode) -> Any:
-    if code.abnormal:
+    if code[2] in ABNORMAL:
         return _code("49755003", "SCT", "Morphologically Abnormal Structure")
     return _code("91723000", "SCT", "Anatomical Structure")
 

@@ -20,8 +20,8 @@ from medsilo.extend import (
     write_bytes,
 )
 from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
+from medsilo_dicom.node import address_of, send
 from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, parsed, report, segmentation, sources_of
-from medsilo_dicom.sending import address_of, send
 from medsilo_dicom.series import make_series, scan_of_series
 
 VOLUME = "volume_ml_"  # before a structure's name

@@ -12,7 +12,7 @@ from medsilo.extend import Command, MedsiloError, Screen
 
 def ae_title(text: str) -> str:
     """Return a node's title; raises ValueError."""
-    from medsilo_dicom.sending import TITLE
+    from medsilo_dicom.node import TITLE
 
     if not re.fullmatch(TITLE, text):
         raise ValueError(f"{text!r} is no AE title: it has 1 to 16 letters and digits")
@@ -43,12 +43,8 @@ def receive(
     source: Annotated[
         str | None, typer.Option("--from", metavar="NODE", help="fetch from this node, TITLE@HOST:PORT")
     ] = None,
-    study: Annotated[
-        list[str],
-        typer.Option(metavar="UID", default_factory=list, show_default=False, help="with --from: a StudyInstanceUID"),
-    ],
     studies: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="with --from: a list of them, one in each line")
+        Path | None, typer.Option(metavar="FILE", help="with --from: a list of StudyInstanceUIDs, one in each line")
     ] = None,
 ) -> int:
     """Receive DICOM images, segmentations and contours from other nodes until Ctrl-C, or fetch studies.
@@ -56,21 +52,19 @@ def receive(
     A node listens on this machine only, unless --address says otherwise, and to the titles of --allow only. With
     --from it ends when all is there, and with 1 if nothing was kept or anything was refused.
     """
-    from medsilo_dicom.inbox import Inbox
-    from medsilo_dicom.node import Node
-    from medsilo_dicom.retrieving import asked_for, retrieve
+    from medsilo_dicom.node import Inbox, Node, listed_in, retrieve
 
-    asked = asked_for(study, studies)
+    asked = listed_in(studies) if studies else []
     inbox = Inbox(folder, quota << 30, largest << 20, frozenset(asked))
     if source:
         if allow or not asked:
-            raise MedsiloError("--from fetches the studies of --study, and no node may send then; leave --allow out")
+            raise MedsiloError("--from fetches the studies of --studies, and no node may send then; leave --allow out")
         with screen.busy("fetching"):
             retrieve(source, asked, Node(inbox, [], address, port, title, screen.say))
         screen.answer(folder=folder, kept=inbox.kept, refused=inbox.refused)
         return 1 if inbox.refused or not inbox.kept else 0
     if asked:
-        raise MedsiloError("--study needs --from: a node that listens takes what is sent")
+        raise MedsiloError("--studies needs --from: a node that listens takes what is sent")
 
     with Node(inbox, allow, address, port, title, screen.say) as node:
         screen.say(f"listening on {node.address} port {node.port} as {title}; Ctrl-C ends it")

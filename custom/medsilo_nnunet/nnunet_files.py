@@ -9,7 +9,7 @@ from typing import Any, Self, cast, get_args
 
 from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, find, needing, undrawn
 from medsilo_nnunet import NEEDED
-from medsilo_nnunet.nnunet_plans_file import Reader
+from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
 
 SETTINGS = "dataset.json"
@@ -61,7 +61,7 @@ class RawData:
 def may_be_absent(question: SegmentationQuestion) -> tuple[str, ...]:
     """Return the structures that a hospital need not have drawn: labels or regions with a bit in a mark."""
     several = 1 < len(question.regions) <= undrawn.MOST
-    return tuple(question.regions) if several and question.ignored is None else ()
+    return tuple(question.regions) if several else ()
 
 
 def absent_from(question: SegmentationQuestion, source: DataSource) -> tuple[str, ...]:
@@ -69,8 +69,8 @@ def absent_from(question: SegmentationQuestion, source: DataSource) -> tuple[str
     known = may_be_absent(question)
     if any(name not in known for name in source.absent) or (known and set(known) <= set(source.absent)):
         raise DataError(
-            "data.absent: task nnunet can lack some of 2 to 15 labels or regions, but nothing beside an ignored label, "
-            "and no channel, of which nnU-Net's plans fix how many there are; take task nifti-folder"
+            "data.absent: task nnunet can lack some of 2 to 15 labels or regions, but no channel, of which nnU-Net's "
+            "plans fix how many there are; take task nifti-folder"
         )
     return tuple(name for name in known if name in source.absent)
 

@@ -33,15 +33,14 @@ from medsilo.extend import (
     undrawn,
 )
 from medsilo_nnunet.nnunet_files import RawData, absent_from, may_be_absent
-from medsilo_nnunet.nnunet_network import NnUNet
-from medsilo_nnunet.nnunet_parts import WITHOUT_REGIONS, NnUNetParts, TrainerName, places_in
-from medsilo_nnunet.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
+from medsilo_nnunet.nnunet_network import Configuration, ConfigurationName, NnUNet, NnUNetPlans
+from medsilo_nnunet.nnunet_parts import FOREGROUND, NnUNetParts, TrainerName, places_in
 from medsilo_nnunet.question import SegmentationQuestion
 
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
 AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FLAT = 4  # axes of a batch of patches in two dimensions
-HOW_LEARNED = ("plans", "configuration", "trainer", "foreground", "mirror")  # keys that change no test case
+HOW_LEARNED = ("plans", "configuration", "trainer", "mirror")  # keys that change no test case
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
@@ -63,9 +62,6 @@ class NnUNetFolder(own_data.OwnFolder):
     )
     plans: NnUNetPlans = Field(description="what `medsilo nnunet plan` writes, or that file")
     configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
-    foreground: float = Field(
-        0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
-    )
     trainer: TrainerName = Field(
         "nnUNetTrainer", description="nnU-Net's trainer whose loss, augmentation and mirroring are taken"
     )
@@ -81,8 +77,6 @@ class NnUNetFolder(own_data.OwnFolder):
             )
         if len(self._own.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them again")
-        if self.question.has_regions and self.trainer in WITHOUT_REGIONS:
-            raise ValueError(f"trainer: {self.trainer} learns no regions; choose another")
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -120,14 +114,14 @@ class NnUNetFolder(own_data.OwnFolder):
         return NnUNet(architecture=self._own.architecture)
 
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
-        return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
+        return _Patches(self.parts, cases, batch, steps, seed)
 
     def pieces(self, cases: Dataset, seed: int, names: Sequence[str] | None = None) -> Dataset:
         return DrawnCases(cases, self._piece, seed, names)
 
     def _piece(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         (mark,) = undrawn.marks_in(case[1][None])
-        image, labels = self.parts.cut((case[0], case[1] - mark), seed, self.foreground)
+        image, labels = self.parts.cut((case[0], case[1] - mark), seed)
         return image, _marked(labels, mark)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
@@ -220,12 +214,7 @@ class NnUNetGoal(Segmentation):
         return super().judged(target)
 
     def found(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._counting(self.task.parts.found(output), target)
-
-    def _counting(self, found: Tensor, target: Tensor) -> Tensor:
-        """Return what was found at places that count."""
-        ignored = self.task.question.ignored
-        return found if ignored is None else torch.where(target == ignored, 0, found)
+        return self.task.parts.found(output)
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return what measures cases in order on the images' own grids, as nnU-Net does; surfaces in millimetres."""
@@ -236,7 +225,7 @@ class NnUNetGoal(Segmentation):
             for one, mark in zip(output, undrawn.marks_in(target), strict=True):
                 found, right, spacing = self._on_own_grid(ready.held_case(cases, next(numbers))[0].entry, one)
                 right = _marked(right, mark)
-                each.append(self.compared(self._counting(found, right)[None], right[None], spacing))
+                each.append(self.compared(found[None], right[None], spacing))
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
 
         return measured
@@ -291,11 +280,9 @@ class NnUNetUse(ImageUse):
 class _Patches(Dataset):
     """Augmented patches of so many batches; cases are drawn with replacement, as by nnU-Net's loader."""
 
-    def __init__(
-        self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, foreground: float, seed: int
-    ) -> None:
+    def __init__(self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, seed: int) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
-        self.certain = round(batch * (1 - foreground))  # the first patch of a batch that has a structure for certain
+        self.certain = round(batch * (1 - FOREGROUND))  # the first patch of a batch that has a structure for certain
         self.mark = ready.mark_in(cases)
         order = seeds.generator_for(seed, "cases")
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
@@ -322,7 +309,7 @@ def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> r
     assert isinstance(entry.label, Path)
     image, labels, notes = parts.prepared(entry.images, entry.label)
     shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
-    last = len(question.names) - (question.ignored is None)
+    last = len(question.names) - 1
     if shown and shown[-1] > last:
         raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
     low, high = image.aminmax()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from medsilo.extend import DataError, needing, ready
 from medsilo_nnunet import NEEDED
-from medsilo_nnunet.nnunet_plans_file import ConfigurationName, NnUNetPlans
+from medsilo_nnunet.nnunet_network import ConfigurationName, NnUNetPlans
 from medsilo_nnunet.question import SegmentationQuestion
 
 # Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty.
@@ -26,28 +26,17 @@ Case = tuple[Tensor, Tensor]
 # A case, and voxels of structures, [n, 4]: the structure's number, z, y, x.
 Placed = tuple[ready.Sliced, ready.Sliced, Tensor]
 NONE = torch.empty(0, 4, dtype=torch.int32)
-# nnU-Net's variants of its trainer that have another loss, augmentation or mirroring, and nothing else. What others
-# change (epochs, optimizer, learning rate, deep supervision) are keys of a plan.
+# nnU-Net's variants of its trainer that have another loss, augmentation or mirroring, and nothing else; those that are
+# chosen between most. What others change (epochs, optimizer, learning rate) are keys of a plan.
 TrainerName = Literal[
     "nnUNetTrainer",
-    "nnUNetTrainerCELoss",
     "nnUNetTrainerDA5",
-    "nnUNetTrainerDA5Segord0",
-    "nnUNetTrainerDA5ord0",
-    "nnUNetTrainerDiceCELoss_noSmooth",
     "nnUNetTrainerDiceLoss",
     "nnUNetTrainerDiceTopK10Loss",
     "nnUNetTrainerNoDA",
     "nnUNetTrainerNoMirroring",
-    "nnUNetTrainerTopk10Loss",
-    "nnUNetTrainerTopk10LossLS01",
-    "nnUNetTrainer_DASegOrd0",
-    "nnUNetTrainer_DASegOrd0_NoMirroring",
-    "nnUNetTrainer_noDummy2DDA",
-    "nnUNetTrainer_onlyMirror01",
-    "nnUNetTrainer_onlyMirror01_DASegOrd0",
 ]
-WITHOUT_REGIONS = ("nnUNetTrainerCELoss", "nnUNetTrainerTopk10Loss", "nnUNetTrainerTopk10LossLS01")
+FOREGROUND = 0.33  # share of patches that have a structure for certain, as nnU-Net has it
 
 
 class NnUNetParts:
@@ -78,8 +67,6 @@ class NnUNetParts:
         self.shuffled = [(one, tuple(one.channel_idx)) for one in _within(changed) if hasattr(one, "channel_idx")]
         self.regions = labels.foreground_regions if labels.has_regions else ()
         self.sought: list[Any] = list(self.regions) or list(labels.foreground_labels)  # what patches are drawn for
-        if labels.has_ignore_label:
-            self.sought.append((-1, *labels.all_labels))  # all places that count, background included
         self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
 
     @property
@@ -131,12 +118,12 @@ class NnUNetParts:
         """Return an augmented patch. certain: whether it has a structure, if the case has one."""
         return self._patch(case, seed, certain, *self.drawing)
 
-    def cut(self, case: Case, seed: int, foreground: float) -> Case:
-        """Return a patch as it is; `foreground` is the share of patches that have a structure for certain."""
+    def cut(self, case: Case, seed: int) -> Case:
+        """Return a patch as it is."""
         from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
 
-        certain, places = bool(np.random.default_rng(seed).uniform() < foreground), NONE
-        if certain or self.trainer.label_manager.has_ignore_label:
+        certain, places = bool(np.random.default_rng(seed).uniform() < FOREGROUND), NONE
+        if certain:
             found = DefaultPreprocessor._sample_foreground_locations(case[1][None].numpy(), self.sought)
             places = places_in(found)
         return self._patch((*case, places), seed, certain, *self.cutting)
@@ -164,10 +151,8 @@ class NnUNetParts:
         """
         labels = target[:, None].clamp(min=0)
         if self.regions:
-            ignored = self.trainer.label_manager.ignore_label
             regions = self.regions if drawn is None else [self.regions[place] for place in drawn]
-            every = [*regions, *([ignored] if ignored is not None else [])]
-            values = [labels.new_tensor(region if isinstance(region, tuple) else (region,)) for region in every]
+            values = [labels.new_tensor(region if isinstance(region, tuple) else (region,)) for region in regions]
             labels = torch.cat([torch.isin(labels, one) for one in values], 1)
         if isinstance(output, Tensor):
             return self.criterion.loss(output, labels)

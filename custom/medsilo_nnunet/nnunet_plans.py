@@ -9,8 +9,7 @@ from medsilo.extend import Command, MedsiloError, Screen, folder_of_settings, op
 from medsilo_nnunet import PLANNERS
 
 if TYPE_CHECKING:
-    from medsilo_nnunet.fingerprint import Fingerprint
-    from medsilo_nnunet.fingerprint_message import HeldCases
+    from medsilo_nnunet.fingerprint import Fingerprint, HeldCases
     from medsilo_nnunet.question import SegmentationQuestion
 
 QuestionFile = Annotated[
@@ -40,7 +39,7 @@ def measure(
     """
     screen.note("reading nnU-Net")
     from medsilo.extend import DataSource, SiteSettings, read_settings, write_json
-    from medsilo_nnunet.fingerprint_message import measured, memory_of
+    from medsilo_nnunet.fingerprint import measured, memory_of
     from medsilo_nnunet.nnunet_files import RawData
     from medsilo_nnunet.question import read_question
 
@@ -55,11 +54,11 @@ def measure(
         own = measured(found, asked, cases, least, memory_of(settings))
     write_json(out, own.model_dump(mode="json"))
     bins = sum(len(channel.values) for channel in own.told.channels)
-    screen.say(f"cases: {own.holding.cases}, each number of {least} or more; bins of intensities: {bins}")
+    screen.say(f"cases: {own.told.cases}, each number of {least} or more; bins of intensities: {bins}")
     for problem in found.listing.problems:
         screen.note(problem.counted)
     screen.say(f"for the lead: {out}")
-    screen.answer(file=out, cases=own.holding.cases, least=least, bins=bins)
+    screen.answer(file=out, cases=own.told.cases, least=least, bins=bins)
     return 0
 
 
@@ -119,18 +118,17 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Finger
     """Read a hospital's file; an error names the file."""
     import json
 
-    from medsilo.extend import Refused, why_unread
-    from medsilo_nnunet.fingerprint_message import MeasuredSite
+    from medsilo.extend import Refused
+    from medsilo_nnunet.fingerprint import MeasuredSite
 
     try:
         sent = MeasuredSite.read(json.loads(path.read_text("utf-8")))
         return sent.holding, sent.fingerprint(asked)
     except Refused as error:
         raise MedsiloError(f"{path.name}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"{path.name}: {why_unread(error, 'a file that medsilo nnunet measure wrote')}") from error
-    except (ValueError, RecursionError) as error:
-        raise MedsiloError(f"{path.name} is not JSON; give a file that medsilo nnunet measure wrote") from error
+    except (OSError, ValueError, RecursionError) as error:
+        told = f"{path.name} can't be read ({type(error).__name__}); give a file that medsilo nnunet measure wrote"
+        raise MedsiloError(told) from error
 
 
 PEOPLE, OF = "For a consortium's lead", "nnunet"

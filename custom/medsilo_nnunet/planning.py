@@ -16,8 +16,7 @@ import torch
 
 from medsilo.extend import MedsiloError, needing, write_json
 from medsilo_nnunet import NEEDED, PLANNERS
-from medsilo_nnunet.fingerprint import Fingerprint
-from medsilo_nnunet.fingerprint_message import HeldCases
+from medsilo_nnunet.fingerprint import Fingerprint, HeldCases
 from medsilo_nnunet.nnunet_files import SETTINGS
 from medsilo_nnunet.question import SegmentationQuestion
 

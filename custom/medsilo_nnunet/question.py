@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from medsilo.extend import DataError, MedsiloError, Section, YamlError, checked, in_words, load_yaml, why_unread
+from medsilo.extend import DataError, Section
 
 Named = Annotated[str, Field(min_length=1, max_length=100)]
 Label = Annotated[int, Field(ge=0, le=65_535)]
@@ -32,7 +32,7 @@ class SegmentationQuestion(Section):
     labels: dict[Named, Label | tuple[Label, ...]] = Field(
         min_length=2,
         max_length=256,
-        description="the value of each label; several values make a region; `ignore`: places that do not count",
+        description="the value of each label; several values make a region",
     )
     regions_class_order: tuple[Label, ...] | None = Field(
         None, max_length=256, description="with regions: the value that each is written with, in order"
@@ -40,11 +40,11 @@ class SegmentationQuestion(Section):
 
     @model_validator(mode="after")
     def _is_one_of_nnunets(self) -> Self:
-        values = [label for name, own in self.labels.items() if name != IGNORE for label in several(own)]
+        if IGNORE in self.labels:
+            raise ValueError("labels: places that nobody looked at (ignore) are not learned from; leave such cases out")
+        values = [label for own in self.labels.values() for label in several(own)]
         if self.labels.get(BACKGROUND) != 0 or set(values) != set(range(max(values) + 1)):
             raise ValueError("labels: give background: 0, and 1, 2, 3, ... without a gap")
-        if IGNORE in self.labels and self.labels[IGNORE] != max(values) + 1:
-            raise ValueError(f"labels: ignore is the value after the last, {max(values) + 1}")
         if not self.has_regions:
             if len(values) != len(set(values)) or self.regions_class_order is not None:
                 raise ValueError("labels: two have one value, or regions_class_order is given without a region")
@@ -66,21 +66,15 @@ class SegmentationQuestion(Section):
 
     @property
     def regions(self) -> dict[str, tuple[int, ...]]:
-        """The values of each structure, in order; without the background and what is ignored."""
-        return {name: several(own) for name, own in self.labels.items() if name not in (BACKGROUND, IGNORE)}
-
-    @property
-    def ignored(self) -> int | None:
-        """The value of places that nobody has looked at."""
-        ignored = self.labels.get(IGNORE)
-        return ignored if isinstance(ignored, int) else None
+        """The values of each structure, in order; without the background."""
+        return {name: several(own) for name, own in self.labels.items() if name != BACKGROUND}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The name of each value 0, 1, ...; its number where only regions have a name."""
         alone = {own: name for name, own in self.labels.items() if isinstance(own, int)}
         alone |= {own[0]: name for name, own in self.regions.items() if len(own) == 1}
-        last = max(value for own in self.labels.values() for value in several(own)) - (self.ignored is not None)
+        last = max(value for own in self.labels.values() for value in several(own))
         return tuple(alone.get(value, f"label {value}") for value in range(last + 1))
 
     def in_nnunet(self) -> dict[str, Any]:
@@ -109,11 +103,4 @@ class SegmentationQuestion(Section):
 
 def read_question(path: Path) -> SegmentationQuestion:
     """Read the file on which a study's hospitals have agreed."""
-    try:
-        return checked(SegmentationQuestion, load_yaml(path.read_text("utf-8")), path.name)
-    except YamlError as error:
-        raise MedsiloError(f"{path.name}: {error}; correct it") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"{path.name}: {why_unread(error, 'the question of the study')}") from error
-    except ValidationError as error:
-        raise MedsiloError(f"{path.name}: {in_words(error, SegmentationQuestion)}") from error
+    return SegmentationQuestion.in_file(path, path.name, "give the question of the study")

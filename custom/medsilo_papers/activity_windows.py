@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.extend import Cases, Classification, DataError, Network, SiteData, Task, network, seeds
-from medsilo_papers.public_files import arrays_of
+from medsilo_papers.public_files import arrays_of, site_folder
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -48,12 +48,9 @@ class ActivityWindows(Task):
         return network("activity-cnn")
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        if folder is None:
-            raise DataError("task activity-windows reads a folder: set 'data' in this site's medsilo.yaml (or --data)")
-        path = folder / f"{site}.npz"
-        if not path.is_file():
-            raise DataError("the data folder has no <site>.npz with this site's name; put it there", private=str(path))
-        x_train, y_train, x_test, y_test = arrays_of(path, ARRAYS)
+        file = f"{site}.npz"
+        place = site_folder(self.name, site, sites, folder, lambda path: (path / file).is_file(), "<site>.npz")
+        x_train, y_train, x_test, y_test = arrays_of(place / file, ARRAYS)
         inputs, targets = self._checked("train", x_train, y_train)
         test_inputs, test_targets = self._checked("test", x_test, y_test)
         if test_inputs.shape[1:] != inputs.shape[1:]:

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from medsilo.extend import Classification, DataError, Network, SiteData, ready
 from medsilo_papers.networks import AlexNet
-from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import PictureTask, bare_name, divided, files_in, site_folder
+from medsilo_papers.public_files import PictureTask, PooledTask, bare_name, divided, files_in, site_folder
 
 CLASSES = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ENDINGS = (".png", ".jpg", ".jpeg")

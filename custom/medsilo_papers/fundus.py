@@ -85,8 +85,6 @@ def _labels(masks: list[np.ndarray], greys: tuple[int, ...]) -> np.ndarray:
         disc, cup = (mask > 127 for mask in masks)
         return np.where(cup, 2, np.where(disc, 1, 0))
     mask, known = masks[0], set(np.unique(masks[0]).tolist())
-    if greys == LABELS and not known <= set(LABELS) and known <= set(REFUGE):
-        greys = REFUGE
     if not known <= set(greys):
         expected = f"{greys[0]} (background), {greys[1]} (rim) and {greys[2]} (cup)"
         raise DataError(f"a mask has values beside {expected}; save it without smoothing or compression")

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from medsilo.extend import Cases, Classification, DataError, Network, SiteData
 from medsilo_papers.networks import LeNet5
-from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import PictureTask, arrays_of, in_parts, site_folder
+from medsilo_papers.public_files import PictureTask, PooledTask, arrays_of, in_parts, site_folder
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
@@ -20,9 +19,8 @@ VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
 class OrganMnist(PooledTask, PictureTask):
     """Grey images in 0 to 1, [1, size, size], of 11 organs.
 
-    The file is organamnist.npz, organcmnist.npz or organsmnist.npz (with _64, _128 or _224 for those sizes), or
-    MedMNIST 1's organmnist_axial.npz, _coronal, _sagittal. It doesn't say whose slices are whose, but its own three
-    parts share no CT: they are the split by patient.
+    The file is organamnist.npz, organcmnist.npz or organsmnist.npz (with _64, _128 or _224 for those sizes). It doesn't
+    say whose slices are whose, but its own three parts share no CT: they are the split by patient.
     """
 
     title: ClassVar[str] = "OrganA/C/SMNIST: eleven organs in CT slices, dealt to sites"
@@ -38,21 +36,11 @@ class OrganMnist(PooledTask, PictureTask):
         return LeNet5(size=self.size)
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        names = self._files()
-        layout = f"{' or '.join(names)} of MedMNIST"
-
-        def files(place: Path) -> list[Path]:
-            return [place / name for name in names if (place / name).is_file()]
-
-        place = site_folder(self.name, site, sites, folder, lambda path: bool(files(path)), layout)
-        images, labels, published = self._read(files(place)[0])
+        name = f"organ{VIEWS[self.view]}mnist{'' if self.size == 28 else f'_{self.size}'}.npz"
+        place = site_folder(self.name, site, sites, folder, lambda path: (path / name).is_file(), f"{name} of MedMNIST")
+        images, labels, published = self._read(place / name)
         parts = self.dealt(labels, published, site, sites, seed)
         return in_parts(parts, lambda own: self._cases(images[own], labels[own], own))
-
-    def _files(self) -> list[str]:
-        size = "" if self.size == 28 else f"_{self.size}"
-        new = f"organ{VIEWS[self.view]}mnist{size}.npz"
-        return [new, f"organmnist_{self.view}.npz"] if self.size == 28 else [new]
 
     def _cases(self, images: np.ndarray, labels: np.ndarray, own: np.ndarray) -> Cases:
         inputs = torch.from_numpy(images[:, None].astype(np.float32)) / 255

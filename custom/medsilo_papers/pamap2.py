@@ -9,8 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from medsilo.extend import Classification, DataError, Network, SiteData, network, split_by_patient
-from medsilo_papers.pooled import PooledTask
-from medsilo_papers.public_files import files_in, site_folder
+from medsilo_papers.public_files import PooledTask, files_in, site_folder
 
 COLUMNS = 54  # time, activity, heart rate, and 17 numbers each of the sensors at hand, chest and ankle
 # Of each sensor the acceleration (16 g), the gyroscope and the magnetometer, three axes each.

@@ -15,7 +15,6 @@ from medsilo.extend import (
     Source,
     columns,
     files_below,
-    folder_exporter,
     predicted_rows,
 )
 from medsilo_series.recordings import KINDS, Reader
@@ -80,6 +79,3 @@ def _means(rows: Sequence[predicted_rows.Row], task: SeriesFolder) -> Iterator[p
     whole = [row for row in rows if row["error"] is None]
     for (recording, patient), own in groupby(whole, key=lambda row: (row["recording"], row["patient"])):
         yield {"recording": recording, "patient": patient, **task.together(list(own))}
-
-
-EXPORTER = folder_exporter(lambda task: {"steps": task.window, "steps_a_second": task.rate})

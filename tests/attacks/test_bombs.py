@@ -53,7 +53,7 @@ def test_a_deflated_dicom_file_is_never_opened(tmp_path: Path) -> None:
 
     from medsilo.tasks.headers import check_dicom
     from medsilo_dicom.header import CT, read_headers
-    from medsilo_dicom.inbox import _name
+    from medsilo_dicom.node import _name
     from tests.dicoms import write_series
 
     [plain] = write_series(tmp_path, np.zeros((1, 4, 4), np.int16), np.eye(4))

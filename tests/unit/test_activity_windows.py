@@ -71,9 +71,9 @@ def test_files_that_are_wrong_are_refused(changes: dict, message: str, tmp_path:
 
 
 def test_an_absent_folder_or_file_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="set 'data' in this site's"):
+    with pytest.raises(DataError, match="set 'data' in the site's"):
         TASK.load("person-a", SITES, 0, None)
-    with pytest.raises(DataError, match=r"has no <site>\.npz with this site's name") as caught:
+    with pytest.raises(DataError, match=r"expected <site>\.npz in the data folder") as caught:
         TASK.load("person-a", SITES, 0, tmp_path)
     assert str(tmp_path) not in str(caught.value)
     (tmp_path / "person-a.npz").write_text("no numbers")

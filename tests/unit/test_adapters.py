@@ -37,7 +37,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo_adapters.checkpoint import match, read_checkpoint
 from medsilo_adapters.frozen import freeze, values_of
-from medsilo_adapters.low_rank import ADAPTED, Adapters, adapt, adapters_of, merged_weight
+from medsilo_adapters.low_rank import ADAPTABLE, Adapters, adapt, adapters_of, merged_weight
 from tests.conftest import over_all
 from tests.unit.test_account import PRIVATE, standing
 from tests.unit.test_account import run as run_with_ledger
@@ -109,7 +109,7 @@ def monai_networks() -> dict[str, tuple[nn.Module, Tensor]]:
 def test_adapted_networks_begin_as_they_were_and_merge_into_one_layer_each() -> None:
     for name, (network, inputs) in monai_networks().items():
         network.eval()
-        kinds = [layer for layer in network.modules() if type(layer) in ADAPTED and getattr(layer, "groups", 1) == 1]
+        kinds = [layer for layer in network.modules() if type(layer) in ADAPTABLE and getattr(layer, "groups", 1) == 1]
         with torch.no_grad():
             before = network(inputs)
             plain = copy.deepcopy(network).double()

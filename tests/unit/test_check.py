@@ -767,8 +767,6 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     for kind in ("images", "masks"):
         path = folder / "tnbc" / kind
         (path / "1001_0.png").rename(path / f"{planted}.png")
-    index = (folder / "index.csv").read_text().replace("1001_0", planted)
-    (folder / "index.csv").write_text(index)
     if broken:
         (folder / f"tnbc/masks/{planted}.png").write_bytes(b"cut off")
     task = {"name": "nuclei", "size": 32}
@@ -824,7 +822,7 @@ def test_the_page_shows_what_was_found_and_escapes_it() -> None:
 
 
 def test_the_real_tiles_may_go(shared_data: Path, tmp_path: Path) -> None:
-    if not (shared_data / "nuclei_he/index.csv").is_file():
+    if not (shared_data / "nuclei_he").is_dir():
         pytest.skip("the nuclei tiles are absent")
     values = {"algorithm": {"name": "fedavg"}, "task": {"name": "nuclei", "size": 16}}
     plan = parse_plan({**values, "participation": {"sites": ["tnbc"]}, "training": {"rounds": 1, "batch_size": 8}})

@@ -114,7 +114,7 @@ def test_what_cannot_be_compared_is_one_clear_line(case: str, copied: tuple[Plan
         words = "run local has no model of hospital-a, hospital-b, hospital-c"
     elif case == "no data":
         (folder / "plan.yaml").write_text(make_plan("local", "task.name=activity-windows").to_yaml())
-        words = "task activity-windows reads a folder: set 'data'"
+        words = "task activity-windows needs data: set 'data'"
     else:
         (folder / "summary.json").unlink()
         words = "run local has not finished"

@@ -30,11 +30,10 @@ from medsilo.start.fitting import Machine
 from medsilo.start.looker import Folder, first_sight
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
-from medsilo_dicom.contours import mask_of_contours
+from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
+from medsilo_dicom.node import address_of
 from medsilo_dicom.objects import MadeBy, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.predicting import DicomSeries
-from medsilo_dicom.segments import mask_of_segmentation
-from medsilo_dicom.sending import address_of
 from medsilo_dicom.series import ImageSeries, mask_as_scanned, read_again, scan_of_series, values_of
 from tests import dicoms
 from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study
@@ -597,7 +596,7 @@ def test_init_knows_studies_as_an_archive_exports_them(tmp_path: Path, capsys: p
     assert all(told["check"][site]["go"] for site in ("north", "south"))
     plan = load_plan(out / "job/app/config/plan.yaml")
     assert plan.task.name == "dicom-folder" and plan.task.goal.label_names == ("background", "Tumour-left")
-    assert plan.participation.sites == ("north", "south") and plan.task.model_dump()["modalities"] == ("ct",)
+    assert plan.participation.sites == ("north", "south") and plan.task.model_dump()["modalities"] == ("image",)
     written = read_settings(out).data
     assert written and dict(written.label_map or {}) == {"Tumour, left": "Tumour-left", "*": "background"}
     shown = (out / "start.html").read_text("utf-8")

@@ -23,10 +23,7 @@ from cryptography.x509.oid import NameOID
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo_dicom.header import read_tree
-from medsilo_dicom.inbox import Inbox
-from medsilo_dicom.node import Node
-from medsilo_dicom.retrieving import retrieve
-from medsilo_dicom.sending import AUTHORITY, CERTIFICATE, FOLDER, KEY, send
+from medsilo_dicom.node import AUTHORITY, CERTIFICATE, FOLDER, KEY, Inbox, Node, retrieve, send
 from medsilo_dicom.series import make_series, read_again, values_of
 from tests.dicoms import write, write_study
 
@@ -148,7 +145,7 @@ def test_where_a_node_knows_no_c_get_it_is_asked_to_move(
     archive: Archive, study: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive.fill(study)
-    monkeypatch.setattr("medsilo_dicom.retrieving.GET", "1.2.840.10008.5.1.4.1.2.99.3")  # Orthanc knows no such
+    monkeypatch.setattr("medsilo_dicom.node.GET", "1.2.840.10008.5.1.4.1.2.99.3")  # Orthanc knows no such
     node = Node(Inbox(tmp_path / "in", 1 << 30, 1 << 26), [], port=free_port(), title="HERE")
     archive.ask("/modalities/here", {"AET": "HERE", "Host": "127.0.0.1", "Port": node.port}, "PUT")
     retrieve(f"ARCHIVE@127.0.0.1:{archive.port}", [str(pydicom.dcmread(study[0]).StudyInstanceUID)], node)
@@ -220,7 +217,9 @@ def test_both_directions_are_encrypted_and_a_strangers_certificate_is_refused(
             with pytest.raises(HTTPError):
                 archive.send(node, UseDicomTls=False)
         check_kept(tmp_path / "in", study)
-        assert main(["receive", str(tmp_path / "got"), "--from", address, "--study", uid_of(study)]) == 0
+        listed = tmp_path / "one.txt"
+        listed.write_text(uid_of(study))
+        assert main(["receive", str(tmp_path / "got"), "--from", address, "--studies", str(listed)]) == 0
         check_kept(tmp_path / "got", study)
     monkeypatch.setenv(FOLDER, str(tmp_path))
     with pytest.raises(MedsiloError, match=FOLDER):

@@ -19,6 +19,7 @@ from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_draw
 from medsilo.tasks.task import SiteData, patients_of
+from medsilo_papers.nuclei import images_in, nuclei_in
 from tests import layouts
 from tests.layouts import LAYOUTS, Layout
 
@@ -126,8 +127,7 @@ def test_it_is_surveyed_and_a_paper_s_split_stops_nobody(layout: Layout, folder:
 @pytest.mark.parametrize("name", ["camelyon17", "covid-xray", "tnbc", "fundus", "prostate-3"])
 def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
-    numbers = {"fit": "resize"} if name == "tnbc" else {}
-    task = TASKS[layout.task["name"]](**{**layout.task, **numbers})
+    task = TASKS[layout.task["name"]](**layout.task)
     train = task.load(layout.sites[0], layout.sites, 0, layout.make(tmp_path)).train
     if isinstance(train, LazyCases):
         cases = [(path, train[number][0]) for number, (path, _) in enumerate(train.items[:4])]
@@ -142,34 +142,15 @@ def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path
 
 
 # ---------------------------------------------------------------------- single layouts
-def mask_of(data: SiteData, patient: str) -> torch.Tensor:
-    for part in PARTS:
-        cases = getattr(data, part)
-        for case, name in enumerate(patients_of(cases)):
-            if name == patient:
-                return cases[case][1]
-    raise AssertionError(patient)
-
-
 def test_outlines_are_filled_where_they_are_and_ambiguous_ones_are_not(tmp_path: Path) -> None:
-    task = TASKS["nuclei"](size=48, fit="cut")
+    task = TASKS["nuclei"](size=48)
     lungs = task.load("monusac2020-lung", ["monusac2020-lung"], 0, layouts.monusac(tmp_path))
-    expected = torch.zeros(48, 48, dtype=torch.int64)
+    expected = np.zeros((30, 44), np.uint8)
     expected[6:18, 8:20] = 1
-    for code in ("55-1594", "49-6743"):  # the second is of the test set, with an ambiguous region
-        assert torch.equal(mask_of(lungs, f"TCGA-{code}"), expected)
+    for image in images_in(tmp_path):
+        if image.name[5:12] in ("55-1594", "49-6743"):  # the second is of the test set, with an ambiguous region
+            assert np.array_equal(nuclei_in(image, (30, 44)), expected)
     assert {name[5:] for name in where({"": lungs})} == set(layouts.LUNGS)
-
-
-def test_a_large_image_is_cut_into_tiles_that_cover_it(tmp_path: Path) -> None:
-    layouts.picture(tmp_path / "Tissue Images/TCGA-18-5592-01Z.tif", layouts.noise(0, 70, 32, 3))
-    layouts.xml(tmp_path / "Annotations/TCGA-18-5592-01Z.xml")
-    task = TASKS["nuclei"](size=32, fit="cut")
-    image = np.zeros((3, 70, 40), np.uint8)
-    image[0] = np.arange(70)[:, None]
-    tiles = task._tiles(image, image[0])
-    assert len(tiles) == 6 and all(one.shape == (3, 32, 32) and (one[0] == mask).all() for one, mask in tiles)
-    assert sorted({int(one[0, 0, 0]) for one, _ in tiles}) == [0, 19, 38]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +251,7 @@ def test_masks_of_other_greys_and_tables_that_lead_outside_are_refused(tmp_path:
 
 def test_windows_are_of_one_activity_and_gaps_are_filled(tmp_path: Path) -> None:
     layouts.pamap2(tmp_path)
-    task = TASKS["pamap2"](steps=8, stride=4, partition="own", split="paper")
+    task = TASKS["pamap2"](steps=8, stride=4, split="paper")
     data = task.load("a", ["a"], 0, tmp_path)
     windows = torch.cat([getattr(data, part).inputs for part in PARTS])
     labels = torch.cat([getattr(data, part).targets for part in PARTS])
@@ -290,22 +271,19 @@ def test_windows_are_of_one_activity_and_gaps_are_filled(tmp_path: Path) -> None
 
 def test_a_pool_is_dealt_whole_and_each_case_once(tmp_path: Path) -> None:
     layouts.organ_mnist(tmp_path)
-    for partition in ("dirichlet", "iid"):
-        for split in ("patient", "paper"):
-            sites = ["c", "a", "b"]
-            task = TASKS["organ-mnist"](view="coronal", partition=partition, split=split, **layouts.FEW)
-            data = {site: task.load(site, sites, 3, tmp_path) for site in sites}
-            got = [name for site in data.values() for part in PARTS for name in getattr(site, part).patients]
-            assert sorted(got) == [f"{case:06}" for case in range(132)]
-            if split == "patient":
-                tested = {name for site in data.values() for name in site.test.patients}
-                assert tested == {f"{case:06}" for case in range(88, 132)}
-            else:
-                for site in data.values():
-                    halves = len(site.train) + len(site.validation), len(site.test)
-                    assert abs(halves[0] - halves[1]) <= 1
-    own = TASKS["organ-mnist"](view="coronal", partition="own").load("x", ["x", "y"], 0, tmp_path)
-    assert [len(getattr(own, part)) for part in PARTS] == [66, 22, 44]
+    for split in ("patient", "paper"):
+        sites = ["c", "a", "b"]
+        task = TASKS["organ-mnist"](view="coronal", split=split, **layouts.FEW)
+        data = {site: task.load(site, sites, 3, tmp_path) for site in sites}
+        got = [name for site in data.values() for part in PARTS for name in getattr(site, part).patients]
+        assert sorted(got) == [f"{case:06}" for case in range(132)]
+        if split == "patient":
+            tested = {name for site in data.values() for name in site.test.patients}
+            assert tested == {f"{case:06}" for case in range(88, 132)}
+        else:
+            for site in data.values():
+                halves = len(site.train) + len(site.validation), len(site.test)
+                assert abs(halves[0] - halves[1]) <= 1
 
 
 def test_a_site_that_would_get_no_test_cases_is_told_what_to_change(tmp_path: Path) -> None:
@@ -317,10 +295,10 @@ def test_a_site_that_would_get_no_test_cases_is_told_what_to_change(tmp_path: Pa
             task.load(site, sites, 0, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "size"), [("organcmnist", 28), ("organmnist_coronal", 28), ("organcmnist_64", 64)])
+@pytest.mark.parametrize(("name", "size"), [("organcmnist", 28), ("organcmnist_64", 64)])
 def test_all_names_and_sizes_of_medmnist_are_known(name: str, size: int, tmp_path: Path) -> None:
     layouts.organ_mnist(tmp_path, name, size)
-    task = TASKS["organ-mnist"](view="coronal", size=size, partition="own")
+    task = TASKS["organ-mnist"](view="coronal", size=size)
     assert task.load("a", ["a"], 0, tmp_path).train.inputs.shape == (66, 1, size, size)
     for other in ({"view": "axial"}, {"size": 128}):
         with pytest.raises(DataError, match=r"expected organ[ac]mnist(_\d+)?\.npz"):
@@ -329,7 +307,7 @@ def test_all_names_and_sizes_of_medmnist_are_known(name: str, size: int, tmp_pat
 
 def test_x_rays_of_one_person_stay_together_and_classes_keep_their_numbers(tmp_path: Path) -> None:
     layouts.covid_xray(tmp_path)
-    data = TASKS["covid-xray"](size=63, partition="own").load("a", ["a"], 0, tmp_path)
+    data = TASKS["covid-xray"](size=63).load("a", ["a"], 0, tmp_path)
     grouped = [name for part in PARTS for name in set(patients_of(getattr(data, part))) if name.startswith("person")]
     assert len(grouped) == len(set(grouped)) == 24  # two images each of 48 in the two pneumonias
     means: dict[int, list[float]] = {}

@@ -16,10 +16,9 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo_nnunet import PLANNERS
-from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
-from medsilo_nnunet.fingerprint_message import HeldCases, facts_of
+from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, HeldCases, facts_of, samples_of
 from medsilo_nnunet.nnunet_files import RawData
-from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
+from medsilo_nnunet.nnunet_network import NnUNetPlans
 from medsilo_nnunet.planning import FOLDERS, make_plans, unsure_keys
 from medsilo_nnunet.question import SegmentationQuestion
 from tests.federations import (
@@ -40,8 +39,7 @@ INTENSITIES = "foreground_intensity_properties_per_channel"
 def holdings_of(drawn: Federation, **memory: float) -> dict[str, HeldCases]:
     """Return what each hospital of a federation says that it has."""
     return {
-        site: HeldCases(cases=len(cases), reader="SimpleITKIO", memory=memory.get(site.replace("-", "_")))
-        for site, cases in drawn.hospitals.items()
+        site: HeldCases(reader="SimpleITKIO", memory=memory.get(site.replace("-", "_"))) for site in drawn.hospitals
     }
 
 
@@ -171,7 +169,7 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
     assert (fixed.memory, fixed.too_small) == (12, ("hospital-0",))
     assert make_plans(drawn.question, fingerprint, holdings_of(drawn)).memory == 8  # as nnU-Net has it
     assert Path(os.environ[FOLDERS[0]]) == home / "raw"  # put back
-    other = dict(small) | {"hospital-1": HeldCases(cases=1, reader="NibabelIO")}
+    other = dict(small) | {"hospital-1": HeldCases(reader="NibabelIO")}
     with pytest.raises(MedsiloError, match="NibabelIO and SimpleITKIO; agree on one"):
         make_plans(drawn.question, fingerprint, other)
 
@@ -210,7 +208,7 @@ def test_hospitals_measure_and_the_lead_plans(tmp_path: Path, capsys: pytest.Cap
     Path(files[0]).write_text(json.dumps(sent))
     assert main(["nnunet", "plan", str(asked), *files, "-o", str(plans), "--memory", "8"]) == 1
     assert "hospitals with less memory: st-anna" in capsys.readouterr().err
-    for wrong, told in (("{", "is not JSON"), (json.dumps({**sent, "question": "0" * 64}), "another question")):
+    for wrong, told in (("{", "can't be read"), (json.dumps({**sent, "question": "0" * 64}), "another question")):
         Path(files[0]).write_text(wrong)
         assert main(["nnunet", "plan", str(asked), *files, "-o", str(plans)]) == 1
         assert told in capsys.readouterr().err
@@ -231,8 +229,8 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
         for folder in (folders[site], pool):
             write_volumes(folder, question, names, number, spacing)
     held = {site: RawData.of(folder, question) for site, folder in folders.items()}
-    holdings = {site: HeldCases(cases=len(data.cases), reader=data.reader) for site, data in held.items()}
-    cases = sum(one.cases for one in holdings.values())
+    holdings = {site: HeldCases(reader=data.reader) for site, data in held.items()}
+    cases = sum(len(data.cases) for data in held.values())
     assert samples_of(cases) == 10**8 // cases
     facts = {site: list(facts_of(data, few)) for site, data in held.items()}
     fingerprint = Fingerprint.merged(Fingerprint.of(own, few) for own in facts.values())

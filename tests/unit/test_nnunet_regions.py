@@ -1,4 +1,4 @@
-"""Regions and the ignored label on task nnunet, against nnU-Net's own loss, loader and label manager."""
+"""Regions on task nnunet, against nnU-Net's own loss, loader and label manager."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,6 @@ from tests.brains import QUESTION, narrow, plans_of, write_hospitals
 
 LABELS = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3}
 TUMOUR = {"name": QUESTION.name, "channels": ["FLAIR"], "labels": LABELS, "regions_class_order": [1, 2, 3]}
-UNSEEN = {**TUMOUR, "labels": LABELS | {"ignore": 4}}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ UNSEEN = {**TUMOUR, "labels": LABELS | {"ignore": 4}}
     [
         ({"labels": {"background": 0, "lesion": 2}}, "without a gap"),
         ({"labels": {"lesion": 1, "other": 0}}, "background: 0"),
-        ({"labels": {"background": 0, "lesion": 1, "ignore": 3}}, "the value after the last, 2"),
+        ({"labels": {"background": 0, "lesion": 1, "ignore": 2}}, "leave such cases out"),
         ({"labels": {"background": 0, "lesion": 1, "other": 1}}, "two have one value"),
         ({"labels": {"background": 0, "lesion": 1}, "regions_class_order": [1]}, "without a region"),
         ({**TUMOUR, "regions_class_order": None}, "a value for each region"),
@@ -49,8 +48,8 @@ def test_a_question_that_nnunet_could_not_answer_is_refused(changes: dict[str, A
 
 
 def test_what_masks_hold_has_names() -> None:
-    question = SegmentationQuestion.model_validate(UNSEEN)
-    assert question.has_regions and question.ignored == 4
+    question = SegmentationQuestion.model_validate(TUMOUR)
+    assert question.has_regions
     assert question.names == ("background", "label 1", "label 2", "enhancing")
     assert question.regions == {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
     assert SegmentationQuestion.model_validate(json.loads(question.model_dump_json())) == question
@@ -59,7 +58,7 @@ def test_what_masks_hold_has_names() -> None:
 # ------------------------------------------------------------------------------------------------------ in training
 @pytest.fixture(scope="module")
 def tumours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return a hospital whose lesions have three parts, and which did not look at all slices; and plans."""
+    """Return a hospital whose lesions have three parts, and plans."""
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     folder = tmp_path_factory.mktemp("tumours")
     write_hospitals(folder, ["brno", "graz"], 4, width=32)
@@ -68,7 +67,6 @@ def tumours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
         mask: Any = nibabel.load(path)
         values = np.asanyarray(mask.dataobj).copy()
         values[values > 0] = 1 + np.arange((values > 0).sum()) % 3
-        values[:, :, -1] = 4
         nibabel.save(nibabel.Nifti1Image(values, mask.affine), path)
     return folder, plans
 
@@ -80,16 +78,12 @@ def plan_of(plans: dict[str, Any], question: dict[str, Any], method: str = "feda
     return parse_plan({"algorithm": {"name": method}, "task": task, "training": training, "participation": sites})
 
 
-def without_ignored(question: dict[str, Any]) -> dict[str, Any]:
-    return {**question, "labels": {name: own for name, own in question["labels"].items() if name != "ignore"}}
-
-
 SEVERAL = {"name": QUESTION.name, "channels": ["FLAIR"]}
-SEVERAL["labels"] = {"background": 0, "edema": 1, "core": 2, "enhancing": 3, "ignore": 4}  # type: ignore[assignment]
+SEVERAL["labels"] = {"background": 0, "edema": 1, "core": 2, "enhancing": 3}  # type: ignore[assignment]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("question", [UNSEEN, without_ignored(UNSEEN), SEVERAL], ids=["both", "regions", "ignored"])
+@pytest.mark.parametrize("question", [TUMOUR, SEVERAL], ids=["regions", "labels"])
 def test_the_loss_is_that_of_nnunets_trainer(
     tumours: tuple[Path, Any], question: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -103,33 +97,31 @@ def test_the_loss_is_that_of_nnunets_trainer(
     labels = trainer.label_manager
     network = plan.build_networks()["model"].train()
     image = torch.randn(2, 1, *trainer.configuration_manager.patch_size)
-    target = torch.randint(-1, 5 if labels.has_ignore_label else 4, (2, *image.shape[2:]))
+    target = torch.randint(-1, 4, (2, *image.shape[2:]))
     regions = labels.foreground_regions if labels.has_regions else None
     scales = trainer._get_deep_supervision_scales()
     # The last transforms of training, as nnU-Net puts them together: of a patch as the augmentation leaves it.
-    last = trainer.get_validation_transforms(scales, regions=regions,
-                                             ignore_label=labels.ignore_label)  # fmt: skip
+    last = trainer.get_validation_transforms(scales, regions=regions)
     each = [last(image=image[0], segmentation=one[None].short())["segmentation"] for one in target]
     wanted = trainer._build_loss()(network(image), [torch.stack(own) for own in zip(*each, strict=True)])
     assert torch.equal(plan.task.goal.loss(network(image), target), wanted)
 
 
 @pytest.mark.slow
-def test_regions_are_learned_found_and_measured_where_somebody_looked(tumours: tuple[Path, Any]) -> None:
+def test_regions_are_learned_found_and_measured(tumours: tuple[Path, Any]) -> None:
     folder, plans = tumours
-    plan = plan_of(plans, UNSEEN)
+    plan = plan_of(plans, TUMOUR)
     task: Any = plan.task
     data = task.site_data("brno", plan.participation.sites, 0, DataSource(folder=folder))
     held, place = held_case(data.train, 0)
     _, labels, places = held.kept(place)
-    assert places is not None and set(places[:, 0].tolist()) == {1, 2, 3, 4}  # three regions, and all that counts
+    assert places is not None and set(places[:, 0].tolist()) == {1, 2, 3}
     where = tuple(places[places[:, 0] == 2][:, 1:].T.long())
     assert set(labels[where].tolist()) == {2, 3}
-    assert not (labels[tuple(places[places[:, 0] == 4][:, 1:].T.long())] == 4).any()
     output = torch.full((1, 3, *labels.shape), -9.0)
     output[:, 0], output[:, 1] = 9.0, torch.where(labels == 2, 9.0, -9.0)
     found = task.goal.found(output, labels[None].long())
-    assert set(found[labels[None] == 4].tolist()) == {0} and set(found[labels[None] == 2].tolist()) == {2}
+    assert set(found[labels[None] == 2].tolist()) == {2}
     perfect = torch.stack([torch.isin(labels, labels.new_tensor(own)) for own in task.goal.structures.values()])[None]
     assert float(task.goal.case_scores(18.0 * perfect - 9, labels[None].long())) == 1
     run = medsilo.run(plan, data=folder)
@@ -139,12 +131,11 @@ def test_regions_are_learned_found_and_measured_where_somebody_looked(tumours: t
 
 
 def redraw(folder: Path, to: Path, drawn: int, as_if: int) -> None:
-    """Copy all volumes, without ignored voxels; in Brno's masks one value becomes another."""
+    """Copy all volumes; in Brno's masks one value becomes another."""
     for path in folder.glob("*/**/*.nii.gz"):
         image: Any = nibabel.load(path)
         values = np.asanyarray(image.dataobj).copy()
         if path.parent.name == "labels":
-            values[values == 4] = 0
             values[values == drawn] = as_if if "brno" in path.parts else drawn
         (to / path.relative_to(folder)).parent.mkdir(parents=True, exist_ok=True)
         nibabel.save(nibabel.Nifti1Image(values, image.affine), to / path.relative_to(folder))
@@ -157,7 +148,7 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     """Brno drew no core: masks show background there. Deep supervision, patches, windows and scores heed the mark."""
     folder, plans = tumours
     redraw(folder, tmp_path, 2, 0)
-    plan = plan_of(plans, without_ignored(SEVERAL))
+    plan = plan_of(plans, SEVERAL)
     task: Any = plan.task
 
     def read(absent: tuple[str, ...], site: str = "brno") -> Any:
@@ -199,14 +190,11 @@ def test_structures_that_a_hospital_did_not_draw_are_left_open_to_nnunet(
     assert found["brno"].figures["dice_core"] is None and found["graz"].figures["dice_core"] is not None
     assert found["brno"].figures["dice_edema"] is not None
     with mock.patch.object(condistfl, "distilled", wraps=condistfl.distilled) as distilled:
-        run(plan_of(plans, without_ignored(SEVERAL), "condistfl"), settings=EachSites(**known, sites=sites))
+        run(plan_of(plans, SEVERAL, "condistfl"), settings=EachSites(**known, sites=sites))
     sizes = {tuple(one.shape[2:]) for call in distilled.call_args_list for one in call.args[:2]}
     assert sizes == {tuple(outputs[0].shape[2:])} and outputs[0].shape > outputs[1].shape  # the largest, of both models
-    for question, absent in ((SEVERAL, "core"), (UNSEEN, "core"), (without_ignored(SEVERAL), "FLAIR")):
-        with pytest.raises(DataError, match="task nnunet can lack some of 2 to 15 labels or regions, but nothing"):
-            RawData.of(
-                tmp_path / "brno", SegmentationQuestion(**question), DataSource(folder=tmp_path, absent=(absent,))
-            )
+    with pytest.raises(DataError, match="task nnunet can lack some of 2 to 15 labels or regions, but no channel"):
+        RawData.of(tmp_path / "brno", SegmentationQuestion(**SEVERAL), DataSource(folder=tmp_path, absent=("FLAIR",)))
     with pytest.raises(DataError, match="masks show a structure that data.absent names"):
         read(("core",), "graz")
 
@@ -216,7 +204,7 @@ def test_regions_that_a_hospital_did_not_draw_are_left_out(tumours: tuple[Path, 
     """Brno did not tell the enhancing part from the rest of the core."""
     folder, plans = tumours
     redraw(folder, tmp_path, 3, 2)
-    plan = plan_of(plans, without_ignored(UNSEEN))
+    plan = plan_of(plans, TUMOUR)
     task: Any = plan.task
 
     def read(*absent: str, site: str = "brno") -> Any:

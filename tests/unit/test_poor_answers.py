@@ -49,7 +49,7 @@ def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (NINE, "participation.sites: 9 sites, but task synthetic-histology has 8; name fewer"),
         ("training.rounds=abc", "training.rounds: 'abc' is not a whole number (an integer); give one, like 3"),
         ("training.learning_rate=fast", "training.learning_rate: 'fast' is not a number; give one, like 0.1"),
-        ("task.size=50", "task.size: 50 is not a multiple of 16; give 48 or 64"),
+        ("task.size=50", "task.size: 50 is not a multiple of 16; give one"),
         ("lr=0.1", "(did you mean training.learning_rate?)"),
         ("Epochs=2", "(did you mean training.local_epochs?)"),
         ("Training.Rounds=2", "(did you mean training?)"),

@@ -17,6 +17,7 @@ from benchmarks.promise import outcomes
 from medsilo.cli import main
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError, Refused
+from medsilo.deploy.model_card import write_card
 from medsilo.deploy.source import copy_model, open_source
 from medsilo.federation import inprocess
 from medsilo.federation.protection import planned_answers
@@ -314,21 +315,20 @@ def test_groups_beside_images_have_promises_of_their_own(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_exports_hold_to_it(tmp_path: Path) -> None:
-    """An exported model promises the same without its run, and its card says it; a false file is refused."""
+def test_what_is_handed_on_holds_to_it(tmp_path: Path) -> None:
+    """A model that is handed on promises the same without its run, and its card says how; a false file is refused."""
     plan, settings = plan_of(tmp_path, confidence=None, group="sex")
     inprocess.run(plan, folder=tmp_path / "runs/one", settings=settings)
-    run, out = tmp_path / "runs/one", tmp_path / "exported"
-    assert main(["export", str(run), "-o", str(out)]) == 0
-    assert predicted(tmp_path, [], out / "models") == predicted(tmp_path, [])
-    copy_model(run, open_source(run), tmp_path / "copied")  # as a release does
-    assert predicted(tmp_path, [], tmp_path / "copied") == predicted(tmp_path, [])
+    run, out = tmp_path / "runs/one", tmp_path / "copied"
+    copy_model(run, open_source(run), out)  # as a release does
+    write_card(open_source(out), out)
+    assert predicted(tmp_path, [], out) == predicted(tmp_path, [])
     card = (out / "MODEL_CARD.md").read_text()
     assert "At level 0.9, on average over calibrations: the set of labels holds the true one." in card
-    kept = out / "models/promise.json"
+    kept = out / "promise.json"
     for false in ({"f": {"shrunk": 96}}, {"f": {"shrunk": "0"}}, {"f": {"other": 1}}, {"f": 3}):
         kept.write_text(json.dumps({**json.loads(kept.read_text()), "cuts": false}))
-        assert main(["predict", str(out / "models"), str(tmp_path / "a/patients.csv"), "-o", str(tmp_path / "no")]) == 1
+        assert main(["predict", str(out), str(tmp_path / "a/patients.csv"), "-o", str(tmp_path / "no")]) == 1
 
 
 def predicted(tmp_path: Path, more: list[str], model: Path | None = None) -> dict[str, list[str]]:
@@ -355,12 +355,12 @@ def test_own_models_and_super_models_have_promises_of_their_own(tmp_path: Path) 
         assert len({*cuts.values()}) > 1, method
         said = predicted(folder, ["--site", "a"] if has_own else [])
         assert {*said["promised"]} == {"0.9"} and {*said["promised_set"]} <= {"n", "y", "n|y"}
-        out = folder / "exported"
-        assert main(["export", str(folder / "runs/one"), "-o", str(out), *(["--site", "a"] if has_own else [])]) == 0
+        out, made = folder / "copied", folder / "runs/one"
+        copy_model(made, open_source(made, "a" if has_own else ""), out)
         whose = cuts["a"] if has_own else (folder / "runs/one/promise.json").read_text()
-        assert (out / "models/promise.json").read_text() == whose, method
+        assert (out / "promise.json").read_text() == whose, method
         least = float(SHARES[json.loads(whose)["cuts"]["all"]["shrunk"]])
-        predicted(folder, [], out / "models")
+        predicted(folder, [], out)
         rows = list(
             csv.DictReader(max(folder.glob("out*/predictions.csv"), key=lambda path: path.stat().st_mtime_ns).open())
         )

@@ -12,9 +12,7 @@ from pynetdicom import AE
 from medsilo.cli import main
 from medsilo.core.errors import DataError, Full, MedsiloError
 from medsilo_dicom.header import CT, read_tree
-from medsilo_dicom.inbox import Inbox, is_uid
-from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Node
-from medsilo_dicom.sending import send
+from medsilo_dicom.node import DISCARDED, FULL, TAKEN, WRONG, Inbox, Node, is_uid, send
 from medsilo_dicom.series import make_series
 from tests.dicoms import write_study
 
@@ -161,15 +159,18 @@ def in_bytes(elements: pydicom.Dataset) -> bytes:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--from", "https://host/dicom-web", "--study", "1.2.3"], "is no DICOM node"),
-        (["--from", "ARCHIVE@127.0.0.1:9", "--study", "../x"], "no StudyInstanceUID"),
-        (["--from", "ARCHIVE@127.0.0.1:9", "--study", "1.2.3"], "does not answer"),
+        (["--from", "https://host/dicom-web", "--studies", "list.txt"], "is no DICOM node"),
+        (["--from", "ARCHIVE@127.0.0.1:9", "--studies", "odd.txt"], "no StudyInstanceUID"),
+        (["--from", "ARCHIVE@127.0.0.1:9", "--studies", "list.txt"], "does not answer"),
         (["--from", "ARCHIVE@127.0.0.1:9", "--studies", "no-list"], "no list of studies"),
-        (["--from", "ARCHIVE@127.0.0.1:9"], "--study"),
-        (["--study", "1.2.3"], "--study needs --from"),
+        (["--from", "ARCHIVE@127.0.0.1:9"], "--studies"),
+        (["--studies", "list.txt"], "--studies needs --from"),
         ([], "--allow"),
     ],
 )
-def test_what_makes_no_sense_is_said(options: list[str], words: str, tmp_path: Path, capsys) -> None:
+def test_what_makes_no_sense_is_said(options: list[str], words: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "list.txt").write_text("1.2.3")
+    (tmp_path / "odd.txt").write_text("../x")
+    monkeypatch.chdir(tmp_path)
     assert main(["receive", str(tmp_path / "in"), *options]) == 1
     assert words in capsys.readouterr().err

@@ -82,7 +82,7 @@ MEANINGS = {
     "literal_error": "is not known; choose {expected}",
     "int_type": "is not a whole number (an integer); give one, like 3",
     "float_type": "is not a number; give one, like 0.1",
-    "multiple_of": "is not a multiple of {multiple_of}; give {near}",
+    "multiple_of": "is not a multiple of {multiple_of}; give one",
     "string_type": "is no text (a string); quote it",
     "union_tag_invalid": "is not known; choose one of {expected_tags}",
     "name_not_known": "is not known; {remedy}",
@@ -137,19 +137,10 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     if kind in MEANINGS:
         choices = str(context.get("expected") or context.get("expected_tags") or "").replace("'", "")
         hint = _meant(given.strip("'"), choices.replace(" or ", ", ").split(", "))
-        near = _multiples(detail["input"], context.get("multiple_of"))
-        return f"{key}: {given} {MEANINGS[kind].format(**context, near=near)}{hint}"
+        return f"{key}: {given} {MEANINGS[kind].format(**context)}{hint}"
     if kind == "value_error":
         return f"{key}: {context['error']}"
     return f"{key}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-
-
-def _multiples(value: Any, step: Any) -> str:
-    """Return the multiples of a step on both sides of a value."""
-    if not isinstance(value, int) or not isinstance(step, int):
-        return "one"
-    below = value // step * step
-    return f"{below} or {below + step}" if below > 0 else str(below + step)
 
 
 def _has_name(field: FieldInfo | None) -> bool:

@@ -39,7 +39,8 @@ def write_bundle(source: Source, out: Path) -> None:
     task = source.plan.task
     words = task.use.in_monai
     if words is None or task.shape is None:
-        raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
+        why = "MONAI has no transforms that read its cases as it does; medsilo release hands the model on"
+        raise MedsiloError(f"task {task.name} can't be exported: {why}")
     own = _without_medsilo(source)
     if own:
         save_tensors(out / "models" / WEIGHTS, source.network.state_dict())

@@ -10,7 +10,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.core.package import package_facts
 from medsilo.deploy.source import Source
-from medsilo.deploy.supermodel import Origin, SuperModel
+from medsilo.deploy.supermodel import SuperModel
 from medsilo.runs import paths
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import SiteResult, Summary
@@ -104,27 +104,14 @@ def card_facts(source: Source) -> dict[str, Any]:
 
 
 def _super_model(model: SuperModel) -> list[str]:
-    """Return how a super model answers, whose models are in it, and how gamma was found."""
+    """Return how a super model answers, and whose models are in it."""
     kept = ", ".join(site for site in model.sites if site not in model.agreed) or "none"
     return [
         f"One global model, {len(model.agreed)} personal models and a selector. "
         + RULES[model.rule].format(gamma=model.threshold),
         f"Hospitals that agreed to share their personal model: {', '.join(model.agreed) or 'none'}; represented by the "
         f"global model: {kept}.",
-        *([_gamma(model.threshold, model.origin)] if model.threshold is not None and model.origin else []),
     ]
-
-
-def _gamma(threshold: float, origin: Origin) -> str:
-    if origin.tuning is None or origin.tuning.threshold != threshold:
-        return f"Gamma is {threshold:g}, as it was set; it was not tuned."
-    rows = "\n".join(f"| {gamma:g} | {cases} | {score:.4f} |" for gamma, cases, score in origin.tuning.curve)
-    metric, (low, high) = origin.plan.task.goal.metric, origin.tuning.plateau
-    return (
-        f"Gamma is {threshold:g}: the middle of the range from {low:g} to {high:g}, within which all values tried have "
-        f"the best mean {metric} over the validation cases of all hospitals together.\n\n"
-        f"| gamma | cases | mean {metric} |\n|---|---|---|\n{rows}"
-    )
 
 
 def _summary(source: Source) -> Summary | None:

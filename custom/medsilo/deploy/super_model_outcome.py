@@ -41,8 +41,7 @@ class SuperModelNews(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     shown: tuple[str, ...] = ()
-    common_only: bool = False
-    curve: tuple[tuple[float, int, float], ...] = ()
+    threshold: float | None = Field(None, ge=0, le=1)
     absent: dict[str, tuple[str, ...]] = {}
 
 
@@ -117,10 +116,8 @@ class SuperModelOutcome(Outcome):
         settled = SuperModel.load(end.folder / paths.SUPER_MODEL)
         assert settled.origin
         settled.origin = replace(settled.origin, absent=found.absent)
-        if found.curve:
-            tuning = Tuning(found.curve)
-            settled.threshold = ALWAYS_COMMON if found.common_only else tuning.threshold
-            settled.origin = replace(settled.origin, tuning=tuning)
+        if found.threshold is not None:
+            settled.threshold = found.threshold
         settled.save(end.folder / paths.SUPER_MODEL)
         return Counting(settled).to(end.compute.device)
 
@@ -191,22 +188,20 @@ class SuperModelOutcome(Outcome):
         if common_only:
             model.threshold = ALWAYS_COMMON
         model.save(end.folder / paths.SUPER_MODEL)
-        curve = [list(point) for point in tuning.curve] if tuning else []
         details = {
             "rule": model.rule,
             "sites": list(model.sites),
             "agreed": list(model.agreed),
             "threshold": model.threshold,
             "plateau": list(tuning.plateau) if tuning else None,
-            "curve": curve,
+            "curve": [list(point) for point in tuning.curve] if tuning else [],
             "validated": _chosen(told),
         }
-        told_to_all: Facts = {"curve": curve}
+        told_to_all: Facts = {"threshold": model.threshold}
         if absent:
             told_to_all["absent"] = {site: list(names) for site, names in absent.items()}
         found: Facts = {DETAILS: details}
         if common_only:
-            told_to_all["common_only"] = True
             found["cautions"] = [
                 *end.plan.cautions(sites),
                 f"the selector names the own hospital of {share:.0%} of validation cases, less than {self.least:.0%}, "
@@ -227,7 +222,7 @@ class SuperModelOutcome(Outcome):
         tuning: Tuning | None = None,
     ) -> SuperModel:
         threshold = None if self.rule != "threshold" else tuning.threshold if tuning else 0.0
-        origin = Origin(plan, self.selector(modules["model"]), tuning)
+        origin = Origin(plan, self.selector(modules["model"]))
         sites = plan.participation.sites
         return assemble(origin, common, personal, selector, threshold, sites=sites, rule=self.rule)
 

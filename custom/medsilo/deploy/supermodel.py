@@ -63,11 +63,10 @@ Rule = Literal["threshold", "argmax", "mixture"]
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a super model: enough to build its networks again, and to say how gamma was chosen."""
+    """The origin of a super model: enough to build its networks again."""
 
     plan: Plan
     selector: Network  # the selector's network, a section as the plan has them
-    tuning: Tuning | None = None
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by site, what it has not
 
 
@@ -81,7 +80,6 @@ class Manifest(Section):
     agreed: tuple[str, ...]
     selector: dict[str, Any]
     absent: dict[str, tuple[str, ...]] = Field({}, exclude_if=not_)
-    tuning: tuple[tuple[float, int, float], ...] | None  # (gamma, cases, mean score) for each gamma tried
     plan_hash: str
     package: dict[str, str]
     files: dict[str, str]  # the SHA-256 of each
@@ -215,7 +213,6 @@ class SuperModel(nn.Module):
             agreed=self.agreed,
             selector=origin.selector.model_dump(mode="json"),
             absent=dict(origin.absent),
-            tuning=origin.tuning and origin.tuning.curve,
             plan_hash=origin.plan.hash,
             package=package_facts(),
             files={name: _sha256(folder / name) for name in _files(self.agreed)},
@@ -228,8 +225,7 @@ class SuperModel(nn.Module):
         manifest = read_manifest(folder)
         for name in _files(manifest.agreed):
             _check(folder / name, name, manifest.files.get(name))
-        tuning = Tuning(manifest.tuning) if manifest.tuning else None
-        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.absent)
+        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), manifest.absent)
         tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
         return assemble(
             origin,
@@ -283,14 +279,7 @@ def _filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
 
 def read_manifest(folder: Path) -> Manifest:
     """The checked supermodel.json of a folder."""
-    try:
-        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-    except OSError as error:
-        raise MedsiloError(f"no {MANIFEST} in this folder; give the folder of a super model", str(folder)) from error
-    except ValidationError as error:
-        detail = error.errors()[0]
-        where = ".".join(map(str, detail["loc"])) or "the file"
-        raise MedsiloError(f"{MANIFEST}: {where}: {detail['msg']}; fetch the super model again") from error
+    manifest = Manifest.in_file(folder / MANIFEST, MANIFEST, "fetch the super model again")
     for site in (*manifest.sites, *manifest.agreed):
         if not is_safe_name(site):
             raise MedsiloError(f"{MANIFEST}: site name {site!r} has odd characters; fetch the super model again")
