@@ -19,7 +19,6 @@ from medsilo.privacy.mechanisms import (
     Mechanism,
     Public,
     SampledGaussian,
-    Unprotected,
 )
 
 # The grid of privacy losses is as coarse as ε allows, within 1e-3 (tests/unit/test_accounting.py): so many points for
@@ -37,7 +36,7 @@ Point = tuple[float, float]  # noise, and what it costs
 
 
 def epsilon(charges: Iterable[Charge], delta: float) -> float:
-    """Return the ε that holds at this δ for all charges together; infinite where something left unprotected."""
+    """Return the ε that holds at this δ for all charges together."""
     return epsilon_of(counted(charges), delta)
 
 
@@ -46,7 +45,7 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
     if not 1e-12 <= delta < 1:
         raise MedsiloError(f"δ = {delta:g} is no use: give a number from 1e-12 to less than 1")
     parts = _parts(used)
-    return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
+    return math.inf if _step(parts) > COARSEST else _epsilon(parts, delta)
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
@@ -124,8 +123,6 @@ def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
         of = charge.of
         if isinstance(of, SampledGaussian):
             found[of.model_copy(update={"steps": 1})] += of.steps
-        elif isinstance(of, Unprotected):
-            found[of] += 1
         elif not isinstance(of, Public):
             found[of.model_copy(update={"count": 1})] += of.count
     return found
@@ -136,21 +133,18 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
     found = []
     for of, times in counted(charges).items():
         key = "steps" if isinstance(of, SampledGaussian) else "count"
-        same = of if isinstance(of, Unprotected) else of.model_copy(update={key: min(times, MOST_COUNT)})
-        found.append(Charge(what=what, of=same))
+        found.append(Charge(what=what, of=of.model_copy(update={key: min(times, MOST_COUNT)})))
     return found
 
 
-def _parts(used: Mapping[Mechanism, int]) -> Parts | None:
-    """Return what is counted together; None where something left unprotected.
+def _parts(used: Mapping[Mechanism, int]) -> Parts:
+    """Return what is counted together.
 
     All Gaussians without sampling are one: their μ = 1 / noise add up in squares.
     """
     found: Counter[Part] = Counter()
     squares: list[float] = []
     for of, times in used.items():
-        if isinstance(of, Unprotected):
-            return None
         if isinstance(of, Gaussian):
             squares.append(times / of.noise**2)
         elif isinstance(of, SampledGaussian):
