@@ -99,7 +99,7 @@ def validate(
     receipts = []
     for release, here, look in zip(opened, found, looks, strict=True):
         held, path = None if look.kept is None else here.mean(look.kept), receipt_path(release, hospital, out)
-        told = {"score": here.told["test"], "cases": here.told["test_cases"], "kept": held}
+        told = {"score": here.told["test"], "cases": here.told["cases"], "kept": held}
         receipts.append(write_receipt(release, hospital, path, own, **told))
         if watch:
             begun = look.reference(release.hash, release.manifest, hospital, here.measures, here.patients)

@@ -49,15 +49,16 @@ class Acceptance:
             raise Refused(f"{site} is not a site of this study")
         if site in known:
             raise Refused(f"{site} answered twice; the first answer counts")
-        told = {"facts": parcel.facts, "metrics": parcel.metrics, "samples": parcel.samples}
-        check_values(told, self.most_values)
         facts = parcel.facts
+        if not isinstance(facts, dict):
+            raise Refused("its facts are not a mapping")
+        check_values(facts, self.most_values)
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
             other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
             raise Refused(f"answers {' '.join(other)} of a study, not {task} {number} of this one")
         check_package(facts.get("package"), self.plan.code)
         check_packages(facts.get("package"), self.plan.code)
-        answer = ANSWERS[task].of(parcel)
+        answer = ANSWERS[task].read(facts)
         for part in ("train", "validation"):
             if site in self.sites and getattr(answer.cases, part) == 0:
                 raise Refused(f"its cases.{part}: 0 is out of range; it must be at least 1")

@@ -91,7 +91,7 @@ def judged(
             if look:
                 for seen in judge.evaluation.seen(data.test, model):
                     look(source, *seen)
-        told = judge.disclosure.told(ExactTest(0, scores, None, None))
+        told = {**judge.disclosure.told(ExactTest(0, scores, None, None)), "cases": judge.disclosure.counted.test}
         tells = partial(_mean, judge.disclosure, told["test"] is not None)
         found.append(Judged(scores.measures, patients_of(data.test), told, tells))
     return found
