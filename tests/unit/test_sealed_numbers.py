@@ -111,15 +111,15 @@ def test_weights_by_hand() -> None:
 
 
 # ------------------------------------------------------------ streams
-def test_a_stream_comes_off_again_with_any_factor() -> None:
+def test_a_stream_comes_off_again() -> None:
     for dtype in ("<u4", "<u8"):
         words = np.arange(50_001, dtype=dtype)
         key = token_bytes(32)
-        for factor in (1, -1, 77, -65535):
+        for sign in (1, -1):
             masked = words.copy()
-            add_streams(masked, [(key, factor)])
+            add_streams(masked, [(key, sign)])
             assert (masked == words).mean() < 0.01
-            add_streams(masked, [(key, -factor)])
+            add_streams(masked, [(key, -sign)])
             assert (masked == words).all()
 
 
