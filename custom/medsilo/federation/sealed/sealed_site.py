@@ -346,8 +346,8 @@ class SealedSite(Envelope):
             number, least = told.claim.round, min(self.memory.opened.get(name, 0), before)
             if number < least:
                 raise Refused(
-                    f"the server: it replays {name} of round {number} in round {asked.round}, and that of round {least} "
-                    "must be there"
+                    f"the server: it replays {name} of round {number} in round {asked.round}, and that of round "
+                    f"{least} must be there"
                 )
         self.memory.opened |= {name: told.claim.round for name, told in held.items()}
         self._remember()
