@@ -200,9 +200,6 @@ class LedgerWatch:
         """file: for all studies. If two studies write at the same time, one head may be lost until the next answer."""
         self.inner, self.file = inner, file
 
-    def pause(self, seconds: float) -> None:
-        self.inner.pause(seconds)
-
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         def going(site: str) -> Parcel:
             parcel, known = outgoing(site), self._known().get(site, [])
