@@ -12,13 +12,13 @@ import torch
 from medsilo import cli
 from medsilo.check.leaks import describe, leaks
 from medsilo.federation import inprocess
-from medsilo.federation.drawing import FOUND, THERE, draw_found, draw_images
 from medsilo.federation.exact import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan
 from medsilo.report.page import write
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.overlays import FOUND, THERE, draw_found, draw_images
 from tests.conftest import make_plan
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
