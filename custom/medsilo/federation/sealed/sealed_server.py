@@ -392,10 +392,8 @@ class SealedServer(RoundAggregation):
                     self._hand_over(own, mean, survivors.sites)
                 else:
                     held = Held(agreement=self.store.agreement, claim=claim)
-                    kept = SealedResult({WORDS: opened[block.name]}, held)
-                    for site in survivors.sites:
-                        if key in (WORDS, words_for(site)):
-                            self.store.keep(own.name, site, kept)
+                    readers = [site for site in survivors.sites if key in (WORDS, words_for(site))]
+                    self.store.keep(own.name, readers, SealedResult({WORDS: opened[block.name]}, held))
 
     def _weights(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, int]:
         return {site: own.weight(self._samples[site]) for site in sites}

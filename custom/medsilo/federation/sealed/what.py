@@ -244,15 +244,16 @@ class SealedStore:
     def __init__(self) -> None:
         self.agreement = 0  # the number of the last that the study was begun with
         self.proofs: list[dict[str, Any]] = []  # who spoilt what: each site has the keys with which it can be checked
-        self._kept: dict[str, dict[str, SealedResult]] = {}
+        self._kept: dict[str, list[tuple[list[str], SealedResult]]] = {}  # by group: whose each result is
 
-    def keep(self, group: str, site: str, kept: SealedResult) -> None:
-        """Take the place of a site's earlier result."""
-        self._kept.setdefault(group, {})[site] = kept
+    def keep(self, group: str, sites: Sequence[str], kept: SealedResult) -> None:
+        """Take the place of these sites' earlier results."""
+        older = [([site for site in own if site not in sites], one) for own, one in self._kept.get(group, [])]
+        self._kept[group] = [*((own, one) for own, one in older if own), (list(sites), kept)]
 
     def find(self, group: str, site: str) -> SealedResult | None:
         """Return a site's result of a group; None before the first round of it has ended."""
-        return self._kept.get(group, {}).get(site)
+        return next((one for own, one in self._kept.get(group, ()) if site in own), None)
 
     def told(self, groups: Mapping[str, Tensors], site: str) -> dict[str, Any]:
         """Return what a site is told of the sealed results among what it is sent."""
@@ -262,19 +263,15 @@ class SealedStore:
     # ------------------------------------------------------------------ checkpoints
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what must outlive the process; nothing in a study that does not seal."""
+        if not self.agreement:
+            return {}, {}
         tensors: dict[str, Tensor] = {}
         facts: list[dict[str, Any]] = []
-        seen: dict[int, int] = {}
-        for group, by_site in sorted(self._kept.items()):
-            for site, own in sorted(by_site.items()):
-                place = seen.setdefault(id(own), len(facts))
-                if place == len(facts):
-                    facts.append({"group": group, "sites": [], "held": own.held.facts()})
-                    tensors |= {f"{PREFIX}/{place}/{name}": tensor for name, tensor in own.tensors.items()}
-                facts[place]["sites"].append(site)
-        return tensors, {
-            "sealed": {"agreement": self.agreement, "kept": facts, "proofs": self.proofs}
-        } if self.agreement else {}
+        for group, kept in sorted(self._kept.items()):
+            for sites, own in kept:
+                tensors |= {f"{PREFIX}/{len(facts)}/{name}": tensor for name, tensor in own.tensors.items()}
+                facts.append({"group": group, "sites": sites, "held": own.held.facts()})
+        return tensors, {"sealed": {"agreement": self.agreement, "kept": facts, "proofs": self.proofs}}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -283,6 +280,4 @@ class SealedStore:
         for place, told in enumerate(sealed["kept"]):
             prefix = f"{PREFIX}/{place}/"
             own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            kept = SealedResult(own, Held.read("the checkpoint", told["held"]))
-            for site in told["sites"]:
-                self.keep(told["group"], site, kept)
+            self.keep(told["group"], told["sites"], SealedResult(own, Held.read("the checkpoint", told["held"])))
