@@ -73,7 +73,7 @@ def test_clipped_brings_outliers_back_to_the_percentile(dtype: torch.dtype) -> N
 def test_noise_has_the_spread_that_was_asked_for(kind: str, excess: float, dtype: torch.dtype) -> None:
     """The spread and the fourth moment of 200,000 values: their standard errors are below 0.01 and 0.15."""
     values = torch.randn(200_000, generator=torch.Generator().manual_seed(1)).mul(5).to(dtype)
-    sent = Parcel({"model": {"w": values}, "other": {"w": values}}, FACTS, 5)
+    sent = Parcel({"model": {"w": values}, "other": {"w": values}}, FACTS)
     torch.manual_seed(0)
     first = through(sent, Noisy(["model"], 0.5, kind))
     torch.manual_seed(0)
@@ -100,7 +100,7 @@ def test_too_few_cases_hold_an_answer_back() -> None:
     with pytest.raises(Refused, match="lets amplitude, model out only over 20 cases or more"):
         through(parcel(samples=19), EnoughCases(["amplitude", "model"], 20))
     with pytest.raises(Refused, match="only over 20 cases"):
-        through(Parcel({"model": {}}, FACTS, True), EnoughCases(["model"], 20))
+        through(Parcel({"model": {}}, {**FACTS, "samples": True}), EnoughCases(["model"], 20))
 
 
 OURS: list[Callable[[], Filter]] = [
