@@ -194,7 +194,7 @@ class MadeUp:
                 "validation_loss": 1.0,
                 "outcome": {**chosen, "sums": sums},
             },
-            "test": {"test": 1.0, "test_loss": 1.0, "test_cases": 1, "selected": 1, "counts": {}, "outcome": chosen},
+            "test": {"test": 1.0, "test_loss": 1.0, "selected": 1, "counts": {}, "outcome": chosen},
         }
         answer = ANSWERS[asked.task](
             task=asked.task,

@@ -49,7 +49,7 @@ from medsilo.site.settings import Limits, SiteSettings
 from medsilo_nnunet.nnunet_network import Architecture, NnUNetPlans
 
 HERE = Path(__file__).parent
-APPROVAL = ("approval", "approval_wait")
+APPROVAL = ("approval",)
 PAGES = (
     "plan.md",
     "methods.md",
@@ -306,7 +306,6 @@ RUN_TREE: Mapping[str, str] = {
     "selector as safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each "
     "site has one of its own, too",
     f"{shelf.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
-    f"{paths.FIGURES}/{paths.AMPLITUDE}": "the amplitude that all sites share (HarmoFL)",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.JOB}/": "the submitted job (simulator only)",
     f"{paths.NVFLARE}/": "NVFlare's workspace (simulator only)",

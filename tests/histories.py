@@ -71,7 +71,7 @@ class Job:
             noisy = NoiseSource().with_normal(torch.zeros(3), 1.0)
             self.folder.mkdir(exist_ok=True)
             save_tensors(self.folder / f"state-{number}.safetensors", {"w": noisy}, {"attempt": attempt})
-            reply = Parcel({"model": {"w": noisy}}, {"attempt": attempt}, 5, {"train_loss": 1.0})
+            reply = Parcel({"model": {"w": noisy}}, {"attempt": attempt, "samples": 5, "train_loss": 1.0})
             account.settle(request, reply, f"round {number}", [Charge(what="weights", of=self.of)])
         self._send(number, reply)
 

@@ -192,7 +192,7 @@ def _gradients(plan: Plan, root: Path, kind: Kind, every: list[str]) -> tuple[to
     private = participant.trainer.private
     assert private
     sample = private.sample(NoiseSource())
-    names = list(dict.fromkeys(units_of(participant.data.train, private.promise.unit) or ()))
+    names = list(dict.fromkeys(units_of(participant.data.train, private.numbers.promise.unit) or ()))
     model = plan.build_networks()["model"].train()
     weights = list(model.parameters())
     found: dict[str, torch.Tensor] = {}

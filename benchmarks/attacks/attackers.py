@@ -144,7 +144,7 @@ class Random(ForgedWeights):
             if turn.task == "join":
                 answer.facts["classes"] = dict.fromkeys(PARTS)
             if turn.task == "round":
-                answer.samples = self.cases
+                answer.facts["samples"] = self.cases
 
     def forged(self, turn: Turn, group: str, honest: Updates, given: Updates) -> Updates:
         return {site: self._drawn(turn, group, site, honest[site], given[site]) for site in honest}
@@ -317,9 +317,9 @@ class Scores(Attack):
 
     def forge(self, turn: Turn) -> None:
         for answer in turn.answers.values():
-            if "validation" in answer.metrics:
+            if "validation" in answer.facts:
                 low, high = turn.plan.task.goal.metric_range
-                answer.metrics["validation"] = high if turn.task == "round" and turn.number == 1 else low
+                answer.facts["validation"] = high if turn.task == "round" and turn.number == 1 else low
 
 
 # ---------------------------------------------------------------------------------------------------- poisoned data

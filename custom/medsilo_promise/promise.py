@@ -302,6 +302,17 @@ class PromiseLayer(Layer):
         none = {"promised": self._none}
         return [none if cut is None else {"promised": self.level, **row} for cut, row in zip(cuts, rows, strict=True)]
 
+    def kept(
+        self, plan: Plan, output: Tensor, target: Tensor, inputs: Tensor, folders: Sequence[Path]
+    ) -> Tensor | None:
+        cuts = self._cuts_of(plan, inputs, folders)
+        if None in cuts:
+            return None
+        found = self._risk(plan.task.goal).measure(output, undrawn.labels_in(target))
+        places = torch.tensor(cuts, device=found[LOST].device)[:, None]
+        lost, whole = found[LOST].double().gather(1, places)[:, 0], found[OF].double()
+        return torch.where(whole > 0, 1 - lost / whole.clamp(min=1), torch.nan)
+
     def _cuts_of(self, plan: Plan, inputs: Tensor, folders: Sequence[Path]) -> list[int | None]:
         """Return each case's cut; None where nothing is promised."""
         kept, names = self._kept_in(folders), self.groups(plan.task)

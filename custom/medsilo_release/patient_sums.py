@@ -282,19 +282,31 @@ def _sizes(said: Mapping[str, Any]) -> watch.Seen:
 
 
 class Validated:
-    """Collects what is seen of the cases of a validation."""
+    """Collects what is seen of the cases of a validation, and how far they keep what is promised."""
 
     def __init__(self) -> None:
         self.seen: dict[int, watch.Seen] = {}
+        self.promised: dict[int, float] = {}
         self._measuring: Measuring | None = None
 
     def __call__(self, source: Source, inputs: Tensor, output: Tensor, target: Tensor, cases: list[int]) -> None:
+        self.promised |= {
+            case: float(own)
+            for told in source.kept(output, target, inputs).values()
+            for case, own in zip(cases, told.tolist(), strict=True)
+        }
         if self._measuring is None:
             self._measuring = Measuring(source)
             with torch.inference_mode():  # the features of this first batch went by before anybody looked
                 source.plan.task.infer(source.network, inputs)
         said = source.said(output.cpu(), inputs.cpu())
         self.seen |= dict(zip(cases, self._measuring.measure(inputs, output, said), strict=True))
+
+    @property
+    def kept(self) -> float | None:
+        """Return the mean over cases of how far promises were kept; None where nothing was promised."""
+        told = [own for own in self.promised.values() if np.isfinite(own)]
+        return float(np.mean(told)) if told else None
 
     def reference(
         self, release: str, manifest: ReleaseManifest, hospital: str, measures: Any, people: Any

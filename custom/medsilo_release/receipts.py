@@ -27,6 +27,7 @@ class Receipt(Section):
     metric: Word
     score: Share | None  # None: fewer test cases than the hospital tells a score of
     cases: Count | None  # in the hospital's steps
+    kept: Share | None = None  # how far promises were kept
     # That the model was at work; without one it is a validation
     month: Annotated[str, Field(pattern=r"^(\d{4}-(0[1-9]|1[0-2]))?$")] = ""
     alarms: Annotated[tuple[Word, ...], Field(max_length=64)] = ()

@@ -37,10 +37,12 @@ def page_of(template: str, title: str, headline: str, limits: Sequence[str] = LI
     return fill(template, title, Path(__file__).parent, answer=answer, notices=[], limits=limits, **content)
 
 
-def write_validation(releases: Sequence[Release], found: Sequence[judging.Judged], site: str, folder: Path) -> Path:
+def write_validation(
+    releases: Sequence[Release], found: Sequence[judging.Judged], site: str, folder: Path, kept: Sequence[float | None]
+) -> Path:
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
     metric, rows, own = releases[0].manifest.metric, [], []
-    for release, judged in zip(releases, found, strict=True):
+    for release, judged, promised in zip(releases, found, kept, strict=True):
         people, whose = np.unique(judged.patients, return_inverse=True)
         scores = Scores(np.asarray(judged.measures[metric], float), whose)
         own.append(scores)
@@ -50,6 +52,7 @@ def write_validation(releases: Sequence[Release], found: Sequence[judging.Judged
             cell(None, between(sure) or "too few patients"),
             cell(scores.cases, shown(scores.cases)),
             cell(len(people), shown(len(people))),
+            cell(promised, None if promised is not None else "nothing promised"),
             cell(judged.told["test"], None if judged.told["test"] is not None else "not told"),
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))

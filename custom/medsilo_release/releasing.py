@@ -90,20 +90,22 @@ def validate(
             "folders or a table"
         )
     with screen.busy("testing"):
-        looks = [Validated() for _ in opened] if watch else []
+        looks = [Validated() for _ in opened]
         sources = [release.source(settings.packages) for release in opened]
-        found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", looks)
-    page = write_validation(opened, found, hospital, out)
+        needed = [look if watch or source.plan.asking else None for look, source in zip(looks, sources, strict=True)]
+        found = judging.judged(sources, hospital, settings, out, f"release {opened[0].hash[:12]}", needed)
+    page = write_validation(opened, found, hospital, out, [look.kept for look in looks])
     own = signing.own_key(key.expanduser(), OWN)
     receipts = []
-    for release, here in zip(opened, found, strict=True):
-        path, told = receipt_path(release, hospital, out), here.told
-        receipts.append(write_receipt(release, hospital, path, own, score=told["test"], cases=told["test_cases"]))
-    for release, here, look in zip(opened, found, looks, strict=False):
-        begun = look.reference(release.hash, release.manifest, hospital, here.measures, here.patients)
-        WatchFolder(release.hash).begin(begun)
-        kept = "'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"
-        screen.say(f"watched: {release.folder}; {kept}")
+    for release, here, look in zip(opened, found, looks, strict=True):
+        held, path = None if look.kept is None else here.mean(look.kept), receipt_path(release, hospital, out)
+        told = {"score": here.told["test"], "cases": here.told["cases"], "kept": held}
+        receipts.append(write_receipt(release, hospital, path, own, **told))
+        if watch:
+            begun = look.reference(release.hash, release.manifest, hospital, here.measures, here.patients)
+            WatchFolder(release.hash).begin(begun)
+            kept = "'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"
+            screen.say(f"watched: {release.folder}; {kept}")
     screen.say(f"page, which stays here: {page}")
     for receipt in receipts:
         screen.say(f"receipt, for the lead: {receipt}")

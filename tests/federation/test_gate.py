@@ -59,7 +59,7 @@ from tests.unit.test_coordinator import Answers, Study
 
 flare_decomposers.register()
 SERVER, JOB, SITE = "server", "server.job", "hospital-a.job"
-SMALL = Parcel({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round"}, 3, {"loss": 0.5})
+SMALL = Parcel({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round", "samples": 3, "loss": 0.5})
 
 
 class Cells:

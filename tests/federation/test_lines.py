@@ -105,7 +105,7 @@ def test_a_round_of_adapters_is_their_bytes_and_one_in_a_hundred_at_most() -> No
     trained = plan.build_networks()["model"].state_dict()
     size = sum(own.nbytes for own in trained.values())
     before = cells.relay.up.passed
-    answer = answer_of(Parcel({"model": trained}, {"task": "round"}, 40, {"loss": 0.5}))
+    answer = answer_of(Parcel({"model": trained}, {"task": "round", "samples": 40, "loss": 0.5}))
     assert cells.send(answer, timeout=60) == ReturnCode.OK
     came = to_parcel(cells.got[-1]).groups["model"]
     changed = {name: came[name].shape for name, own in trained.items() if not torch.equal(own, came[name])}

@@ -22,9 +22,6 @@ class CountingChannel:
     def __init__(self, inner: Channel, file: Path) -> None:
         self.inner, self.file, self.bytes = inner, file, Counter[str]()
 
-    def pause(self, seconds: float) -> None:
-        self.inner.pause(seconds)
-
     def ask(
         self,
         sites: Sequence[str],

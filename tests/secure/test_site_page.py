@@ -37,15 +37,16 @@ def follow(tab: Browser, selector: str) -> None:
 def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Path) -> None:
     kit, plan = consortium.kit(HOSPITAL), make_plan("fedavg", *SMALL, f"training.rounds={ROUNDS}", sites=SITES[:2])
     local, run = kit / "local/medsilo.yaml", consortium.kit(SERVER) / "medsilo/approved"
+    write_job(tmp_path / "first", plan, study="asks")
     write_job(tmp_path / "job", plan, study="approved")
     before, session = local.read_text(), consortium.session()
-    local.write_text(f"{before}approval: required\napproval_wait: 9\n")
+    local.write_text(f"{before}approval: required\n")
     try:
         with PageServer(SitePages(kit)) as server, chromium(tmp_path / "profile") as tab:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             tab.do("Page.navigate", url=server.start)
             wait_for(tab, "document.title.startsWith('Studies at')")
-            job = session.submit_job(str(tmp_path / "job"))
+            job = session.submit_job(str(tmp_path / "first"))
             asked = f"a[href$='plan/{plan.hash}']"
 
             def asks() -> bool:
@@ -53,12 +54,14 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
                 return bool(tab.ask(f'!!document.querySelector("{asked}")'))
 
             wait_until(asks, 120, "the plan to ask")
-            assert not run.joinpath(paths.ROUNDS).exists()
+            wait_until(lambda: str(session.get_job_status(job)).startswith("FINISHED"), 120, "its refusal")
+            assert not run.with_name("asks").joinpath(paths.ROUNDS).exists()
             follow(tab, asked)
             assert tab.ask("document.body.innerText.includes('Nobody has decided about this plan yet')")
             follow(tab, "#approve")
             assert tab.ask("document.body.innerText.includes('This plan is approved')")
 
+            job = session.submit_job(str(tmp_path / "job"))
             wait_until(lambda: len(read_rounds(run, growing=True)) >= 3, 120, "three rounds")
             tab.do("Page.navigate", url=f"http://127.0.0.1:{server.server_port}{server.base}/study/approved")
             wait_for(tab, "document.querySelectorAll('#rows tr').length >= 3")

@@ -22,7 +22,6 @@ from medsilo.privacy.mechanisms import (
     Promise,
     Public,
     SampledGaussian,
-    Unprotected,
     stricter,
 )
 from medsilo.privacy.noise import CELLS, NoiseSource
@@ -92,9 +91,8 @@ def test_steps_that_are_entered_round_by_round_cost_what_they_cost_at_once() -> 
     assert epsilon(rounds, 1e-5) == epsilon(once, 1e-5)
 
 
-def test_what_is_public_costs_nothing_and_what_is_unprotected_costs_all() -> None:
+def test_what_is_public_costs_nothing() -> None:
     assert epsilon([], 1e-5) == 0 == epsilon([charge(Public(reason="annual report"))], 1e-5)
-    assert epsilon([charge(Unprotected(reason="weights"))], 1e-5) == math.inf
 
 
 def test_what_cannot_be_counted_is_infinite_and_at_once() -> None:

@@ -16,9 +16,8 @@ from medsilo.check.approving import difference
 from medsilo.check.at_home import KitAtHome
 from medsilo.cli import main
 from medsilo.cli.options import settings_of
-from medsilo.core.errors import Aborted, MedsiloError, Refused
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import package_facts
-from medsilo.federation import permission
 from medsilo.federation.around import DisclosingSite, training_site
 from medsilo.federation.inquiry import SiteOfInquiry
 from medsilo.federation.permission import Permission
@@ -227,33 +226,6 @@ def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypa
     refused(home, f"{told}.*; its engineer decides there")
     home.approve()
     home.permission().check()
-
-
-def test_a_site_waits_for_the_decision_as_long_as_its_hospital_says(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(permission, "LOOK", 0.01)
-    asked: list[int] = []
-
-    def decide() -> None:
-        asked.append(1)
-        if len(asked) == 2:
-            home.approve()
-
-    home.permission(approval_wait=60).wait(decide)
-    assert len(asked) == 2
-    home.approvals.decide(home.plan.hash, "declined", "engineer")
-    with pytest.raises(Refused, match="has declined"):  # that is a decision, for which nobody waits any longer
-        home.permission(approval_wait=60).wait(decide)
-    other = make_plan("fedavg", *SMALL, "training.rounds=5")
-    with pytest.raises(Refused, match="has not approved"):
-        home.permission(other, approval_wait=0).wait(decide)
-
-    def abort() -> None:
-        raise Aborted("the run was aborted")
-
-    with pytest.raises(Aborted):
-        home.permission(other, approval_wait=60).wait(abort)
 
 
 def test_a_question_is_listed_read_and_approved_like_a_plan(

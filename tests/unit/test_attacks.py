@@ -131,7 +131,7 @@ def test_random_weights_have_the_spread_of_the_honest_ones() -> None:
     ATTACKS["random weights, lying counts"]().forge(told)
     sent = torch.tensor(weights(told, A))
     assert float(sent.square().mean().sqrt()) == pytest.approx(12.5**0.5, rel=0.1) and abs(float(sent.mean())) < 0.5
-    assert told.answers[A].samples == told.answers[A].facts["cases"]["train"] == MOST_CASES
+    assert told.answers[A].facts["samples"] == told.answers[A].facts["cases"]["train"] == MOST_CASES
 
 
 def histology() -> Plan:

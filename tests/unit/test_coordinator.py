@@ -173,7 +173,7 @@ def change_facts(**facts: Any) -> Callable[[Parcel], None]:
 
 
 def samples(value: Any) -> Callable[[Parcel], None]:
-    return lambda reply: setattr(reply, "samples", value)
+    return change_facts(samples=value)
 
 
 LAST = "6.weight"  # the last tensor but one: everything before it is in order
@@ -224,11 +224,11 @@ FALSE_FACTS = {
     "package in words": (change_facts(package="medsilo"), "install the same package at both"),
     "a list of packages": (change_facts(package=["medsilo"]), "install the same package at both"),
     "validation NaN": (
-        lambda reply: reply.metrics.update(validation=float("nan")),
+        lambda reply: reply.facts.update(validation=float("nan")),
         "its validation: nan is not a finite number",
     ),
-    "validation in words": (lambda reply: reply.metrics.update(validation="good"), "its validation: 'good' is not a"),
-    "a metric infinite": (lambda reply: reply.metrics.update(train_loss=float("inf")), "train_loss"),
+    "validation in words": (lambda reply: reply.facts.update(validation="good"), "its validation: 'good' is not a"),
+    "a metric infinite": (lambda reply: reply.facts.update(train_loss=float("inf")), "train_loss"),
     "no warnings": (lambda reply: reply.facts.pop("warnings"), "its answer lacks warnings"),
     "a long warning": (change_facts(warnings=["x" * 401]), "its warnings.0 is too long: at most 400"),
     "many warnings": (change_facts(warnings=["x"] * 10), "its warnings is too long: at most 9"),
@@ -237,17 +237,17 @@ FALSE_FACTS = {
     "seconds in words": (change_facts(seconds="long"), "seconds"),
     "seconds NaN": (change_facts(seconds=float("nan")), "seconds"),
     "a score beyond its range": (
-        lambda reply: reply.metrics.update(validation=7.5),
+        lambda reply: reply.facts.update(validation=7.5),
         "its validation score 7.5 is outside 0 to 1",
     ),
     "a loss beyond float32": (
-        lambda reply: reply.metrics.update(train_loss=1e308),
+        lambda reply: reply.facts.update(train_loss=1e308),
         "its train_loss: 1e+308 is out of range; it must be at most 1e+39",
     ),
     "negative seconds": (change_facts(seconds=-1.0), "seconds: -1.0 is out of range"),
     "negative memory": (change_facts(memory=-1), "memory: -1 is out of range"),
     "no memory": (lambda reply: reply.facts.pop("memory"), "memory"),
-    "a metric that is a fact": (lambda reply: reply.metrics.update(samples=7.0), "samples"),
+    "no whole samples": (change_facts(samples=7.0), "samples"),
 }
 BAD_PARCELS = {**FALSE, **FALSE_FACTS}
 
@@ -704,7 +704,7 @@ def scores(*values: float | None, spread: float = 0.0) -> Script:
         place = {"round": number - 1, "deliver": number}.get(task)
         if place is not None:
             value = values[place]
-            reply.metrics["validation"] = None if value is None else value + spread * (SITES.index(site) - 1)
+            reply.facts["validation"] = None if value is None else value + spread * (SITES.index(site) - 1)
         return [(site, reply)]
 
     return script
@@ -754,7 +754,7 @@ def test_a_score_that_one_site_cannot_give_is_no_score(tmp_path: Path) -> None:
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         answers = scores(0.5, 0.9, 0.7)(site, asked, work)
         if site == A and task_and_round(asked) == ("round", 2) and isinstance(answers, list):
-            answers[0][1].metrics["validation"] = None
+            answers[0][1].facts["validation"] = None
         return answers
 
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run", script)

@@ -61,8 +61,8 @@ def test_no_exact_number_is_in_any_message(heard: list[Parcel], tmp_path: Path) 
         plan = parse_plan({**STUDY, "algorithm": {"name": method}})
         assert inprocess.run(plan, folder=tmp_path / method / "study", settings=settings).summary.finished
     assert {parcel.facts["task"] for parcel in heard} == {"join", "round", "deliver", "test"}
-    told = [one for parcel in heard for one in numbers({**parcel.facts, "metrics": parcel.metrics})]
-    assert {name for name, _ in told} >= {".metrics.validation", ".metrics.test", ".cases.train"}
+    told = [one for parcel in heard for one in numbers(parcel.facts)]
+    assert {name for name, _ in told} >= {".validation", ".test", ".cases.train"}
     cases = [round(share * len(NAMES)) for share in (0.6, 0.2, 0.2)]
     assert cases == [36, 12, 12]
     for name, value in told:

@@ -61,8 +61,7 @@ def again(method: str, folder: Path, change: Callable[[str, str, int, Parcel], P
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         task, number = task_and_round(asked)
         known = honest_answers(method)[site, task, number]
-        reply = Parcel({g: dict(own) for g, own in known.groups.items()}, deepcopy(known.facts), known.samples)
-        reply.metrics = dict(known.metrics)
+        reply = Parcel({g: dict(own) for g, own in known.groups.items()}, deepcopy(known.facts))
         changed = change(site, task, number, reply)
         return changed if isinstance(changed, Missing) else [(site, changed)]
 
@@ -107,10 +106,6 @@ def facts(**changes: Any) -> Falsify:
     return lambda reply: reply.facts.update(changes)
 
 
-def metrics(**changes: Any) -> Falsify:
-    return lambda reply: reply.metrics.update(changes)
-
-
 def cases(**changes: Any) -> Falsify:
     return lambda reply: reply.facts["cases"].update(changes)
 
@@ -131,10 +126,6 @@ def both(cases: dict[str, Any], **changes: Any) -> Falsify:
         reply.facts.update(changes)
 
     return falsify
-
-
-def samples(value: Any) -> Falsify:
-    return lambda reply: setattr(reply, "samples", value)
 
 
 def nested(depth: int) -> Any:
@@ -180,19 +171,19 @@ JOIN = {
     "groups": (lambda reply: reply.groups.update({STEERS + LONG: {"w": TENSOR}}), "groups: has the surplus xxx"),
 }
 ROUND = {
-    "a score beyond its range": (metrics(validation=7.5), "validation score 7.5 is outside 0 to 1"),
-    "a loss beyond all": (metrics(train_loss=HUGE), "train_loss: 1e+308 is out of range"),
-    "a score NaN": (metrics(validation=NAN), "validation: nan is not a finite number"),
-    "a tensor as a score": (metrics(validation=TENSOR), "its validation holds a Tensor"),
+    "a score beyond its range": (facts(validation=7.5), "validation score 7.5 is outside 0 to 1"),
+    "a loss beyond all": (facts(train_loss=HUGE), "train_loss: 1e+308 is out of range"),
+    "a score NaN": (facts(validation=NAN), "validation: nan is not a finite number"),
+    "a tensor as a score": (facts(validation=TENSOR), "its validation holds a Tensor"),
     "cases it did not join with": (
-        lambda reply: (cases(train=10**6)(reply), samples(10**6)(reply)),
+        lambda reply: (cases(train=10**6)(reply), facts(samples=10**6)(reply)),
         "not those that it joined with",
     ),
-    "more samples than cases": (samples(10**6), "is more than its"),
-    "a tensor as samples": (samples(TENSOR), "its samples holds a Tensor"),
+    "more samples than cases": (facts(samples=10**6), "is more than its"),
+    "a tensor as samples": (facts(samples=TENSOR), "its samples holds a Tensor"),
     "memory beyond all": (facts(memory=1e17), "memory: 1e+17 is out of range"),
-    "a metric too many": (metrics(**{STEERS: 1.0}), "has or lacks metric"),
-    "a metric too few": (lambda reply: reply.metrics.pop("validation"), "has or lacks metric validation"),
+    "a score too many": (facts(**{STEERS: 1.0}), "has the surplus"),
+    "a score too few": (lambda reply: reply.facts.pop("validation"), "lacks validation"),
     "withheld ten thousand times": (facts(withheld=["test"] * 5_000), "withheld is too long: at most 2"),
     "finite weights beyond all": (
         lambda reply: reply.groups.update(
@@ -215,24 +206,20 @@ ROUND = {
     ),
 }
 DELIVER = {
-    "a score below its range": (metrics(validation=-0.5), "validation score -0.5 is outside 0 to 1"),
-    "a loss beyond all": (metrics(validation_loss=HUGE), "validation_loss: 1e+308 is out of range"),
+    "a score below its range": (facts(validation=-0.5), "validation score -0.5 is outside 0 to 1"),
+    "a loss beyond all": (facts(validation_loss=HUGE), "validation_loss: 1e+308 is out of range"),
     "an outcome in words": (facts(outcome=LONG), "outcome"),
     "an outcome of tensors": (facts(outcome={"chosen": TENSOR}), "its chosen holds a Tensor"),
 }
 TEST = {
-    "no number of cases": (metrics(cases=None), "test_cases: None is not a whole number"),
-    "a score beyond all": (metrics(test=HUGE), "test: 1e+308 is out of range"),
-    "a score beyond its range": (metrics(test=7.5), "test score 7.5 is outside 0 to 1"),
-    "cases NaN": (metrics(cases=NAN), "test_cases: nan is not a whole number"),
-    "a tensor as cases": (metrics(cases=TENSOR), "holds a Tensor"),
-    "a million cases": (metrics(cases=10**6), "it tested 1000000 cases and has"),
-    "cases it did not join with": (
-        lambda reply: (metrics(cases=10**6)(reply), cases(test=10**6)(reply)),
-        "not those that it joined with",
-    ),
-    "a round to come": (metrics(selected=3), "tested the model of round 3, and there are 2 rounds"),
-    "a round before the first": (metrics(selected=-1), "selected: -1 is out of range"),
+    "no number of cases": (cases(test=None), "cases.test: None is not a whole number"),
+    "a score beyond all": (facts(test=HUGE), "test: 1e+308 is out of range"),
+    "a score beyond its range": (facts(test=7.5), "test score 7.5 is outside 0 to 1"),
+    "cases NaN": (cases(test=NAN), "cases.test: nan is not a whole number"),
+    "a tensor as cases": (cases(test=TENSOR), "holds a Tensor"),
+    "cases it did not join with": (cases(test=10**6), "not those that it joined with"),
+    "a round to come": (facts(selected=3), "tested the model of round 3, and there are 2 rounds"),
+    "a round before the first": (facts(selected=-1), "selected: -1 is out of range"),
     "a count beyond all": (counts(accuracy=[HUGE, 5.0]), "counts.accuracy.0: 1e+308 is out of range"),
     "a negative count": (counts(accuracy=[-1.0, 5.0]), "its sum of accuracy, -1, is not one of 5 values"),
     "a negative number": (counts(accuracy=[1.0, -5.0]), "its counts of accuracy cover -5 cases"),
@@ -341,22 +328,21 @@ def places(value: Any, path: tuple = ()) -> list[tuple]:
 
 def mutate(reply: Parcel, drawn: random.Random) -> None:
     """Change, remove or add some values anywhere beside the tensors."""
-    whole = {"facts": reply.facts, "metrics": reply.metrics, "samples": reply.samples}
+    whole = reply.facts
     for _ in range(drawn.choice([1, 1, 1, 2, 5])):
-        *way, last = drawn.choice([place for place in places(whole) if place not in (("facts",), ("metrics",))])
+        *way, last = drawn.choice(list(places(whole)))
         inside = whole
         for key in way:
             inside = inside[key]
         kind = drawn.choice(["change", "change", "change", "remove", "add"])
-        if kind == "change" or way == []:
+        if kind == "change":
             inside[last] = odd(drawn)
         elif kind == "remove":
             del inside[last]
         elif isinstance(inside, dict):
-            inside[drawn.choice(["x", 1, None, STEERS, "package", "outcome", "test_cases"])] = odd(drawn)
+            inside[drawn.choice(["x", 1, None, STEERS, "package", "outcome", "cases"])] = odd(drawn)
         else:
             inside.append(odd(drawn))
-    reply.samples = whole["samples"]
 
 
 @pytest.mark.parametrize("method", METHODS)

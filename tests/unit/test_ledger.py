@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.mechanisms import Charge, Demands, Gaussian, Public, Unprotected
+from medsilo.privacy.mechanisms import Charge, Demands, Gaussian, Public
 from medsilo.site.ledger import OWN_KEY, CountedStudy, Ledger, LedgerEntry, Spending, ledgers
 from tests.histories import DATA, MOST_LINES, Job, dying, ended, live
 
@@ -87,14 +87,6 @@ def test_a_plan_of_many_rounds_is_one_short_line(ledger: Ledger) -> None:
     ledger.plan(CountedStudy(ONE, Demands(epsilon=900, delta=DELTA)), planned)
     [charge] = ledger.standing().entries[-1].charges
     assert charge.of == Gaussian(noise=10.0, count=20_000) and ledger.file.stat().st_size < 3000
-
-
-def test_what_leaves_without_protection_is_refused_where_protection_is_demanded(ledger: Ledger) -> None:
-    bare = [Charge(what="weights", of=Unprotected(reason="the weights have no noise"))]
-    with pytest.raises(Refused, match="demands differential privacy, .* the weights have no noise"):
-        ledger.plan(CountedStudy(ONE, DEMANDS), bare)
-    ledger.charge(CountedStudy(ONE), "round 1", "a", bare)
-    assert ledger.standing().entries[-1].epsilon is None and ledger.standing().epsilon(DELTA) == float("inf")
 
 
 # ---------------------------------------------------------------------------------------------------- tampering

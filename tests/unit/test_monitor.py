@@ -1,6 +1,7 @@
 """A released model at work: what a hospital keeps, its charts, its months, and the lead's page of them."""
 
 import csv
+import json
 import math
 import random
 from dataclasses import replace
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
 from medsilo.sealing.signed import read_signed
@@ -73,6 +76,24 @@ def predicted(here: Path, name: str, patients: int, shift: float = 0.0) -> Path:
     new = table(here / name, patients, len(name) + patients, shift)
     assert cli.main(["predict", "release/model-1", str(new / "cases.csv"), "-o", str(new / "found")]) == 0
     return new / "found" / "predictions.csv"
+
+
+def test_validate_applies_the_promise_and_tells_it(here: Path) -> None:
+    told, _ = read_signed(next((here / "validation").glob("*.receipt")), Receipt)
+    plan = Release.open(here / "release").source().plan
+    model = plan.build_networks()["model"]
+    model.load_state_dict(load_tensors(here / "release/model-1/best.safetensors")[0])
+    rows = list(csv.DictReader((here / "local/cases.csv").open()))
+    inputs = torch.tensor([[float(row["age"]), float(row["marker"])] for row in rows])
+    cut = json.loads((here / "release/model-1/promise.json").read_text())["cuts"]["all"]["shrunk"]
+    share = np.concatenate([np.logspace(0, -4, 95), [0.0]])[cut]
+    with torch.no_grad():
+        sick = model.eval()(inputs).double().sigmoid()
+    chances = torch.cat([1 - sick, sick], 1)
+    right = torch.tensor([int(row["outcome"]) for row in rows])
+    kept = ((chances[range(200), right] >= share) | (chances.argmax(1) == right)).double().mean()
+    assert told.kept == pytest.approx(float(kept), abs=0.011)  # in the hospital's steps
+    assert told.kept != told.score and (told.kept * 100) % 1 == pytest.approx(0, abs=1e-6)
 
 
 def test_predictions_leave_sums_without_names_and_a_change_gives_an_alarm(

@@ -13,12 +13,11 @@ from PIL import Image
 from medsilo.cli import main
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
-from medsilo.federation.drawing import FOUND, THERE
 from medsilo.federation.exact import read_measures
 from medsilo.plan import Plan, parse_plan
 from medsilo.report.page import write
 from medsilo.site.settings import make_settings
-from medsilo.tasks.overlays import COLOURS, TILE, tile
+from medsilo.tasks.overlays import COLOURS, FOUND, THERE, TILE, tile
 from medsilo.tasks.scans import read_scan
 from tests.hospital import photograph, write_balls, write_pixels
 from tests.unit.test_predict import write_run

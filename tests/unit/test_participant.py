@@ -91,8 +91,7 @@ class Server:
 
 def content(reply: Parcel) -> dict[str, Any]:
     """All that a reply says but how long it took and what it held."""
-    facts = {key: value for key, value in reply.facts.items() if key not in ("seconds", "memory")}
-    return {"facts": facts, "samples": reply.samples, "metrics": reply.metrics}
+    return {key: value for key, value in reply.facts.items() if key not in ("seconds", "memory")}
 
 
 def assert_same_reply(one: Parcel, other: Parcel) -> None:
@@ -193,7 +192,7 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
     same = all(torch.equal(t, fresh.groups[g][n]) for g, group in reply.groups.items() for n, t in group.items())
     assert same == (not keeps) or method == "local"
     if method == "local":
-        assert fresh.metrics != reply.metrics
+        assert fresh.facts["validation_loss"] != reply.facts["validation_loss"]
 
 
 @each_with("after", 1, 2, 6)
@@ -370,16 +369,15 @@ def test_the_selected_model_that_the_server_sends_is_tested(tmp_path: Path) -> N
     server.take(reply)
     site.answer(server.ask("deliver", 1))
     reply = site.answer(server.ask("test", 1, groups=first, selected=0))
-    assert reply.metrics["selected"] == 0
+    assert reply.facts["selected"] == 0
     assert_equal(load_tensors(tmp_path / "best.safetensors")[0], first["model"])
     assert load_tensors(tmp_path / "best.safetensors")[1]["round"] == 0
     part = site.participant.data.test
     model = plan.build_networks()["model"].eval()
     with torch.no_grad():
         output = model(part.inputs)
-    assert reply.metrics["test"] == pytest.approx(float((output.argmax(1) == part.targets).float().mean()))
-    assert reply.metrics["test_loss"] == pytest.approx(float(functional.cross_entropy(output, part.targets)), rel=1e-5)
-    assert reply.metrics["cases"] == len(part)
+    assert reply.facts["test"] == pytest.approx(float((output.argmax(1) == part.targets).float().mean()))
+    assert reply.facts["test_loss"] == pytest.approx(float(functional.cross_entropy(output, part.targets)), rel=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------- data

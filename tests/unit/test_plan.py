@@ -412,7 +412,6 @@ OTHERS = {
     "participation.timeout": 121,
     "participation.patience": 3601,
     "participation.silence": 300,
-    "participation.same": "[nvflare, torch]",
     "transport.precision": "bfloat16",
     "transport.slowest": 64,
     "transport.sealing": "pairwise",

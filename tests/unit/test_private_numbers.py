@@ -157,8 +157,8 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
         one = site(tmp_path, photos, plan=NOISY, public={})
         model = {"model": {name: tensor + shift for name, tensor in weights(one)["model"].items()}}
         told.append(one.answer(ask(one.participant.place.plan, model, 1)))
-    assert told[0].facts["cases"] == told[1].facts["cases"] and told[0].samples == told[1].samples
-    assert len({one.metrics["validation"] for one in told}) > 1  # some may be cut off at the ends of the range
+    assert told[0].facts["cases"] == told[1].facts["cases"] and told[0].facts["samples"] == told[1].facts["samples"]
+    assert len({one.facts["validation"] for one in told}) > 1  # some may be cut off at the ends of the range
     entries = standing(tmp_path).entries
     assert sum(entry.what == "numbers of cases" for entry in entries) == 1
     assert sum(entry.what == "round 1" for entry in entries) == 3

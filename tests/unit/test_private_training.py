@@ -121,9 +121,10 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
 
 def test_the_stricter_of_plan_and_hospital_holds() -> None:
     plan = promised()
-    assert at(plan).promise.unit == "record"
+    assert at(plan).numbers.promise.unit == "record"
     strict = at(plan, Demands(epsilon=10, delta=1e-4, study_epsilon=0.5, unit="patient"))
-    assert (strict.promise.epsilon, strict.promise.delta, strict.promise.unit) == (0.5, 1e-4, "patient")
+    promise = strict.numbers.promise
+    assert (promise.epsilon, promise.delta, promise.unit) == (0.5, 1e-4, "patient")
     assert strict.noise > at(plan).noise
     assert len(strict.sample(strict.numbers.secret(1)).members) < len(at(plan).sample(strict.numbers.secret(1)).members)
     with pytest.raises(Refused, match="demands differential privacy"):

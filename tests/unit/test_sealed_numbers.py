@@ -24,7 +24,7 @@ def test_the_scale_follows_from_range_and_weights() -> None:
     """By hand: 2^31 / 6 sites / 8 leaves 2^25 integers per 1, and one more weight bit costs one bit."""
     assert FixedPoint(32, 8.0, 6).scale == 2.0**25
     assert FixedPoint(32, 8.0, 12).scale == 2.0**24
-    assert FixedPoint(64, 8.0, 1 << 16).resolution == 2.0**-43
+    assert FixedPoint(64, 8.0, 1 << 16).scale == 2.0**43
     with pytest.raises(PlanError, match="32 bits are too few"):
         FixedPoint(32, 10.0, 1 << 22)
     for bound, weights in ((0.0, 1), (math.inf, 1), (1.0, 0), (1.0, 1 << 60)):
@@ -46,7 +46,7 @@ def test_sums_are_right_in_every_order(values: list[float], weights: list[int], 
     wide = Flat.of({"x": torch.zeros(1, dtype=torch.float64)})
     got = wide.decode(np.frombuffer(sums.pop(), words[0].dtype), fixed, 15, 1)["x"].item()
     wanted = math.fsum(v * w for v, w in zip(values, weights, strict=True))
-    assert abs(got - wanted) <= 15 * fixed.resolution / 2 + math.ulp(wanted)  # a double itself is no finer
+    assert abs(got - wanted) <= 15 / fixed.scale / 2 + math.ulp(wanted)  # a double itself is no finer
 
 
 @pytest.mark.parametrize("cases", [30, 30_000, 300_000])
@@ -111,15 +111,15 @@ def test_weights_by_hand() -> None:
 
 
 # ------------------------------------------------------------ streams
-def test_a_stream_comes_off_again_with_any_factor() -> None:
+def test_a_stream_comes_off_again() -> None:
     for dtype in ("<u4", "<u8"):
         words = np.arange(50_001, dtype=dtype)
         key = token_bytes(32)
-        for factor in (1, -1, 77, -65535):
+        for sign in (1, -1):
             masked = words.copy()
-            add_streams(masked, [(key, factor)])
+            add_streams(masked, [(key, sign)])
             assert (masked == words).mean() < 0.01
-            add_streams(masked, [(key, -factor)])
+            add_streams(masked, [(key, -sign)])
             assert (masked == words).all()
 
 

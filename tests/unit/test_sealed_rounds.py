@@ -177,10 +177,6 @@ def test_terms_that_protect_nobody(count: int, threshold: int, said: str) -> Non
         Terms("s", "plan", sites, threshold)
 
 
-def test_what_the_terms_promise() -> None:
-    assert terms(6, threshold=5).safe_against == (4, 3)
-
-
 def test_a_value_out_of_range_is_refused_by_name_before_anything_is_sealed() -> None:
     study, models = Hospitals(terms(3)), numbers(3)
     own = block(models)

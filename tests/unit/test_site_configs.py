@@ -186,7 +186,9 @@ def test_only_listed_groups_leave(root: Path) -> None:
     weights = {"w": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
 
     def passed(*groups: str) -> Parcel:
-        return to_parcel(keep.process(to_shareable(Parcel(dict.fromkeys(groups, weights), {}, 3, {})), FLContext()))
+        return to_parcel(
+            keep.process(to_shareable(Parcel(dict.fromkeys(groups, weights), {"samples": 3})), FLContext())
+        )
 
     assert torch.equal(passed("model").groups["model"]["w"], weights["w"])
     assert passed().groups == {}

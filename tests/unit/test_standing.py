@@ -10,7 +10,6 @@ import torch
 from medsilo.api import Run
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.directions import SAMPLED, Direction, Sketcher, standings
-from medsilo.mixing.layout import Layout
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, SentUpdate, SiteRound
@@ -42,7 +41,7 @@ def test_norms_are_exact_and_cosines_are_near(size, dtype):
     given = {name: tensor.to(dtype) for name, tensor in model_of(torch.randn(size), size // 200).items()}
     moved = [model_of(0.1 * vector, size // 200) for vector in vectors(size, 4)]
     sent = [{name: given[name] + own[name].to(dtype) for name in given} for own in moved]
-    sketcher = Sketcher(Layout(given), seed=1)
+    sketcher = Sketcher(given, seed=1)
     measured = {str(place): sketcher.measure(own, given) for place, own in enumerate(sent)}
     updates = [torch.cat([(own[n].double() - given[n].double()).flatten() for n in given]) for own in sent]
     for place, update in enumerate(updates):
@@ -58,7 +57,7 @@ def test_norms_are_exact_and_cosines_are_near(size, dtype):
 
 def test_small_models_are_sketched_to_the_last_number():
     given = model_of(torch.zeros(3000), 20)
-    sketcher = Sketcher(Layout(given))
+    sketcher = Sketcher(given)
     one, other = (model_of(vector, 20) for vector in vectors(3000, 2))
     found = standings({"a": sketcher.measure(one, given), "b": sketcher.measure(other, given)})
     wanted = torch.nn.functional.cosine_similarity(*vectors(3000, 2), dim=0)
@@ -80,16 +79,16 @@ def test_structured_updates_are_no_exception(pattern):
         one[::50, ::50] = 1.0
         other[1::50, ::50] = 1.0
     given = {"w": torch.zeros(1000, 4096)}
-    sketcher = Sketcher(Layout(given), seed=2)
+    sketcher = Sketcher(given, seed=2)
     found = standings({"a": sketcher.measure({"w": one}, given), "b": sketcher.measure({"w": other}, given)})
     assert abs(found["a"].cosine or 0.0) < 0.1  # they are at right angles
 
 
 def test_a_large_model_is_sampled_all_over_it():
     given = {"w": torch.zeros(10 * SAMPLED)}
-    sketcher = Sketcher(Layout(given))
-    assert sum(end - begin for begin, end in sketcher.stretches) <= SAMPLED
-    assert all(end > begin for begin, end in sketcher.stretches)
+    sketcher = Sketcher(given)
+    assert sum(own.stop - own.start for own in sketcher.stretches) <= SAMPLED
+    assert all(own.stop > own.start for own in sketcher.stretches)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -98,12 +97,12 @@ def test_no_number_escapes_a_norm(value, size):
     given = {"w": torch.zeros(size)}
     sent = {"w": torch.zeros(size)}
     sent["w"][size // 2] = value
-    assert not math.isfinite(Sketcher(Layout(given)).measure(sent, given).norm)
+    assert not math.isfinite(Sketcher(given).measure(sent, given).norm)
 
 
 def test_huge_updates_keep_their_norm_and_no_change_has_no_direction():
     given = {"w": torch.zeros(1000)}
-    sketcher = Sketcher(Layout(given))
+    sketcher = Sketcher(given)
     huge = sketcher.measure({"w": torch.full((1000,), 1e30)}, given)
     assert huge.norm == pytest.approx(1e30 * math.sqrt(1000), rel=1e-5) and huge.sketch is not None
     still = sketcher.measure({"w": torch.zeros(1000)}, given)

@@ -66,10 +66,6 @@ class Lacks(Refused):
     """A site lacks a file that the plan's network begins with: it is sent that file."""
 
 
-class Undecided(Refused):
-    """A plan that needs the hospital's approval, about which nobody there has decided yet."""
-
-
 class ParticipationError(MedsiloError):
     """Fewer sites than the plan agreed on."""
 

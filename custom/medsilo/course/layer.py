@@ -85,6 +85,10 @@ class Layer(Feature):
         """Return sentences for the card of an exported model."""
         return ()
 
+    def kept(self, plan: Any, output: Tensor, target: Tensor, inputs: Tensor, folders: Sequence[Path]) -> Tensor | None:
+        """Return how far each case keeps what this layer promises of its prediction, 0 to 1; None without a promise."""
+        return None
+
     @classmethod
     def panel(cls, runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:
         """Return a section of the page of these runs: a template in the package's own folder, and its words."""

@@ -76,6 +76,12 @@ class Source:
         marks = (layer.marks(self.plan, output, self._folders) for layer in self.plan.asking.values())
         return next((one for one in marks if one is not None), None)
 
+    def kept(self, output: Tensor, target: Tensor, inputs: Tensor) -> dict[str, Tensor]:
+        """Return how far each case keeps what layers of the plan promise of it, 0 to 1, by layer."""
+        asking, where = self.plan.asking.items(), self._folders
+        told = {name: layer.kept(self.plan, output, target, inputs, where) for name, layer in asking}
+        return {name: own for name, own in told.items() if own is not None}
+
     @property
     def _folders(self) -> list[Path]:
         return [folder for folder in (self.own, self.run) if folder]

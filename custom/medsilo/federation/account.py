@@ -98,14 +98,13 @@ class PrivacyAccount:
             for key, tensor in tensors.items():
                 group, _, name = key.partition(BETWEEN)
                 groups[group][name] = tensor
-            return Parcel(groups, facts["facts"], facts["samples"], facts["metrics"])
+            return Parcel(groups, facts["facts"])
 
     def settle(self, request: Parcel, reply: Parcel, what: str, charges: Sequence[Charge]) -> None:
         """Write the answer, in the place of the last one of its kind, and enter it: when this returns, it may leave.
         Raises Refused when nothing is left."""
         own = {"request": digest_of(request), "attempt": self.attempt, "groups": list(reply.groups)}
-        told = {"facts": reply.facts, "samples": reply.samples, "metrics": reply.metrics}
-        save_tensors(self._path(request), _named(reply.groups), own | told)
+        save_tensors(self._path(request), _named(reply.groups), {**own, "facts": reply.facts})
         self._tell_hospital(charges)
         # The last thing before sending: a death in between counts an answer that did not leave.
         self.ledger.charge(self.study, what, self.attempt, charges)
@@ -200,9 +199,6 @@ class LedgerWatch:
     def __init__(self, inner: Channel, file: Path) -> None:
         """file: for all studies. If two studies write at the same time, one head may be lost until the next answer."""
         self.inner, self.file = inner, file
-
-    def pause(self, seconds: float) -> None:
-        self.inner.pause(seconds)
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         def going(site: str) -> Parcel:

@@ -46,7 +46,7 @@ from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.sealed_site import SealedSite
-from medsilo.federation.seams import Channel, Envelope, Missing, Outgoing, Place, Receive, Site
+from medsilo.federation.seams import Channel, Envelope, Missing, Outgoing, Place, Receive, Site, Transport
 from medsilo.federation.server_state import ServerState
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
@@ -92,9 +92,6 @@ class FileSupply:
     def __init__(self, inner: Channel, files: Mapping[str, int]) -> None:
         self.inner, self.files = inner, files
         self.sent: set[str] = set()
-
-    def pause(self, seconds: float) -> None:
-        self.inner.pause(seconds)
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         missing = self.inner.ask(sites, outgoing, receive, timeout)
@@ -192,7 +189,7 @@ def answering(place: Place, permission: Permission, kind: type[Participant] = Pa
 
 
 def asking(
-    channel: Channel, plan: Plan, sites: Sequence[str], tell: Tell, lost: Callable[[str], None], heads: Path
+    channel: Transport, plan: Plan, sites: Sequence[str], tell: Tell, lost: Callable[[str], None], heads: Path
 ) -> tuple[Retry, TurnKeeper]:
     """Return the server's channel with its layers, and what of it knows whose turn it is.
 
@@ -206,7 +203,7 @@ def asking(
         inner = FileSupply(inner, plan.network.files)
     if plan.privacy:
         inner = LedgerWatch(inner, heads)
-    return Retry(inner, plan.participation, sites, lost), turns
+    return Retry(inner, plan.participation, sites, channel.pause, lost), turns
 
 
 def aggregation_of(asker: Questioner, state: ServerState, kit: KitFiles | None = None) -> RoundAggregation:

@@ -45,14 +45,12 @@ class Retry:
         inner: Channel,
         rules: Participation,
         sites: Sequence[str],
-        lost: Callable[[str], None] = lambda site: None,
+        pause: Callable[[float], None],
+        lost: Callable[[str], None],
     ) -> None:
-        """sites: those that train; lost: hears of every site that did not answer, as it may not have what it was
-        sent."""
-        self.inner, self.rules, self.sites, self.lost = inner, rules, sites, lost
-
-    def pause(self, seconds: float) -> None:
-        self.inner.pause(seconds)
+        """sites: those that train; pause: waits so many seconds; lost: hears of every site that did not answer, as it
+        may not have what it was sent."""
+        self.inner, self.rules, self.sites, self.pause, self.lost = inner, rules, sites, pause, lost
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         started = time.monotonic()
@@ -127,9 +125,6 @@ class TurnKeeper:
         self._asked: dict[str, float | None] = {}
         self._answered: dict[str, float] = {}
         self._told = -1.0
-
-    def pause(self, seconds: float) -> None:
-        self.inner.pause(seconds)
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
         def going(site: str) -> Parcel:

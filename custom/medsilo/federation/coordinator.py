@@ -16,7 +16,7 @@ from medsilo.federation.asking import Exchange, Questioner
 from medsilo.federation.blame import Blame
 from medsilo.federation.directions import changed_weights, rounded
 from medsilo.federation.sealed.identity import KitFiles
-from medsilo.federation.seams import Channel, Missing
+from medsilo.federation.seams import Missing, Transport
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
@@ -35,7 +35,7 @@ class Coordinator:
         self,
         plan: Plan,
         sites: Sequence[str],
-        channel: Channel,
+        channel: Transport,
         record: Record,
         engine: str,
         on_round: Callable[[Round], None] = lambda line: None,

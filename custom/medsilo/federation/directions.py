@@ -16,13 +16,13 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.mixing.layout import BLOCK, Layout
 from medsilo.mixing.mixers import Mixer, SimilarityMix
 from medsilo.runs.schema import LARGEST, Round, SentUpdate
 
 WIDTH = 4093  # a prime, so that numbers that follow each other in rows of a weight matrix spread over the buckets
 ROWS = 16
 SAMPLED = ROWS * WIDTH
+PIECE = 1 << 18  # numbers of a tensor that are measured at once
 SERIAL = 16 << 10  # numbers whose squares torch sums in one thread, so that any number of threads gives the same norm
 
 
@@ -37,46 +37,39 @@ class Direction:
 class Sketcher:
     """Measures the updates of one layout: the same places have the same signs at every site."""
 
-    def __init__(self, layout: Layout, seed: int = 0) -> None:
-        self.blocks = [(section, block) for section in layout.sections for block in section.blocks]
-        numbers = sum(section.size for section in layout.sections)
-        share = min(1.0, (SAMPLED - len(self.blocks)) / max(numbers, 1))
+    def __init__(self, like: Tensors, seed: int = 0) -> None:
         draw = torch.Generator().manual_seed(seed)
         self.signs = torch.randint(0, 2, (SAMPLED,), generator=draw, dtype=torch.int8).float().mul_(2).sub_(1)
-        self.rooms = (torch.zeros(SAMPLED), torch.zeros(BLOCK))
-        self.stretches: list[tuple[int, int]] = []  # of every block: what is sketched
-        for _, block in self.blocks:
-            length = math.ceil(share * block.size)
-            begin = int(torch.randint(0, block.size - length + 1, (), generator=draw))
-            self.stretches.append((begin, begin + length))
+        sizes = {name: tensor.numel() for name, tensor in like.items()}
+        self.pieces = [(name, first) for name, size in sizes.items() for first in range(0, size, PIECE)]
+        share = min(1.0, max(SAMPLED - len(self.pieces), 0) / max(sum(sizes.values()), 1))
+        self.stretches: list[slice] = []  # of every piece: what is sketched
+        for name, first in self.pieces:
+            size = min(PIECE, sizes[name] - first)
+            length = math.ceil(share * size)
+            begin = int(torch.randint(0, size - length + 1, (), generator=draw))
+            self.stretches.append(slice(begin, begin + length))
 
     def measure(self, sent: Tensors, given: Tensors) -> Direction:
         """Return how far it is from what a site was given to what it sent, and where that points.
 
         The norm is a finite number exactly where all numbers are finite.
         """
-        direction = self._measure(sent, given, torch.float32, self.rooms)
-        if math.isfinite(direction.norm):
-            return direction
+        direction = self._measure(sent, given, torch.float32)
         # Squares may be too large for single precision.
-        return self._measure(sent, given, torch.float64, [room.double() for room in self.rooms])
+        return direction if math.isfinite(direction.norm) else self._measure(sent, given, torch.float64)
 
-    def _measure(self, sent: Tensors, given: Tensors, dtype: torch.dtype, rooms: Sequence[Tensor]) -> Direction:
+    def _measure(self, sent: Tensors, given: Tensors, dtype: torch.dtype) -> Direction:
         norms: list[Tensor] = []
-        (stream, room), end = rooms, 0
-        for (section, block), (first, last) in zip(self.blocks, self.stretches, strict=True):
-            update = room[: block.size]
-            if len(block.pieces) == 1 and section.dtype == dtype:
-                torch.sub(block.pieces[0].of(sent), block.pieces[0].of(given), out=update)
-            else:
-                block.read(sent, update)
-                block.subtract(given, update)
-            filled = -(-block.size // SERIAL) * SERIAL
-            room[block.size : filled] = 0
-            norms.append(torch.linalg.vector_norm(room[:filled].view(-1, SERIAL), dim=1))
-            stream[end : end + last - first] = update[first:last]
-            end += last - first
-        norm = float(torch.cat(norms).double().square().sum().sqrt()) if norms else 0.0
+        stream, end = torch.zeros(SAMPLED, dtype=dtype), 0
+        for (name, first), stretch in zip(self.pieces, self.stretches, strict=True):
+            there, here = (own[name].flatten()[first : first + PIECE].to(dtype) for own in (sent, given))
+            update = there - here
+            norms += (torch.linalg.vector_norm(part) for part in update.split(SERIAL))
+            sketched = update[stretch]
+            stream[end : end + len(sketched)] = sketched
+            end += len(sketched)
+        norm = float(torch.stack(norms).double().square().sum().sqrt()) if norms else 0.0
         sketch = stream.mul_(self.signs).view(ROWS, WIDTH).sum(0)
         length = float(sketch.norm())
         return Direction(norm, (sketch / length).float() if 0 < length < math.inf else None)
@@ -133,7 +126,7 @@ class RoundDirections:
         """groups: the layouts of what sites send and are given back; trained: names of weights; before: the round
         before this one."""
         chosen = {group: {n: t for n, t in own.items() if n in trained} for group, own in groups.items()}
-        self._sketchers = {group: Sketcher(Layout(own), seed) for group, own in chosen.items() if own}
+        self._sketchers = {group: Sketcher(own, seed) for group, own in chosen.items() if own}
         self.names = {group: frozenset(own) for group, own in chosen.items()}
         self._noted: dict[str, dict[str, Direction]] = {}  # by group and site
         self._limits: dict[str, float] = {}

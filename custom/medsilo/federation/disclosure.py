@@ -167,7 +167,6 @@ class Disclosure:
         return {
             "test": finite(score),
             "test_loss": finite(loss),
-            "test_cases": self.counted.test,
             "selected": selected,
             "counts": counts,
         }

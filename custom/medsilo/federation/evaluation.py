@@ -12,7 +12,6 @@ from medsilo.core.errors import DataError
 from medsilo.course.layer import Finished
 from medsilo.course.outcome import Part
 from medsilo.federation.disclosure import LOSS
-from medsilo.federation.drawing import draw_found, draw_images
 from medsilo.federation.seams import Place
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
@@ -20,6 +19,7 @@ from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.runs import paths
 from medsilo.site.book import PARTS
 from medsilo.tasks.metrics import Measures
+from medsilo.tasks.overlays import draw_found, draw_images
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.task import Cases, SiteData, Task, names_of, patients_of
 

@@ -1,10 +1,10 @@
 """A study in one process, without NVFlare: the reference that every NVFlare run must equal."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 from torch import nn
@@ -34,29 +34,21 @@ OnRound = Callable[[Round], None]
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A finished study: every site's model after the last round, the rounds, the summary."""
+    """A finished study."""
 
-    models: Mapping[str, nn.Module]
+    plan: Plan
+    root: Path
     history: list[Round]
     summary: Summary
 
-
-class LastModels(Mapping[str, nn.Module]):
-    """Every site's model after the last round, read from its folder when it is asked for."""
-
-    def __init__(self, plan: Plan, root: Path, sites: Sequence[str]) -> None:
-        self._plan, self._root, self._sites = plan, root, sites
-
-    def __getitem__(self, site: str) -> nn.Module:
-        if site not in self._sites:
-            raise KeyError(site)
-        return _last_model(self._plan, site_folder(self._root, site))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sites)
-
-    def __len__(self) -> int:
-        return len(self._sites)
+    @cached_property
+    def models(self) -> dict[str, nn.Module]:
+        """Every site's model after the last round, read from the sites' folders when it is first asked for."""
+        pooled = self.plan.algorithm.pooled
+        return {
+            site: _last_model(self.plan, site_folder(self.root, POOL if pooled else site))
+            for site in self.plan.participation.everyone
+        }
 
 
 class Loop(Line):
@@ -105,7 +97,9 @@ def run(
         settings = settings or SiteSettings()
         settings.check_sites(plan.participation.everyone)
         run = work(plan, root, resume, settings, on_round)
-        return run if folder else replace(run, models=dict(run.models))
+        if not folder:
+            _ = run.models  # before their folder goes
+        return run
 
 
 def _run_federated(
@@ -125,13 +119,12 @@ def _run_federated(
         transport, sites = Loop(participants, rests), plan.participation.sites
         coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
         summary = coordinator.run(resume)
-    return StudyResult(LastModels(plan, root, names), coordinator.rounds, summary)
+    return StudyResult(plan, root, coordinator.rounds, summary)
 
 
 def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> StudyResult:
     if resume:
         raise MedsiloError("central training can't be resumed; run it again in a new folder")
-    names = plan.participation.sites
     hospitals = {site: own.participant for site, own in _participants(plan, root, settings, Participant).items()}
     pool = Pool(Place(plan, POOL, [POOL], settings, site_folder(root, POOL)), hospitals)
     record = Record(root)
@@ -139,8 +132,7 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     coordinator = Coordinator(alone, [POOL], Loop({POOL: TrainingSite(pool)}), record, "in-process", on_round)
     summary = spread_over_hospitals(pool, coordinator.run(), plan)
     record.write_summary(summary)
-    model = _last_model(plan, site_folder(root, POOL))
-    return StudyResult(dict.fromkeys(names, model), coordinator.rounds, summary)
+    return StudyResult(plan, root, coordinator.rounds, summary)
 
 
 def _participants(

@@ -1,9 +1,9 @@
 """A hospital's permission for a study: needed before its data are read, between batches, before an answer leaves."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from medsilo.core.errors import MedsiloError, Refused, Undecided
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.account import digest_of
 from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import accepted_of, approvals_of
@@ -68,28 +68,18 @@ class Permission:
         plan = f"plan {self.place.plan.hash}"
         if decision is None:
             self._keep()
-            raise Undecided(self._refusal(f"has not approved {plan}"))
+            raise Refused(self._refusal(f"has not approved {plan}"))
         told = self.place.sites if sites is None else sites
         own = self.place.plan.participation.everyone
         if objection := decision.objection(plan, own, told, number, self.approvals.data, time.time()):
             raise Refused(self._refusal(objection))
         return decision
 
-    def wait(self, stop: Callable[[], None]) -> None:
-        """Wait as long as the hospital wants for somebody to decide; raises Refused. `stop` raises to end it."""
-        if self.approvals is None:
-            return
-        self._keep()  # also what was approved before it asked, for whoever looks at the study
-        until = time.monotonic() + 60 * self.place.settings.approval_wait
-        while True:
-            try:
-                self.check()
-                return
-            except Undecided:
-                if time.monotonic() >= until:
-                    raise
-            stop()
-            time.sleep(min(LOOK, max(0.0, until - time.monotonic())))
+    def begin(self) -> None:
+        """Keep the plan, also one that was approved before it asked, for whoever looks; raises Refused as `check`."""
+        if self.approvals:
+            self._keep()
+        self.check()
 
     def _refusal(self, objection: str) -> str:
         return (

@@ -91,7 +91,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
             cases=hospital.disclosure.cases,
             classes=hospital.disclosure.classes(),
             validation=validation,
-            **tested_as(plan.task, told, pool.thresholds.get(site)),
+            **tested_as(plan.task, told, hospital.disclosure.counted.test, pool.thresholds.get(site)),
         )
     classes = plan.task.goal.classes
     counts = (with_derived(told["counts"], classes, pool.thresholds.get(site)) for site, told in tested.items())

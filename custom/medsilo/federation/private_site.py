@@ -240,20 +240,10 @@ class PrivateSite:
     numbers: PrivateNumbers  # what else leaves, and how much that costs
     train: Dataset  # all training cases
 
-    @property
-    def plan(self) -> Plan:
-        """The study's plan."""
-        return self.numbers.plan
-
-    @property
-    def promise(self) -> Promise:
-        """The promise here: the stricter of plan and hospital holds."""
-        return self.numbers.promise
-
     def sample(self, secret: NoiseSource) -> PoissonSample:
         """Return what draws this site's cases; on average as many as the plan's batches have."""
-        cases, units = len(self.train), units_of(self.train, self.promise.unit)  # type: ignore[arg-type]
-        return PoissonSample(units, cases, self.plan.training.batch_size, secret, self.size)
+        cases, units = len(self.train), units_of(self.train, self.numbers.promise.unit)  # type: ignore[arg-type]
+        return PoissonSample(units, cases, self.numbers.plan.training.batch_size, secret, self.size)
 
     @cached_property
     def size(self) -> int:
@@ -267,32 +257,34 @@ class PrivateSite:
     @cached_property
     def rate(self) -> float:
         """Return the chance of a unit to be in a step's batch."""
-        return min(1.0, self.plan.training.batch_size / self.size)
+        return min(1.0, self.numbers.plan.training.batch_size / self.size)
 
     @property
     def steps(self) -> int:
         """Return the steps of one round."""
-        return self.plan.training.steps_of_round(self.steps_in_epoch)
+        return self.numbers.plan.training.steps_of_round(self.steps_in_epoch)
 
     @property
     def steps_in_epoch(self) -> int:
         """Return the steps of one local epoch."""
-        return steps_in(self.size, self.plan.training.batch_size)
+        return steps_in(self.size, self.numbers.plan.training.batch_size)
 
     @cached_property
     def effective(self) -> float:
         """Return the noise with which a single gradient a step would keep the promise over all rounds."""
-        rounds = sum(phase.rounds for phase in self.plan.course.phases if phase.trains)
+        rounds = sum(phase.rounds for phase in self.numbers.plan.course.phases if phase.trains)
         beside = [*self.numbers.planned(), *self._releases(self._released)]
-        return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds, beside=beside)
+        return noise_for(
+            self.numbers.promise.epsilon, self.numbers.promise.delta, self.rate, self.steps * rounds, beside=beside
+        )
 
     @cached_property
     def noise(self) -> float:
         """Return the noise on each gradient over its bound: all gradients of a batch keep the promise together."""
-        noise = self.effective * math.sqrt(self.plan.gradients)
+        noise = self.effective * math.sqrt(self.numbers.plan.gradients)
         if noise > MOST_NOISE:
             raise Refused(
-                f"no noise up to {MOST_NOISE:g} keeps ε = {self.promise.epsilon:g} here; ask for fewer rounds"
+                f"no noise up to {MOST_NOISE:g} keeps ε = {self.numbers.promise.epsilon:g} here; ask for fewer rounds"
             )
         return noise
 
@@ -301,22 +293,24 @@ class PrivateSite:
         released = self._releases(phase.releases)
         if not phase.trains:
             return released
-        noise = self.noise / math.sqrt(self.plan.gradients)  # of a single gradient that costs what all cost together
+        noise = self.noise / math.sqrt(
+            self.numbers.plan.gradients
+        )  # of a single gradient that costs what all cost together
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
-        names = ", ".join(self.plan.private.networks)
+        names = ", ".join(self.numbers.plan.private.networks)
         return [*released, Charge(what=f"training of {names} in round {number}", of=of)]
 
     @property
     def _released(self) -> int:
         """Return the means over cases that leave in all rounds."""
-        return sum(phase.releases * phase.rounds for phase in self.plan.course.phases)
+        return sum(phase.releases * phase.rounds for phase in self.numbers.plan.course.phases)
 
     @cached_property
     def releasing(self) -> float:
         """Return the noise on each of these means over the bound, so that all keep to their part of the promise."""
-        assert self.plan.privacy and self.plan.privacy.statistics
-        share = self.plan.privacy.statistics.epsilon / self.plan.privacy.epsilon
-        return gaussian_for(share * self.promise.epsilon, self.promise.delta, self._released)
+        assert self.numbers.plan.privacy and self.numbers.plan.privacy.statistics
+        share = self.numbers.plan.privacy.statistics.epsilon / self.numbers.plan.privacy.epsilon
+        return gaussian_for(share * self.numbers.promise.epsilon, self.numbers.promise.delta, self._released)
 
     def _releases(self, count: int) -> list[Charge]:
         return [Charge(what="mean over cases", of=Gaussian(noise=self.releasing, count=count))] if count else []
@@ -324,9 +318,9 @@ class PrivateSite:
     def training(self, number: int) -> PrivateSteps:
         """Return how the networks of this site learn in one attempt at a round."""
         secret = self.numbers.secret("round", number)
-        assert self.plan.privacy
-        clip = self.plan.privacy.clip
-        steps = PrivateSteps(self.sample(secret), clip, self.noise, secret, self.plan.private.at_home)
-        if self.plan.privacy.statistics:
-            steps.releasing, steps.clip = self.releasing, self.plan.privacy.statistics.clip
+        assert self.numbers.plan.privacy
+        clip = self.numbers.plan.privacy.clip
+        steps = PrivateSteps(self.sample(secret), clip, self.noise, secret, self.numbers.plan.private.at_home)
+        if self.numbers.plan.privacy.statistics:
+            steps.releasing, steps.clip = self.releasing, self.numbers.plan.privacy.statistics.clip
         return steps

@@ -40,18 +40,15 @@ class Protection:
             raise Refused(fold_refused)
         self.book.admit(self.asker, planned_answers(self.plan), self.settings.limits)
 
-    def source(self, writes: bool = True) -> DataSource | None:
-        """Return where the data are, with the split that this hospital decides by itself.
-
-        writes: whether parts that are drawn now are remembered.
-        """
+    def source(self) -> DataSource | None:
+        """Return where the data are, with the split that this hospital decides by itself."""
         source = self.settings.data
         if source and self.site in self.plan.participation.unseen:
             source = source.for_test()
         source = read_for(self.plan, source)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
-        return with_own_split(source, self.book, self.asker.data, writes)
+        return with_own_split(source, self.book, self.asker.data)
 
     def warnings(self) -> list[str]:
         """Return what the lead should know of the split."""

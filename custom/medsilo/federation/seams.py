@@ -129,8 +129,6 @@ class Channel(Protocol):
     ...     def ask(self, sites, outgoing, receive, timeout):
     ...         self.asked += len(sites)
     ...         return self.inner.ask(sites, outgoing, receive, timeout)
-    ...     def pause(self, seconds: float) -> None:
-    ...         self.inner.pause(seconds)
     """
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
@@ -138,6 +136,10 @@ class Channel(Protocol):
 
         Returns the sites without an accepted answer. `outgoing` may be called more than once and changes nothing.
         """
+
+
+class Transport(Channel, Protocol):
+    """The innermost channel, which moves parcels."""
 
     def pause(self, seconds: float) -> None:
         """Wait; raises Aborted when the run was told to stop."""

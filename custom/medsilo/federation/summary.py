@@ -152,7 +152,7 @@ def _site_result(led: Account, site: str) -> SiteResult:
         missed_ends={end: own.missing[site].text for end, own in led.ends.items() if site in own.missing},
         warnings=_warnings(led, site),
         validation=validation,
-        **(tested_as(led.plan.task, dict(tested), tested.threshold) if tested else {}),
+        **(tested_as(led.plan.task, dict(tested), tested.cases.test, tested.threshold) if tested else {}),
         bytes_up=sum(line.bytes_up for line in known),
         bytes_down=sum(line.bytes_down for line in known),
         seconds=round(sum(line.seconds for line in known), 3),
@@ -160,12 +160,12 @@ def _site_result(led: Account, site: str) -> SiteResult:
     )
 
 
-def tested_as(task: Task, told: Mapping[str, Any], threshold: float | None) -> dict[str, Any]:
+def tested_as(task: Task, told: Mapping[str, Any], cases: int, threshold: float | None) -> dict[str, Any]:
     """Return a site's test as the summary has it; `withheld` names what the site keeps because of too few cases."""
     counts: Counts = told["counts"]
     known = with_derived(dict(counts), task.goal.classes, threshold)
     return {
-        "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": told["test_cases"]},
+        "test": {task.goal.metric: told["test"], "loss": told["test_loss"], "cases": cases},
         "figures": task.goal.figures(known),
         "withheld": sorted(task.goal.layout.keys() - counts.keys()),
         "decisions": decisions_in(known, task.goal.classes, threshold) if CONFUSION in known else None,

@@ -156,7 +156,7 @@ class MedsiloExecutor(Executor):
         lead = submitter_of(fl_ctx) or ""
         place = Place(plan, site, parcel.facts["sites"], settings, self.folder, lead, kit_of(fl_ctx))
         permission = Permission(place)
-        permission.wait(stop)
+        permission.begin()
         self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
         clock = Clock(self.folder, settings.limits)
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)

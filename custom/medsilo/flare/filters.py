@@ -87,7 +87,7 @@ class EnoughCases(_AnswerFilter):
         self.least = least
 
     def look_at(self, answer: DXO) -> None:
-        cases = answer.meta[META]["samples"]
+        cases = answer.meta[META]["facts"].get("samples")
         few = sorted(self.groups & set(answer.data))
         if few and not (isinstance(cases, int) and cases >= self.least):
             raise Refused(f"this hospital lets {', '.join(few)} out only over {self.least} cases or more")

@@ -36,7 +36,7 @@ def to_shareable(parcel: Parcel) -> Shareable:
     """Wrap a parcel. Tensors are referenced and not copied; dicts are new, since filters change them in place."""
     groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
     dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
-    meta = {META: {"facts": parcel.facts, "samples": parcel.samples, "metrics": parcel.metrics, "dtypes": dtypes}}
+    meta = {META: {"facts": parcel.facts, "dtypes": dtypes}}
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
@@ -62,7 +62,7 @@ def to_parcel(shareable: Shareable) -> Parcel:
             group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
             for group, member in collection.data.items()
         }
-        return Parcel(groups, dict(content["facts"]), content["samples"], dict(content["metrics"]))
+        return Parcel(groups, dict(content["facts"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
 

@@ -19,7 +19,6 @@ from medsilo.privacy.mechanisms import (
     Mechanism,
     Public,
     SampledGaussian,
-    Unprotected,
 )
 
 # The grid of privacy losses is as coarse as ε allows, within 1e-3 (tests/unit/test_accounting.py): so many points for
@@ -33,11 +32,10 @@ ROUGH = 1.001  # noise that is looked for is at most this much too large
 
 Part = tuple[str, float, float, int]  # kind, noise, rate, sensitivity: what is counted together
 Parts = tuple[tuple[Part, int], ...]
-Point = tuple[float, float]  # noise, and what it costs
 
 
 def epsilon(charges: Iterable[Charge], delta: float) -> float:
-    """Return the ε that holds at this δ for all charges together; infinite where something left unprotected."""
+    """Return the ε that holds at this δ for all charges together."""
     return epsilon_of(counted(charges), delta)
 
 
@@ -46,7 +44,7 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
     if not 1e-12 <= delta < 1:
         raise MedsiloError(f"δ = {delta:g} is no use: give a number from 1e-12 to less than 1")
     parts = _parts(used)
-    return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
+    return math.inf if _step(parts) > COARSEST else _epsilon(parts, delta)
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
@@ -86,35 +84,22 @@ def gaussian_for(epsilon: float, delta: float, count: int) -> float:
 
 def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:
     """Return the least noise, to a thousandth, that costs at most ε; raises where none up to MOST_NOISE does."""
-    high, above = 1.0, math.inf  # noise that is enough, and what it costs
-    while (above := cost(high)) > epsilon:
+    high = 1.0  # noise that is enough
+    while cost(high) > epsilon:
         high *= 2
         if high > MOST_NOISE:
             raise MedsiloError(_no_noise(what, epsilon, delta))
     low = high / 2
-    while low > 1e-2 and (below := cost(low)) <= epsilon:
-        low, high, above = low / 2, low, below
-    return _crossing(cost, epsilon, (low, cost(low)), (high, above))
+    while low > 1e-2 and cost(low) <= epsilon:
+        low, high = low / 2, low
+    while high / low > ROUGH:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
+    return high
 
 
 def _no_noise(what: str, epsilon: float, delta: float) -> str:
     return f"no noise keeps {what} within ε = {epsilon:g} at δ = {delta:g}: allow more ε, or let less leave"
-
-
-def _crossing(cost: Callable[[float], float], target: float, low: Point, high: Point) -> float:
-    """Return noise that is enough, and at most a thousandth too much: between one that is too little and one that is
-    enough, where the logarithms nearly lie on a line."""
-    nudge = ROUGH**0.3
-    while high[0] / low[0] > ROUGH:
-        middle = math.sqrt(low[0] * high[0])
-        if math.isfinite(low[1]) and low[1] > target > high[1] > 0:
-            share = math.log(low[1] / target) / math.log(low[1] / high[1])
-            middle = low[0] * (high[0] / low[0]) ** share * nudge
-            nudge = 1 / nudge
-        middle = min(max(middle, low[0] * ROUGH**0.3), high[0] / ROUGH**0.3)
-        here = middle, cost(middle)
-        low, high = (low, here) if here[1] <= target else (here, high)
-    return high[0]
 
 
 def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
@@ -124,8 +109,6 @@ def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
         of = charge.of
         if isinstance(of, SampledGaussian):
             found[of.model_copy(update={"steps": 1})] += of.steps
-        elif isinstance(of, Unprotected):
-            found[of] += 1
         elif not isinstance(of, Public):
             found[of.model_copy(update={"count": 1})] += of.count
     return found
@@ -136,21 +119,18 @@ def together(charges: Iterable[Charge], what: str) -> list[Charge]:
     found = []
     for of, times in counted(charges).items():
         key = "steps" if isinstance(of, SampledGaussian) else "count"
-        same = of if isinstance(of, Unprotected) else of.model_copy(update={key: min(times, MOST_COUNT)})
-        found.append(Charge(what=what, of=same))
+        found.append(Charge(what=what, of=of.model_copy(update={key: min(times, MOST_COUNT)})))
     return found
 
 
-def _parts(used: Mapping[Mechanism, int]) -> Parts | None:
-    """Return what is counted together; None where something left unprotected.
+def _parts(used: Mapping[Mechanism, int]) -> Parts:
+    """Return what is counted together.
 
     All Gaussians without sampling are one: their μ = 1 / noise add up in squares.
     """
     found: Counter[Part] = Counter()
     squares: list[float] = []
     for of, times in used.items():
-        if isinstance(of, Unprotected):
-            return None
         if isinstance(of, Gaussian):
             squares.append(times / of.noise**2)
         elif isinstance(of, SampledGaussian):
@@ -212,16 +192,12 @@ def _reach(part: Part, times: int) -> float:
 @lru_cache(64)
 def _distribution(part: Part, times: int, step: float) -> Any:
     """Return the privacy loss distribution of one mechanism that is used so many times."""
-    once = _once(part, step)
-    return once.self_compose(times) if times > 1 else once
-
-
-@lru_cache(64)
-def _once(part: Part, step: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     kind, noise, rate, sensitivity = part
     given: dict[str, Any] = {"value_discretization_interval": step}
     if kind == "geometric":
-        return losses.from_discrete_laplace_mechanism(1 / (noise * sensitivity), sensitivity, **given)
-    return losses.from_gaussian_mechanism(noise, sampling_prob=rate, **given)
+        once = losses.from_discrete_laplace_mechanism(1 / (noise * sensitivity), sensitivity, **given)
+    else:
+        once = losses.from_gaussian_mechanism(noise, sampling_prob=rate, **given)
+    return once.self_compose(times) if times > 1 else once

@@ -54,16 +54,7 @@ class Public(Section):
     reason: Reason
 
 
-class Unprotected(Section):
-    """Something that leaves without noise and without being declared public: no ε holds afterwards."""
-
-    kind: Literal["unprotected"] = "unprotected"
-    reason: Reason
-
-
-Mechanism: TypeAlias = Annotated[
-    Gaussian | SampledGaussian | Geometric | Public | Unprotected, Field(discriminator="kind")
-]
+Mechanism: TypeAlias = Annotated[Gaussian | SampledGaussian | Geometric | Public, Field(discriminator="kind")]
 
 
 class Charge(Section):

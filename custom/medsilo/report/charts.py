@@ -155,7 +155,7 @@ def colour(style: int) -> str:
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """At most `most` round numbers (1, 2 or 5 times a power of ten apart) that enclose low and high."""
-    if high <= low:
+    if high - low < 1e-9:  # less than what is written tells apart
         low, high = low - 0.05, high + 0.05
     exponent = math.floor(math.log10((high - low) / most))
     for step in (factor * 10.0**power for power in range(exponent, exponent + 3) for factor in (1, 2, 5)):

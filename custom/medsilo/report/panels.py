@@ -156,17 +156,16 @@ def _thresholds(subject: Subject, facts: Sequence[SuperModelFacts], key: str) ->
 
 
 def harmonised(subjects: Sequence[Subject], most: int | None = None) -> list[dict[str, Any]]:
-    """Images before and after, of the first run that has some and at most so many a site, and every run's amplitude.
+    """Images before and after, of the first run that has some and at most so many a site.
 
     Rows with the very same pictures, as of a sweep that changes only the step, are one panel.
     """
     panels: dict[str, dict[str, Any]] = {}
-    for subject in having(subjects, lambda run: run.pictures or run.amplitude):
-        first = next((run for run in subject.runs if run.pictures), None)
-        pictures = {site: pairs[:most] for site, pairs in first.pictures.items()} if first else {}
-        amplitudes = [(f"seed {run.summary.seed}", run.amplitude) for run in subject.runs if run.amplitude]
-        panel = {"subject": subject, "pictures": pictures, "amplitudes": amplitudes, "first": first}
-        alike = panels.setdefault(repr((pictures, amplitudes)), panel)
+    for subject in having(subjects, lambda run: run.pictures):
+        first = next(run for run in subject.runs if run.pictures)
+        pictures = {site: pairs[:most] for site, pairs in first.pictures.items()}
+        panel = {"subject": subject, "pictures": pictures, "first": first}
+        alike = panels.setdefault(repr(pictures), panel)
         if alike is not panel:
             alike["subject"] = replace(alike["subject"], label=f"{alike['subject'].label}, {subject.label}")
     return list(panels.values())

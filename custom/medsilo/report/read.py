@@ -67,7 +67,6 @@ class RunResult:
     plan: str
     provenance: Provenance
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by site: (before, after) as data URIs
-    amplitude: str | None = None  # the picture of the amplitude that all sites share
     intervals: dict[str, Interval] = field(default_factory=dict)  # of the score, where the cases' scores are here
     patients: dict[str, int] = field(default_factory=dict)  # by site: those of the test cases, where they are here
     means: dict[str, float] = field(default_factory=dict)  # by site: the score of the mean, where a number is learned
@@ -163,7 +162,6 @@ def read(folder: Path) -> RunResult:
             plan,
             provenance,
             pictures=_pictures(folder),
-            amplitude=picture_of(folder / paths.FIGURES / paths.AMPLITUDE),
             spent=read_of_sites(Spent, folder, paths.SPENT),
             files=read_of_sites(FilesFound, folder, paths.DATA),
             **_of_cases(folder, summary),

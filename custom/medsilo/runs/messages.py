@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import not_
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -69,8 +69,6 @@ class Parcel:
 
     groups: Groups = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    samples: int = 0
-    metrics: dict[str, float | None] = field(default_factory=dict)
 
     def size(self) -> int:
         """Return the bytes of all tensors."""
@@ -156,8 +154,6 @@ class Counted(Message):
 class SiteAnswer(Message):
     """The facts that are in every answer of a site."""
 
-    metrics: ClassVar[frozenset[str]] = frozenset()  # which of the fields travel as metrics
-
     task: Task
     round: int
     study: Name
@@ -174,29 +170,9 @@ class SiteAnswer(Message):
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
     ledger: LedgerHead | None = Field(None, exclude_if=not_)  # of a hospital that counts what privacy costs
 
-    @classmethod
-    def of(cls, parcel: Parcel) -> Self:
-        """Read an answer; raises Refused."""
-        if not isinstance(parcel.facts, dict) or not isinstance(parcel.metrics, dict):
-            raise Refused("its facts or metrics are not a mapping")
-        named = {f"metric {name}" for name in parcel.metrics.keys() ^ cls.metrics}
-        if named:
-            raise Refused(f"metrics: it has or lacks {plain(', '.join(sorted(named)[:3]), 200)}")
-        samples = {"samples": parcel.samples} if "samples" in cls.model_fields else {}
-        own = {_field(name): value for name, value in parcel.metrics.items()}
-        return cls.read({**parcel.facts, **own, **samples})
-
     def parcel(self, groups: Groups | None = None) -> Parcel:
         """Return the answer as it travels."""
-        values = self.model_dump(mode="json")
-        samples = values.pop("samples", 0)
-        metrics = {name: values.pop(_field(name)) for name in sorted(self.metrics)}
-        return Parcel(groups or {}, values, samples, metrics)
-
-
-def _field(metric: str) -> str:
-    """The number of test cases travels as the metric "cases", and every answer has its cases, too."""
-    return "test_cases" if metric == "cases" else metric
+        return Parcel(groups or {}, self.model_dump(mode="json"))
 
 
 Part = Annotated[str, Field(max_length=20)]
@@ -236,8 +212,6 @@ class Lettered(SiteAnswer):
 class Trained(SiteAnswer):
     """A round of a site."""
 
-    metrics = frozenset({"train_loss", "validation", "validation_loss"})
-
     task: Literal["round"]
     samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on
     train_loss: Number | None
@@ -253,8 +227,6 @@ class Trained(SiteAnswer):
 
 class Delivered(SiteAnswer):
     """A site has the outcome."""
-
-    metrics = frozenset({"validation", "validation_loss"})
 
     task: Literal["deliver"]
     validation: Number | None
@@ -272,24 +244,15 @@ class Tried(SiteAnswer):
 class Tested(SiteAnswer):
     """A site has tested the selected model."""
 
-    metrics = frozenset({"test", "test_loss", "cases", "selected"})
-
     task: Literal["test"]
     test: Number | None
     test_loss: Number | None
-    test_cases: Cases
     selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # the round whose model was tested
     counts: dict[str, list[Number]]  # that add up over sites
     # From where on the second class's probability counts as found, by the validation cases
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
     outcome: dict[str, Any] | None
     layers: dict[Name, Any] = Field({}, exclude_if=not_)  # as before the test
-
-    @model_validator(mode="after")
-    def _tests_its_cases(self) -> Self:
-        if self.test_cases != self.cases.test:
-            raise ValueError(f"it tested {self.test_cases} cases and has {self.cases.test}")
-        return self
 
 
 LETTERED = get_args(Letter)

@@ -60,11 +60,6 @@ class FixedPoint:
         most = USED * 2.0 ** (self.bits - 1) / self.weights * self.one
         return 2.0 ** math.floor(math.log2(most / self.bound))
 
-    @property
-    def resolution(self) -> float:
-        """The distance between two numbers; a number is rounded by half of it at most."""
-        return 1 / self.scale
-
     def check(self, name: str, values: Tensor) -> None:
         """Raise Refused, with the tensor's name, unless all values are finite and within the bound."""
         if not values.numel():

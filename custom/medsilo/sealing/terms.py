@@ -57,14 +57,6 @@ class Terms:
         """Return how many hospitals must take part in a sum."""
         return max(self.threshold, self.required, LEAST)
 
-    @property
-    def safe_against(self) -> tuple[int, int]:
-        """Return how many hospitals may help the server, if it follows the protocol and if it lies.
-
-        Together they learn the sums only.
-        """
-        return self.threshold - 1, 2 * self.threshold - len(self.sites) - 1
-
     def place(self, site: str) -> int:
         """Return a site's place; raises Refused."""
         if site not in self.sites:

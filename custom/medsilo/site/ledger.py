@@ -394,9 +394,6 @@ class CountedStudy:
         if self.demands is None:
             return
         demands, where = self.demands, f"in its {FILE_NAME}"
-        if unprotected := next((of for of in asked if of.kind == "unprotected"), None):
-            told = "this hospital demands differential privacy, and something would leave without it"
-            raise Refused(f"{told}: {unprotected.reason}")
         alone = epsilon_of(asked, demands.delta)
         if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
             raise Refused(

@@ -102,13 +102,6 @@ class SiteSettings(Section):
         description="required: only plans run here that this hospital's engineer has approved, by their hash, with the "
         "key of the kit (`medsilo approve`), whatever the server says",
     )
-    approval_wait: float = Field(
-        0,
-        ge=0,
-        le=1440,
-        description="minutes that a site which joins waits for that decision; the plan's participation.timeout ends "
-        "it, too",
-    )
     # Installed packages, beside medsilo, that a plan may use here: their methods, tasks and networks. "*" is any.
     packages: tuple[str, ...] = ()
     # What may leave, and what may be shown.

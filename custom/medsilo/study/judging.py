@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils.data import ConcatDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.source import Source
+from medsilo.federation.disclosure import Disclosure
 from medsilo.federation.exact import ExactScores, ExactTest
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import Protection
@@ -49,6 +51,7 @@ class Judged:
     measures: Measures
     patients: Sequence[str]
     told: Mapping[str, Any]
+    mean: Callable[[float], float | None]  # a further mean over all cases, from 0 to 1, as it may leave; it is counted
 
 
 def judged(
@@ -57,7 +60,7 @@ def judged(
     settings: SiteSettings,
     folder: Path,
     lead: str = "",
-    looks: Sequence[Callable[[Source, Tensor, Tensor, Tensor, list[int]], None]] = (),
+    looks: Sequence[Callable[[Source, Tensor, Tensor, Tensor, list[int]], None] | None] = (),
 ) -> list[Judged]:
     """Score models of one task on all cases of a hospital that need not have been part of their studies.
 
@@ -83,9 +86,18 @@ def judged(
             if look:
                 for seen in judge.evaluation.seen(data.test, model):
                     look(source, *seen)
-        told = judge.disclosure.told(ExactTest(0, scores, None, None))
-        found.append(Judged(scores.measures, patients_of(data.test), told))
+        told = {**judge.disclosure.told(ExactTest(0, scores, None, None)), "cases": judge.disclosure.counted.test}
+        tells = partial(_mean, judge.disclosure, told["test"] is not None)
+        found.append(Judged(scores.measures, patients_of(data.test), told, tells))
     return found
+
+
+def _mean(disclosure: Disclosure, may_leave: bool, value: float) -> float | None:
+    """Return a mean over the test cases as it is told; None where none may leave."""
+    if not may_leave:
+        return None
+    disclosure.protection.note(test=1)
+    return disclosure.resolution["test"].mean(value, 0, 1)
 
 
 def _all_tested(data: SiteData) -> SiteData:

@@ -29,10 +29,10 @@ LIES: dict[str, Callable[[Any], Any]] = {  # what becomes of an honest answer
     "cases NaN": nan_cases,
     "many values": lambda reply: reply.facts.update(package={str(number): {} for number in range(200_000)}),
     "negative": lambda reply: reply.facts["cases"].update(train=-5),
-    "huge test": lambda reply: reply.metrics.update(test=1e308),
-    "no test cases": lambda reply: reply.metrics.update(cases=None),
-    "accuracy 7.5": lambda reply: reply.metrics.update(validation=7.5),
-    "many samples": lambda reply: setattr(reply, "samples", 10**9),
+    "huge test": lambda reply: reply.facts.update(test=1e308),
+    "no test cases": lambda reply: reply.facts["cases"].update(test=None),
+    "accuracy 7.5": lambda reply: reply.facts.update(validation=7.5),
+    "many samples": lambda reply: reply.facts.update(samples=10**9),
 }
 
 

@@ -93,8 +93,7 @@ class IsolatedParticipant:
         """Have a parcel answered; `stop` raises to end the work."""
         process = self._running()
         try:
-            work = {"facts": parcel.facts, "samples": parcel.samples, "metrics": parcel.metrics}
-            send(self.end, work, parcel.groups)
+            send(self.end, {"facts": parcel.facts}, parcel.groups)
             message, groups = self._reply(process, stop)
         except (EOFError, OSError) as error:
             raise Died(self._death(process)) from error
@@ -106,7 +105,7 @@ class IsolatedParticipant:
             if message["died"]:
                 raise Died(message["reason"], private=message["details"])
             raise Refused(message["reason"], private=message["details"])
-        return Parcel(groups, **message["parcel"])
+        return Parcel(groups, message["facts"])
 
     def close(self) -> None:
         """End the process."""

@@ -39,9 +39,8 @@ class Worker:
         while whole:
             message, groups = self.work.get()
             try:
-                reply = self._site().answer(Parcel(groups, **message), self._stop)
-                said = {"facts": reply.facts, "samples": reply.samples, "metrics": reply.metrics}
-                send(self.end, {"parcel": said}, reply.groups)
+                reply = self._site().answer(Parcel(groups, message["facts"]), self._stop)
+                send(self.end, {"facts": reply.facts}, reply.groups)
             except Aborted as error:
                 send(self.end, {"aborted": str(error)})
             except Exception as error:

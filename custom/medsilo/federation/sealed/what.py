@@ -18,7 +18,7 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
 from medsilo.sealing.channels import KEY_BOX, LOCKED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
-from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
+from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName, SumClaim
 from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
@@ -30,14 +30,13 @@ Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_lengt
 Matrix = Mapping[str, Sequence[float]]  # site → its row of weights, in the order of the sites
 
 
-AgreementNumber = Annotated[int, Field(ge=1, le=1_000_000)]
-MOST_AHEAD = 1000  # that a site's last number may be beyond the server's, which stopped before it could write its own
+AgreementNumber = Annotated[int, Field(ge=1, le=1 << 53)]
 
 
 class KeyAgreement(Letter):
     """The terms on which a study begins to seal.
 
-    number: counts the times that it started again, with fresh keys. heaviest: no site has more training cases.
+    number: larger each time that it starts again, with fresh keys. heaviest: no site has more training cases.
     """
 
     number: AgreementNumber
@@ -46,15 +45,10 @@ class KeyAgreement(Letter):
 
 
 class Held(Letter):
-    """The facts that a site needs to open a group's tensors.
-
-    round: in which it was sealed. divisor: what the sum is divided by. claim: whose numbers are in it.
-    """
+    """The facts that a site needs to open a group's tensors: under which keys, and whose numbers are in them."""
 
     agreement: AgreementNumber
-    round: RoundNumber
-    divisor: Annotated[int, Field(ge=1, lt=1 << 52)]
-    claim: dict[str, Any]
+    claim: SumClaim
 
 
 class Current(Letter):
@@ -248,17 +242,18 @@ class SealedStore:
     """Sealed results by group and site, of the last round that concerns each site."""
 
     def __init__(self) -> None:
-        self.agreement = 0  # how often the study has agreed on keys
+        self.agreement = 0  # the number of the last that the study was begun with
         self.proofs: list[dict[str, Any]] = []  # who spoilt what: each site has the keys with which it can be checked
-        self._kept: dict[str, dict[str, SealedResult]] = {}
+        self._kept: dict[str, list[tuple[list[str], SealedResult]]] = {}  # by group: whose each result is
 
-    def keep(self, group: str, site: str, kept: SealedResult) -> None:
-        """Take the place of a site's earlier result."""
-        self._kept.setdefault(group, {})[site] = kept
+    def keep(self, group: str, sites: Sequence[str], kept: SealedResult) -> None:
+        """Take the place of these sites' earlier results."""
+        older = [([site for site in own if site not in sites], one) for own, one in self._kept.get(group, [])]
+        self._kept[group] = [*((own, one) for own, one in older if own), (list(sites), kept)]
 
     def find(self, group: str, site: str) -> SealedResult | None:
         """Return a site's result of a group; None before the first round of it has ended."""
-        return self._kept.get(group, {}).get(site)
+        return next((one for own, one in self._kept.get(group, ()) if site in own), None)
 
     def told(self, groups: Mapping[str, Tensors], site: str) -> dict[str, Any]:
         """Return what a site is told of the sealed results among what it is sent."""
@@ -268,19 +263,15 @@ class SealedStore:
     # ------------------------------------------------------------------ checkpoints
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what must outlive the process; nothing in a study that does not seal."""
+        if not self.agreement:
+            return {}, {}
         tensors: dict[str, Tensor] = {}
         facts: list[dict[str, Any]] = []
-        seen: dict[int, int] = {}
-        for group, by_site in sorted(self._kept.items()):
-            for site, own in sorted(by_site.items()):
-                place = seen.setdefault(id(own), len(facts))
-                if place == len(facts):
-                    facts.append({"group": group, "sites": [], "held": own.held.facts()})
-                    tensors |= {f"{PREFIX}/{place}/{name}": tensor for name, tensor in own.tensors.items()}
-                facts[place]["sites"].append(site)
-        return tensors, {
-            "sealed": {"agreement": self.agreement, "kept": facts, "proofs": self.proofs}
-        } if self.agreement else {}
+        for group, kept in sorted(self._kept.items()):
+            for sites, own in kept:
+                tensors |= {f"{PREFIX}/{len(facts)}/{name}": tensor for name, tensor in own.tensors.items()}
+                facts.append({"group": group, "sites": sites, "held": own.held.facts()})
+        return tensors, {"sealed": {"agreement": self.agreement, "kept": facts, "proofs": self.proofs}}
 
     def load(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
@@ -289,6 +280,4 @@ class SealedStore:
         for place, told in enumerate(sealed["kept"]):
             prefix = f"{PREFIX}/{place}/"
             own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            kept = SealedResult(own, Held.read("the checkpoint", told["held"]))
-            for site in told["sites"]:
-                self.keep(told["group"], site, kept)
+            self.keep(told["group"], told["sites"], SealedResult(own, Held.read("the checkpoint", told["held"])))
