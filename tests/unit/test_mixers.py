@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.core.spill import Spill, size_of
+from medsilo.core.spill import stored
 from medsilo.mixing import contributions
 from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
@@ -238,17 +238,17 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     """Everything that still fits is written before the step fails."""
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
-    room, write = [400], os.pwritev
+    room, write = [400], os.pwrite
 
-    def write_what_fits(file, parts, place):
+    def write_what_fits(file, content, place):
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        done = write(file, [b"".join(parts)[: room[0]]], place)
+        done = write(file, content[: room[0]], place)
         room[0] -= done
         return done
 
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    monkeypatch.setattr(os, "pwritev", write_what_fits)
+    monkeypatch.setattr(os, "pwrite", write_what_fits)
     mixer = WeightedMean()
     mixer.start(list("abc"))
     for _ in range(2):
@@ -266,11 +266,9 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     """As answers do that arrive over NVFlare. Memory lets go of what was looked at."""
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(1 << 20)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
-    filed = [
-        (site, Spill().places(size_of(tensors.values()), 1)[0].fill(tensors), weight) for site, tensors, weight in sent
-    ]
+    filed = [(site, dict(zip(own, stored(own.values()), strict=True)), weight) for site, own, weight in sent]
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("written again"))
     mixer = WeightedMean()
     mixer.start(list("abc"))
     before = in_files()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.mixing import rules
+from medsilo.mixing import contributions, rules
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.mixers import SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.rules import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean, capped
@@ -40,8 +40,7 @@ SENT = {
 CASES = {"a": 10, "b": 20, "c": 30, "d": 40, "e": 1000}
 
 
-def mixed(mixer, shield, sent=SENT, order=FIVE, given=GIVEN, memory=1 << 20):
-    mixer.let_wait(memory)
+def mixed(mixer, shield, sent=SENT, order=FIVE, given=GIVEN):
     mixer.start(FIVE, given)
     mixer.defend(shield)
     mixer.start(FIVE)
@@ -173,10 +172,11 @@ def test_with_a_cap_the_geometric_median_weighs_by_cases():
 
 
 @every_rule
-def test_the_order_of_arrival_and_where_contributions_wait_change_no_bit(rule):
+def test_the_order_of_arrival_and_where_contributions_wait_change_no_bit(rule, monkeypatch):
     first = mixed(WeightedMean(), shield_of(rule, 0.5 if rule.weighs else None))
     for order, memory in (("edcba", 0), ("cebad", 400), ("abcde", 0)):
-        again = mixed(WeightedMean(), shield_of(rule, 0.5 if rule.weighs else None), order=order, memory=memory)
+        monkeypatch.setattr(contributions, "MEMORY", memory)
+        again = mixed(WeightedMean(), shield_of(rule, 0.5 if rule.weighs else None), order=order)
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 

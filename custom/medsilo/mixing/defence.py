@@ -44,9 +44,7 @@ class Shield:
                 counts = counts or dict(zip(sites, shares.tolist(), strict=True))
                 across = partial(_weighted, shares)
             for block, columns in updates.blocks():
-                numbers = across(columns)
-                is_complex = ways[block.pieces[0].name].is_complex()
-                block.write(torch.view_as_complex(numbers.view(-1, 2)) if is_complex else numbers, ways)
+                block.write(across(columns), ways)
         return ways, counts
 
     def _parts(self, layout: Layout, row: Tensors) -> list[Layout]:

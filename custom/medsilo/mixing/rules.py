@@ -45,13 +45,11 @@ class Updates:
         return torch.tensor(norms, dtype=torch.float64)
 
     def blocks(self) -> Iterator[tuple[Block, Tensor]]:
-        """Yield blocks and all sites' numbers of them: [sites, columns] in double precision, always in the same memory,
-        may be changed; complex numbers as two columns each."""
+        """Yield blocks and all sites' numbers of them: [sites, columns] in double precision; may be changed."""
         width = max(NARROWEST, min(WIDEST, BLOCK // len(self.sites)))
         for section in self.part.sections:
             for block, numbers in self.rows.columns(self.sites, section, width, self.origin):
-                ways = numbers[1:]
-                yield block, torch.view_as_real(ways).flatten(1) if ways.is_complex() else ways
+                yield block, numbers[1:]
 
 
 class RobustRule(Section, ABC):
@@ -227,7 +225,7 @@ def _norm(tensors: Tensors, layout: Layout, origin: Tensors | None) -> float:
     """The norm of a contribution's way from `origin`, in double precision."""
     squares = 0.0
     for section in layout.sections:
-        room = torch.empty(section.widest, dtype=section.wide)
+        room = torch.empty(section.widest, dtype=torch.float64)
         for block in section.blocks:
             numbers = room[: block.size]
             block.read(tensors, numbers)
