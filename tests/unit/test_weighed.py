@@ -52,7 +52,9 @@ def contributions(seed: int, sites: int = 3) -> tuple[dict[str, Tensor], dict[st
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 20])
-def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("medsilo.mixing.contributions.MEMORY", memory)
     given, sent = contributions(1)
     seen: list[dict[str, Tensor]] = []

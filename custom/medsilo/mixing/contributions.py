@@ -63,13 +63,13 @@ class Contributions:
             let_go(self._rows[site].files)
 
     def columns(
-        self, sites: Sequence[str], section: TypeSection, width: int, origin: Tensors | None
+        self, sites: Sequence[str], section: TypeSection, origin: Tensors | None
     ) -> Iterator[tuple[Block, Tensor]]:
-        """Yield some columns of all rows at a time, [1 + sites, width] in double precision and the same memory: the
-        numbers of `origin`, or zeros, and the ways from there to those of each site."""
+        """Yield some columns of all rows at a time, [1 + sites, width] in double precision: the numbers of `origin`, or
+        zeros, and the ways from there to those of each site."""
         rows = [self._rows[site] for site in sites]
         models = [row.tensors for row in rows]
-        for block, numbers, _ in section.side_by_side([origin or models[0], *models], width):
+        for block, numbers in section.side_by_side([origin or models[0], *models]):
             if origin is None:
                 numbers[0] = 0
             numbers[1:] -= numbers[0]

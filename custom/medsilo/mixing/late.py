@@ -11,7 +11,6 @@ from medsilo.mixing.forms import Form, Unsealable
 from medsilo.mixing.mixers import Identity, Mixer, WeightedMean
 from medsilo.mixing.rules import capped
 
-COLUMNS = 16 << 10  # numbers of each site that are read at once, and summed in one thread, so always in one order
 LEAST = 1e-9  # share by which a weight of zero takes part in what is cut off from others
 Shares = Mapping[str, float]
 
@@ -78,7 +77,7 @@ class LateMean(WeightedMean):
         found: dict[str, Tensor] = {}
         assert self._layout is not None and self._given is not None
         for section in self._layout.sections:
-            for block, rows in self._rows.columns(sorted(self._numbers), section, COLUMNS, self._given):
+            for block, rows in self._rows.columns(sorted(self._numbers), section, self._given):
                 for piece, columns in zip(block.pieces, rows.split(block.sizes, 1), strict=True):
                     size = len(columns)
                     sums = found.setdefault(part(piece.name), torch.zeros(size, size, dtype=torch.float64))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ Numbers = float | Mapping[str, float | Tensor]
 # Numbers that are handled at once: few enough for a processor's cache in double precision, many enough that the
 # cost of calling torch does not show.
 BLOCK = 1 << 18
+WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns that are read at once of every site; the more sites, the fewer
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,10 @@ class TypeSection:
                 room -= stop - start
         return [Block(pieces) for pieces in blocks]
 
-    def side_by_side(
-        self, rows: Sequence[Tensors], width: int
-    ) -> Iterator[tuple[Block, Tensor, list[tuple[Tensor, ...]]]]:
-        """Yield blocks of at most so many numbers; all rows' numbers [rows, size] in double precision, always in the
-        same memory; and of each piece of a block, where it lies in each row."""
-        blocks = self.cut(width)
-        most = len(rows) * max((block.size for block in blocks), default=0)
-        came, wide = torch.empty(most, dtype=self.dtype), torch.empty(most, dtype=torch.float64)
-        stretches = chain.from_iterable(
-            zip(*(row[name].view(-1).split(width) for row in rows), strict=True)
-            for name in self.names
-            if self.shapes[name].numel()
-        )
-        for block in blocks:
-            numbers, theta = (room[: len(rows) * block.size].view(len(rows), block.size) for room in (came, wide))
-            pieces = [next(stretches) for _ in block.pieces]
-            for own, columns in zip(pieces, numbers.split(block.sizes, 1), strict=True):
-                torch.stack(own, out=columns)
-            yield block, theta.copy_(numbers), pieces
+    def side_by_side(self, rows: Sequence[Tensors]) -> Iterator[tuple[Block, Tensor]]:
+        """Yield blocks, and all rows' numbers of them, [rows, size] in double precision."""
+        for block in self.cut(max(NARROWEST, min(WIDEST, BLOCK // len(rows)))):
+            yield block, torch.stack([torch.cat(block.flat(row)) for row in rows]).double()
 
 
 class Layout:

@@ -30,8 +30,6 @@ from medsilo.mixing.defence import Shield, lower_median
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
 from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, numbers_of, spread
 
-# Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
-COLUMNS = 4 << 10
 RUNNING = ("running_mean", "running_var")  # torch's names of running statistics
 
 
@@ -417,8 +415,7 @@ class Identity(Mixer):
         self._rows = {site: rows[owner] for site, owner in facts["rows"].items()}
 
 
-# Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
-Rule = Callable[[Tensor, Tensor], object]
+Rule = Callable[[Tensor], Tensor]  # θ [K, numbers] of the K sites that answered -> the mixed θ, in double precision
 
 
 class JointMixer(Identity):
@@ -439,13 +436,10 @@ class JointMixer(Identity):
         sites = sorted(self._sent)
         if len(sites) > 1:
             rule, rows = self._rule(sites), [self._sent[site] for site in sites]
-            for section in self._layout.sections:  # some columns at a time, and always in the same memory
-                room = torch.empty(len(rows) * COLUMNS, dtype=torch.float64)
-                for block, theta, pieces in section.side_by_side(rows, COLUMNS):
-                    mixed = room[: theta.numel()].view(theta.shape)
-                    rule(theta, mixed)
-                    for own, columns in zip(pieces, mixed.to(section.dtype).split(block.sizes, 1), strict=True):
-                        torch._foreach_copy_(own, columns.unbind())
+            for section in self._layout.sections:
+                for block, theta in section.side_by_side(rows):
+                    for own, mixed in zip(rows, rule(theta).to(section.dtype), strict=True):
+                        block.write(mixed, own)
         super()._merge()
 
 
@@ -469,10 +463,9 @@ class SoftPull(JointMixer):
     def _rule(self, sites: list[str]) -> Rule:
         step = (1 - self.pull) * len(sites) / (len(sites) - 1)
 
-        def pull(theta: Tensor, out: Tensor) -> None:
-            first = theta[0]
-            mean = first + torch.sub(theta, first, out=out).mean(0)  # exact where all sites are equal
-            torch.lerp(theta, mean, step, out=out)
+        def pull(theta: Tensor) -> Tensor:
+            mean = theta[0] + (theta - theta[0]).mean(0)  # exact where all sites are equal
+            return theta.lerp(mean, step)
 
         return pull
 
@@ -482,12 +475,12 @@ class SimilarityMix(JointMixer):
 
     Where no site that counts for site i is there, it keeps its own.
 
-    weights: W [N, N] for the N sites in sorted order, not negative, in double precision; rows sum to 1.
+    weights: W [N, N] for the N sites in sorted order, not negative, rows sum to 1.
     """
 
     def __init__(self, weights: Tensor) -> None:
         super().__init__()
-        self.weights = weights
+        self.weights = weights.double()
 
     @property
     def sealed(self) -> Form:
@@ -503,7 +496,7 @@ class SimilarityMix(JointMixer):
         weights = self.weights[here][:, here]
         mass = weights.sum(1, keepdim=True)
         weights = torch.where(mass > 0, weights / mass, torch.eye(len(here), dtype=weights.dtype))
-        return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
+        return lambda theta: weights @ theta
 
 
 class Gallery(Mixer):

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from medsilo.core.section import Section
 from medsilo.mixing.contributions import Contributions
-from medsilo.mixing.layout import BLOCK, Block, Layout, Tensors
+from medsilo.mixing.layout import Block, Layout, Tensors
 
-WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns that are read at once of every site; the more sites, the fewer
 SERIAL = 16 << 10  # numbers that torch sums in one thread, so that a sum is the same with any number of threads
 FURTHEST = 1e6  # times the median norm: what is further away counts as if it were there, so that squares keep digits
 SETTLED = 1e-12  # a share that changes by less has found its place
@@ -46,9 +45,8 @@ class Updates:
 
     def blocks(self) -> Iterator[tuple[Block, Tensor]]:
         """Yield blocks and all sites' numbers of them: [sites, columns] in double precision; may be changed."""
-        width = max(NARROWEST, min(WIDEST, BLOCK // len(self.sites)))
         for section in self.part.sections:
-            for block, numbers in self.rows.columns(self.sites, section, width, self.origin):
+            for block, numbers in self.rows.columns(self.sites, section, self.origin):
                 yield block, numbers[1:]
 
 
