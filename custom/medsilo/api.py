@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medsilo import given
 from medsilo.consortium import lead
@@ -157,16 +157,14 @@ class Run:
         found = re.findall(r'(<section[^>]* id="([\w-]+)".*?</section>)', page, re.DOTALL)
         return SimpleNamespace(**{key.replace("-", "_"): Picture(f"{head}</head>{text}") for text, key in found})
 
-    def predict(self, images: Any, out: Place | None = None, *, site: str = "", device: str = "auto") -> Any:
-        """Predict new cases with the model that was tested.
+    def predict(self, images: Any, *, site: str = "", device: str = "auto") -> Tensor:
+        """Return the output of the model that was tested for new cases.
 
-        images: an array [cases, ...] as the model reads it, of which the model's output comes back; or files, whose
-        results are written to `out`, as by `medsilo.predict`. site: whose model, where each has its own.
+        images: an array [cases, ...] as the model reads it; for files there is `medsilo.predict`. site: whose model,
+        where each has its own.
         """
-        if out is not None:
-            return predict(self.folder, images, out, site=site, device=device)
         if not hasattr(images, "shape"):
-            raise MedsiloError("images: give an array of cases; for files also out, the folder for their results")
+            raise MedsiloError("images: give an array of cases; for files call medsilo.predict")
         compute = _settings("Run.predict", None, device).compute()
         source = _as_python(open_source)(self.folder, site)
         network = source.network.to(compute.device)
@@ -459,11 +457,6 @@ class Lead:
         lead.owner_of(self.kit)
 
     @_as_python
-    def status(self, job: str | None = None) -> dict[str, Any]:
-        """Return who is connected and what runs, or the state of one job."""
-        return lead.status(self.kit, job).as_json()
-
-    @_as_python
     def submit(self, job: Place, changes: Changes = (), *, plan: Place | None = None) -> str:
         """Submit a job, wait until the hospitals have joined, and return its id. plan: in place of the job's own."""
         other = Path(plan) if plan else None
@@ -478,11 +471,6 @@ class Lead:
     def fetch(self, job: str, folder: Place = "runs") -> Run:
         """Download a job's results into a folder of their own in this one."""
         return Run(lead.fetch(job, self.kit, Path(folder)))
-
-    @_as_python
-    def abort(self, job: str) -> str:
-        """End a job and return what the server says; what is finished is kept."""
-        return lead.abort(job, self.kit)
 
 
 def _plan(plan: PlanLike, changes: Sequence[str]) -> Plan:

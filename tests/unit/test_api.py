@@ -79,7 +79,7 @@ SIGNATURES = {
 MEMBERS = {
     "Run": {"folder", "plan", "summary", "history", "models", "table", "report"}
     | {"cases", "rounds", "plot", "predict"},
-    "Lead": {"folder", "status", "submit", "watch", "fetch", "abort"},
+    "Lead": {"folder", "submit", "watch", "fetch"},
     "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
 }
 

@@ -412,7 +412,6 @@ OTHERS = {
     "participation.timeout": 121,
     "participation.patience": 3601,
     "participation.silence": 300,
-    "participation.same": "[nvflare, torch]",
     "transport.precision": "bfloat16",
     "transport.slowest": 64,
     "transport.sealing": "pairwise",
@@ -428,7 +427,7 @@ OTHERS = {
     "protocol": "paper",
 }
 # Changing one of these alone is refused
-BOUND = {"training.optimizer", "training.betas", "network.name", "privacy", "tracking.sensitivity", "layers"}
+BOUND = {"training.optimizer", "training.betas", "network.name", "privacy", "layers"}
 
 
 def keys_of(values: dict, prefix: str = "") -> set[str]:

@@ -105,14 +105,10 @@ class Acceptance:
         """Return the answer of a site, with a warning where its numbers may differ from the server's in last digits."""
         own = machine_facts()
         names = [name for name in own if answer.machine.get(name) != own[name]]
-        told = {
-            name: f"{name} {plain(answer.machine.get(name, '(not told)'))}, the server {own[name]}" for name in names
-        }
-        if refused := [told[name] for name in names if name in self.plan.participation.same]:
-            raise Refused(f"runs {'; '.join(refused)}; participation.same wants the same: install the server's")
+        told = [f"{name} {plain(answer.machine.get(name, '(not told)'))}, the server {own[name]}" for name in names]
         if not told:
             return answer
-        warning = f"runs {'; '.join(told.values())}: its last digits may differ from those of the same study elsewhere"
+        warning = f"runs {'; '.join(told)}: its last digits may differ from those of the same study elsewhere"
         return answer.model_copy(update={"warnings": [*answer.warnings, warning]})
 
     def layers_of(self, answer: Tried | Tested) -> dict[str, Any]:
