@@ -252,7 +252,7 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     mixer = WeightedMean()
     mixer.start(list("abc"))
     for _ in range(2):
-        with pytest.raises(MedsiloError, match=r"b: .*No space left on device") as raised:
+        with pytest.raises(MedsiloError, match="No space left on device") as raised:
             mixer.add(*sent[1])
     assert raised.value.private == tempfile.gettempdir()
     assert tempfile.gettempdir() not in str(raised.value)
@@ -290,7 +290,7 @@ def test_a_folder_for_temporary_files_that_does_not_exist_is_an_error(monkeypatc
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     mixer = WeightedMean()
     mixer.start(["a", "b"])
-    with pytest.raises(MedsiloError, match=r"b: .*No such file"):
+    with pytest.raises(MedsiloError, match="No such file"):
         mixer.add("b", model(1.0), 1)
 
 

@@ -3,10 +3,11 @@ Non-Identical Data Distribution for Federated Visual Classification, 2019."""
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from medsilo.course.algorithm import BY_ITSELF
 from medsilo.course.phase import ServerSide
+from medsilo.learning.training import Beta
 from medsilo.methods.bases import ServerStep
 from medsilo.mixing import server as steps
 
@@ -34,20 +35,13 @@ class FedAdam(ServerStep):
 
     name: Literal["fedadam"] = "fedadam"
     server_lr: float = Field(0.01, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
-    server_betas: tuple[float, float] = Field((0.9, 0.99), description="decay rates of the server's moments (β₁, β₂)")
+    server_betas: tuple[Beta, Beta] = Field((0.9, 0.99), description="decay rates of the server's moments (β₁, β₂)")
     tau: float = Field(1e-3, gt=0, le=1, description="τ: the smaller, the more adaptive")
     variant: Literal["reddi", "torch"] = Field(
         "reddi",
         description="`reddi`: the paper, where v starts at τ² and the first steps are not corrected. `torch`: torch's "
         "Adam at the server, as NVFlare does it",
     )
-
-    @field_validator("server_betas")
-    @classmethod
-    def _betas(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1), not {betas}")
-        return betas
 
     def step(self, server: ServerSide) -> steps.FedAdam:
         return steps.FedAdam(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")

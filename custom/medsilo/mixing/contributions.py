@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
 from medsilo.core.spill import Stretch, let_go, stored, stretches_of
 from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
@@ -44,13 +43,7 @@ class Contributions:
         files = stretches_of(own.values())
         size = sum(tensor.nbytes for tensor in own.values() if not (files and stretches_of([tensor])))
         if size and not at_once and size + sum(other.size for other in self._rows.values()) > MEMORY:
-            try:
-                filed = zip(own.items(), stored(own.values()), strict=True)
-            except MedsiloError as error:
-                raise MedsiloError(
-                    f"{site}: its contribution came before its turn and cannot be stored meanwhile: {error}",
-                    private=error.private,
-                ) from error
+            filed = zip(own.items(), stored(own.values()), strict=True)
             own = {name: flat.view(tensor.shape) for (name, tensor), flat in filed}
             files, size = stretches_of(own.values()), 0
         let_go(files)
