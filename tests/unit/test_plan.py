@@ -76,7 +76,12 @@ WRONG = [
     # combinations that do nothing or can't be
     (["training.optimizer=adam"], "training", "momentum", "remove momentum"),
     (["training.betas=[0.8, 0.9]"], "training", "betas", "optimizer=adam"),
-    (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9, 1.0]"], "training", "1.0", "[0, 1)"),
+    (
+        ["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9, 1.0]"],
+        "training.betas",
+        "1.0",
+        "less than 1",
+    ),
     (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9]"], "training.betas", "", ""),
     # unknown names and keys at every level
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "medsilo list"),

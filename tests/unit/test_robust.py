@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.errors import PlanError
 from medsilo.mixing import contributions, rules
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.mixers import SoftPull, UniformMean, WeightedMean
@@ -253,13 +253,6 @@ def test_shares_tell_who_counted():
     middle = WeightedMean()
     mixed(middle, shield_of(Median()))
     assert middle.shares == {}
-
-
-@every_rule
-def test_too_few_contributions_are_no_result(rule):
-    few = FIVE[: rule.fewest - 1]
-    with pytest.raises(MedsiloError, match=f"needs {rule.fewest} sites"):
-        mixed(WeightedMean(), shield_of(rule), {site: SENT[site] for site in few})
 
 
 def test_what_is_no_mean_can_not_be_defended():

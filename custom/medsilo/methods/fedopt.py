@@ -1,7 +1,7 @@
 """Server optimizers: Reddi et al., Adaptive Federated Optimization, 2021; Hsu et al., Measuring the Effects of
 Non-Identical Data Distribution for Federated Visual Classification, 2019."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,7 @@ class FedAdam(ServerStep):
     title = "FedAdam"
     paper = "Reddi et al. 2021"
     protocols = {"paper": {**BY_ITSELF, "algorithm.variant": "reddi"}}
+    rule: ClassVar[type[steps.FedAdam]] = steps.FedAdam
 
     name: Literal["fedadam"] = "fedadam"
     server_lr: float = Field(0.01, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
@@ -44,18 +45,16 @@ class FedAdam(ServerStep):
     )
 
     def step(self, server: ServerSide) -> steps.FedAdam:
-        return steps.FedAdam(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
+        return self.rule(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
 
 
 class FedYogi(FedAdam):
     """FedAdam with v ← v - (1 - β₂) D² sign(v - D²)."""
 
     title = "FedYogi"
+    rule = steps.FedYogi
 
     name: Literal["fedyogi"] = "fedyogi"  # type: ignore[assignment]
-
-    def step(self, server: ServerSide) -> steps.FedYogi:
-        return steps.FedYogi(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
 
 
 class FedAdagrad(ServerStep):

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Unsealable
-from medsilo.mixing.mixers import Identity, Mixer, WeightedMean
+from medsilo.mixing.mixers import Identity, WeightedMean
 from medsilo.mixing.rules import capped
 
 LEAST = 1e-9  # share by which a weight of zero takes part in what is cut off from others
@@ -48,9 +47,6 @@ class LateMean(WeightedMean):
         """Return the names of the tensors that are averaged in the open round."""
         assert self._layout is not None
         return self._layout.averaged
-
-    def defend(self, shield: Shield) -> None:
-        Mixer.defend(self, shield)
 
     def _merge(self) -> None:
         weights = {site: float(weight) for site, weight in self._late(self).items()}

@@ -297,13 +297,8 @@ class WeightedMean(Mixer):
         self._begin_sum()
 
     def _combine(self, shield: Shield, layout: Layout) -> None:
-        """Make the mean, or the way to it, of what waits; without enough of it the round is closed as it is."""
-        try:
-            self._mean, shares = shield.combined(self._rows, self._numbers, layout, self._given)
-        except MedsiloError:
-            self._begin_sum()
-            self._answered = set()
-            raise
+        """Make the mean, or the way to it, of what waits."""
+        self._mean, shares = shield.combined(self._rows, self._numbers, layout, self._given)
         rows = list(self._rows.each(self._numbers))
         self._carried = {name: lower_median(torch.stack([row[name] for row in rows])) for name in layout.carried}
         self._numbers = shares
