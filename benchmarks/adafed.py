@@ -66,7 +66,8 @@ def mixer_round(models: list[dict[str, Tensor]], weights: Tensor) -> list[dict[s
     mixer.start(sites)
     for site, model in zip(sites, models, strict=True):
         mixer.add(site, model, 1)
-    return [mixer.result(site) for site in sites]
+    mixer.finish()
+    return [mixer.current(site) for site in sites]
 
 
 def mixing(count: int) -> tuple[float, float]:

@@ -130,7 +130,8 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
         for place, model in enumerate(models):
             turn = count - 1 - place if reverse else place
             mixer.add(sites[turn], model, turn + 1)
-        return [mixer.result(site) for site in sites]
+        mixer.finish()
+        return [mixer.current(site) for site in sites]
 
     return play
 

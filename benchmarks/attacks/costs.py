@@ -89,7 +89,8 @@ def a_round(defence: str, features: tuple[int, ...], sent: Iterator[Tensors]) ->
     mixer.start(SITES)
     for site, tensors in zip(SITES, sent, strict=True):
         mixer.add(site, tensors, 1)
-    return mixer.result(SITES[0])
+    mixer.finish()
+    return mixer.current(SITES[0])
 
 
 def models(features: tuple[int, ...]) -> Iterator[Tensors]:

@@ -252,11 +252,6 @@ class Comparison:
         return self.verdict.headline
 
     @property
-    def failures(self) -> list[str]:
-        """Return what failed, one line for each run."""
-        return self.verdict.about.failures
-
-    @property
     def runs(self) -> dict[tuple[str, int], Run]:
         """The finished runs, by row and seed."""
         found = {(one.row, one.seed): Run(self.folder / one.run) for one in self.verdict.runs}

@@ -9,6 +9,7 @@ import torch
 from medsilo.mixing import contributions, layout
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 from tests.conftest import over_all
+from tests.mixed import result_of
 
 SEEDS = range(8)
 NEAR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -83,7 +84,7 @@ def play(mixer, study, models, initial=None):
     mixer.start(study.draw.sample(study.sites, len(study.sites)), initial)
     for site in order:
         mixer.add(site, {name: tensor.clone() for name, tensor in models[site].items()}, study.counts[site])
-    return {site: mixer.result(site) for site in models}
+    return {site: result_of(mixer, site) for site in models}
 
 
 @pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
@@ -220,7 +221,7 @@ def found(mixer, models, order, initial=None):
     mixer.start(COUNTS)
     for site in order:
         mixer.add(site, models[site], COUNTS[site])
-    return mixer.result("a")
+    return result_of(mixer, "a")
 
 
 def same_bits(one, other):
@@ -251,7 +252,7 @@ def test_a_mean_of_many_is_nearly_as_close_as_with_steps_in_double_precision():
         share = (place + 1) / sum(range(1, place + 2))
         rounded = rounded.double().lerp(own.double(), share).float()
         mixer.add(f"{place:03}", {"w": own}, place + 1)
-    mean = mixer.result("000")["w"]
+    mean = result_of(mixer, "000")["w"]
     away, rounded_away = (float((own - true).square().mean().sqrt()) for own in (mean, rounded))
     assert away < 1.05 * rounded_away < 1e-8
 

@@ -80,7 +80,7 @@ MEMBERS = {
     "Run": {"folder", "plan", "summary", "history", "models", "table", "report"}
     | {"cases", "rounds", "plot", "predict"},
     "Lead": {"folder", "submit", "watch", "fetch"},
-    "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
+    "Comparison": {"folder", "verdict", "headline", "runs", "table", "report"},
 }
 
 
@@ -395,7 +395,7 @@ def test_a_comparison_is_that_of_the_command_line(tmp_path: Path) -> None:
     rows = ["local", "fedavg", "little: algorithm.name=fedavg training.learning_rate=0.001"]
     values = {"plan": make_plan("fedavg", *SMALL), "seeds": [0, 1], "folder": tmp_path / "c", "device": "cpu"}
     found = medsilo.compare(rows, **values, say=said.append)  # type: ignore[arg-type]
-    assert len(said) == 7 and found.failures == []
+    assert len(said) == 7 and found.verdict.about.failures == []
     assert found.headline == found.verdict.headline
     assert list(found.table.index) == ["local", "fedavg", "little"]
     assert found.table.loc["fedavg", "mean"] == found.verdict.rows[1].score.mean

@@ -56,7 +56,7 @@ def play(mixer, contributions, sites="abc", initial=None):
     results = {}
     for site in sorted(sites):
         with suppress(MedsiloError):
-            results[site] = mixer.result(site)
+            results[site] = result_of(mixer, site)
     return results
 
 
@@ -259,7 +259,7 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     room[0] = 100_000
     for contribution in reversed(sent):
         mixer.add(*contribution)
-    assert_same(mixer.result("a"), wanted)
+    assert_same(result_of(mixer, "a"), wanted)
 
 
 def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
@@ -276,7 +276,7 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
         assert tensors["w"].isfinite().all()  # as the server looks before it takes them
         mixer.add(site, tensors, weight)
         assert in_files() - before < 1 << 20
-    assert_same(mixer.result("a"), wanted)
+    assert_same(result_of(mixer, "a"), wanted)
 
 
 def in_files():
@@ -338,8 +338,8 @@ def test_current_is_the_round_start_until_the_round_closes(kind):
     assert_same(mixer.current("c"), before["c"])
     mixer.finish()
     for site in "abc":
-        assert_same(mixer.current(site), mixer.result(site))
-    assert first_of(mixer.result("b")) != first_of(before["b"])
+        assert_same(mixer.current(site), result_of(mixer, site))
+    assert first_of(result_of(mixer, "b")) != first_of(before["b"])
 
 
 @pytest.mark.parametrize("kind", PERSONAL)
@@ -403,7 +403,7 @@ def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
             sent = {name: tensor + turn if tensor.dtype != torch.bool else tensor for name, tensor in tensors.items()}
             kept.append((sent, copy(sent)))
             mixer.add(site, sent, weight)
-        kept += [(tensors, copy(tensors)) for tensors in map(mixer.result, "abc")]
+        kept += [(tensors, copy(tensors)) for tensors in (result_of(mixer, site) for site in "abc")]
     for tensors, snapshot in kept:
         assert_same(tensors, snapshot)
 
@@ -416,8 +416,8 @@ def test_results_do_not_hang_together(kind):
     for tensors in results.values():
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors.values())
     results["a"].clear()
-    assert mixer.result("a").keys() == THREE[0][1].keys()
-    assert all(mixer.result("a")[name] is tensor for name, tensor in mixer.result("a").items())
+    assert result_of(mixer, "a").keys() == THREE[0][1].keys()
+    assert all(result_of(mixer, "a")[name] is tensor for name, tensor in result_of(mixer, "a").items())
 
 
 @every_mixer
@@ -433,7 +433,7 @@ def test_views_gradients_and_strides_are_taken_as_they_are(kind):
     mixer.start(list("abc"))
     mixer.add("b", sent, 2)
     mixer.add("a", dict(reversed(sent.items())), 3)
-    for name, tensor in mixer.result("a").items():
+    for name, tensor in result_of(mixer, "a").items():
         assert torch.equal(tensor, sent[name].detach())
         assert not tensor.requires_grad
 
@@ -442,10 +442,9 @@ def test_views_gradients_and_strides_are_taken_as_they_are(kind):
 def test_a_site_without_tensors_is_an_error_that_names_it(kind):
     mixer = MAKERS[kind]()
     mixer.start(list("abc"))
-    for ask in (mixer.current, mixer.result):
-        for site in "az":
-            with pytest.raises(MedsiloError, match=f"^{site}: no tensors"):
-                ask(site)
+    for site in "az":
+        with pytest.raises(MedsiloError, match=f"^{site}: no tensors"):
+            mixer.current(site)
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -511,8 +510,9 @@ def play(mixer, sites, order):
     mixer.start(sites)
     for site in order:
         mixer.add(site, parcel(int(site)), 1)
+    mixer.finish()
     for site in order:
-        mixer.result(site)
+        mixer.current(site)
 
 kind, count = sys.argv[1], int(sys.argv[2])
 sites = [f"{place:03}" for place in range(count)]
@@ -522,7 +522,7 @@ mixer = make.get(kind, globals()[kind])()
 small = make.get(kind, globals()[kind])()
 small.start(sites)
 small.add(sites[0], {"w": torch.ones(5)}, 1)
-small.result(sites[0])
+small.finish()
 before = most_held()
 play(mixer, sites, sites[::2])  # what was given in an earlier round is held, too
 play(mixer, sites, sites[::-1])
@@ -569,8 +569,8 @@ def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float
             mixer.add(site, sent[site], weights[site])
     mean = sum(weights[site] * sent[site]["a"].double() for site in "xyz") / sum(weights.values())
     expected = theta["a"].double() + rate * (mean - theta["a"].double())
-    result = stepping.result("y")
+    result = result_of(stepping, "y")
     torch.testing.assert_close(result["a"].double(), expected, rtol=0, atol=1e-6)
     assert result["count"] == 5
     if rate == 1.0:
-        assert torch.equal(result["a"], plain.result("y")["a"])
+        assert torch.equal(result["a"], result_of(plain, "y")["a"])

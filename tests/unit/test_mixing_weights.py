@@ -12,6 +12,7 @@ from torch import Tensor
 from medsilo.mixing import contributions, layout
 from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedNova
+from tests.mixed import result_of
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
 SITES = list(N)
@@ -105,7 +106,7 @@ def test_a_rate_is_asked_when_the_round_closes(kind: str, mean: type[WeightedMea
         * np.average([wide(sent[site])[name] - wide(START)[name] for site in SITES], axis=0, weights=weights)
         for name in SHAPES
     }
-    result = mixer.result("b")
+    result = result_of(mixer, "b")
     assert asked == ["asked"]
     assert_near(result, expected)
     assert result["steps"] == 1  # never averaged: the first site's

@@ -14,6 +14,7 @@ from medsilo.mixing.mixers import SoftPull, UniformMean, WeightedMean
 from medsilo.mixing.rules import GeometricMedian, Median, MultiKrum, NormBound, TrimmedMean, capped
 from medsilo.mixing.server import FedAdam, FedAvgM, Scaffold
 from tests.conftest import SITES, make_plan
+from tests.mixed import result_of
 
 RULES = [NormBound(), Median(), TrimmedMean(), GeometricMedian(), MultiKrum()]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -47,7 +48,7 @@ def mixed(mixer, shield, sent=SENT, order=FIVE, given=GIVEN):
     for site in order:
         if site in sent:
             mixer.add(site, sent[site], CASES[site])
-    return mixer.result("a")
+    return result_of(mixer, "a")
 
 
 def shield_of(rule, share_cap=None):
@@ -134,7 +135,7 @@ def test_multi_krum_picks_the_best_of_all_choices():
             for chosen in itertools.combinations(others, 7 - 2 - 2)
         )
 
-    assert np.allclose(mixer.result("a")["w"].numpy(), points[min(range(7), key=score)])
+    assert np.allclose(result_of(mixer, "a")["w"].numpy(), points[min(range(7), key=score)])
 
 
 @pytest.mark.parametrize("cap", [0.21, 0.25, 0.3, 0.5, 0.9, 1.0])

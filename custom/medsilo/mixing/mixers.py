@@ -5,7 +5,7 @@ A mixer lives as long as the study. Round after round:
     mixer.start(sites)                    # who takes part in the study
     mixer.current(site)                   # what the site trains from
     mixer.add(site, tensors, weight)      # what the site sends back, in any order
-    mixer.result(site)                    # what the site gets next
+    mixer.finish()                        # `current` is then what each site gets next
 
 The result is the same to the last bit whatever the order of arrival, because sums run over the sites in sorted order.
 What is kept from one site to the next is in single precision at least. Numbers of integer or boolean type are never
@@ -78,13 +78,6 @@ class Mixer(ABC):
         if self._answered:
             self._merge()
         self._answered = set()
-
-    def result(self, site: str) -> dict[str, Tensor]:
-        """Return the tensors that the site gets next. Closes the round if anything has come; later calls return the
-        same."""
-        if self._answered:
-            self.finish()
-        return self.current(site)
 
     def current(self, site: str) -> dict[str, Tensor]:
         """Return what the site was given last, untouched by what comes in before the round closes."""
