@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from medsilo.core.lifeline import most_held
 from medsilo.learning.layers import batch_norm_names
 from medsilo.learning.statistics import batch_norm_input_statistics
-from medsilo.mixing.mixers import COLUMNS, SimilarityMix
+from medsilo.mixing.layout import WIDEST
+from medsilo.mixing.mixers import SimilarityMix
 from medsilo.registry import NETWORKS
 
 FASTER = {20: 50.0, 100: 150.0}
@@ -65,7 +66,8 @@ def mixer_round(models: list[dict[str, Tensor]], weights: Tensor) -> list[dict[s
     mixer.start(sites)
     for site, model in zip(sites, models, strict=True):
         mixer.add(site, model, 1)
-    return [mixer.result(site) for site in sites]
+    mixer.finish()
+    return [mixer.current(site) for site in sites]
 
 
 def mixing(count: int) -> tuple[float, float]:
@@ -95,7 +97,7 @@ def alexnet_memory() -> tuple[float, float]:
     for place, site in enumerate(sites):
         mixer.add(site, {name: torch.full(shape, float(place)) for name, shape in shapes.items()}, 1)
     mixer.finish()
-    block = SITES * COLUMNS * (4 + 8 + 8)  # as it came, and in double precision before and after
+    block = SITES * WIDEST * (4 + 8 + 8)  # as it came, and in double precision before and after
     # While a model arrives, it is there twice for a moment: as it came and as a row.
     return most_held() - before, SITES * size + size + block
 

@@ -6,9 +6,8 @@ The loops keep every site's dictionary and go over sites and names, as one write
 process of its own; the times are medians. Needs Linux (it forks, and reads the peak from /proc).
 
 Time: from the first contribution to the last site's result; the contributions exist beforehand and arrive in sorted
-order ("reverse": the other way round, so that all but one have to wait, most of them on the disk; "in memory": none on
-the disk, as at a server whose `waiting_memory` has the room; "in files": all lie in files when they come, as they do
-over NVFlare).
+order ("reverse": the other way round, so that all but one have to wait; "on the disk": there, as where they are
+more than memory is for; "in files": all lie in files when they come, as they do over NVFlare).
 Memory: the peak above the start, with contributions made one at a time and handed over, and all results kept.
 """
 
@@ -26,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.lifeline import most_held
-from medsilo.core.spill import Spill, size_of
+from medsilo.core.spill import stored
+from medsilo.mixing import contributions
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 
 Model = dict[str, Tensor]
@@ -130,7 +130,8 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
         for place, model in enumerate(models):
             turn = count - 1 - place if reverse else place
             mixer.add(sites[turn], model, turn + 1)
-        return [mixer.result(site) for site in sites]
+        mixer.finish()
+        return [mixer.current(site) for site in sites]
 
     return play
 
@@ -141,25 +142,32 @@ def in_files(play: Round) -> Round:
 
     def play_filed(models: Iterable[Model], count: int) -> list[Any]:
         given = list(models)
-        size = size_of(given[0].values())
+        size = sum(tensor.nbytes for tensor in given[0].values())
         known = filed.get((count, size))
         if known is None:
-            known = filed[count, size] = [Spill().places(size, 1)[0].fill(model) for model in given]
+            known = filed[count, size] = [dict(zip(model, stored(model.values()), strict=True)) for model in given]
         return play(known, count)
 
     return play_filed
 
 
-def roomy_mean(count: int) -> WeightedMean:
-    mixer = WeightedMean()
-    mixer.let_wait(512 << 20)
-    return mixer
+def on_disk(play: Round) -> Round:
+    """What waits lies on the disk, as all but 512 MiB of it does."""
+
+    def play_on_disk(models: Iterable[Model], count: int) -> list[Any]:
+        usual, contributions.MEMORY = contributions.MEMORY, 0
+        try:
+            return play(models, count)
+        finally:
+            contributions.MEMORY = usual
+
+    return play_on_disk
 
 
 CASES: dict[str, tuple[Round, Round]] = {
     "WeightedMean": (loop_mean, mixed_by(lambda count: WeightedMean())),
     "WeightedMean, reverse": (loop_mean, mixed_by(lambda count: WeightedMean(), reverse=True)),
-    "WeightedMean, reverse, in memory": (loop_mean, mixed_by(roomy_mean, reverse=True)),
+    "WeightedMean, reverse, on the disk": (loop_mean, on_disk(mixed_by(lambda count: WeightedMean(), reverse=True))),
     "WeightedMean, reverse, in files": (loop_mean, in_files(mixed_by(lambda count: WeightedMean(), reverse=True))),
     "UniformMean": (loop_mean, mixed_by(lambda count: UniformMean())),
     "SoftPull": (loop_soft_pull, mixed_by(lambda count: SoftPull(PULL))),

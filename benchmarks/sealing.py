@@ -91,7 +91,8 @@ def clear(given: list[Model]) -> Cost:
         mixer.start(sites)
         for site, model in zip(sites, given, strict=True):
             mixer.add(site, model, 1.0)
-        return mixer.result(sites[0])
+        mixer.finish()
+        return mixer.current(sites[0])
 
     server, result = timed(serve)
     agrees(result, given, 1e-5)

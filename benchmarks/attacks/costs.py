@@ -24,7 +24,6 @@ from medsilo.core.tensors import Tensors
 from medsilo.mixing.defence import Mixing
 from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.models.architectures import UNet
-from medsilo.site.settings import SiteSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 REPEATS = 5
@@ -87,11 +86,11 @@ def bytes_of(defence: str, features: tuple[int, ...]) -> int:
 def a_round(defence: str, features: tuple[int, ...], sent: Iterator[Tensors]) -> Tensors:
     """Mix what the hospitals send."""
     mixer = mixer_of(defence, features)
-    mixer.let_wait(SiteSettings(device="cpu").waiting_memory << 20)
     mixer.start(SITES)
     for site, tensors in zip(SITES, sent, strict=True):
         mixer.add(site, tensors, 1)
-    return mixer.result(SITES[0])
+    mixer.finish()
+    return mixer.current(SITES[0])
 
 
 def models(features: tuple[int, ...]) -> Iterator[Tensors]:

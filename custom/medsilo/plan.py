@@ -17,7 +17,7 @@ from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, load_tensors, load_yaml, why_unread
 from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Feature, Section, checked, in_words, near_key
-from medsilo.core.tensors import Modules, hash_of
+from medsilo.core.tensors import hash_of
 from medsilo.core.text import is_safe_name, plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
@@ -45,13 +45,6 @@ class Tracking(Feature):
         description="the round whose model is tested and kept as `best`: the best on validation data (a later round "
         "has to be strictly better), or the last",
     )
-    sensitivity: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="with two classes: the sensitivity that each hospital's threshold has to reach on its validation "
-        "cases. `null`: the threshold with the greatest sensitivity + specificity there (Youden's)",
-    )
     validate_every: int = Field(
         1,
         ge=1,
@@ -59,14 +52,6 @@ class Tracking(Feature):
         description="sites validate the model before the first round, after every so many rounds and after the last; "
         "only such rounds can be the best one",
     )
-
-    def conflicts(self, plan: "Plan", networks: Modules) -> Iterable[str]:
-        """A threshold is wanted only where hospitals choose one."""
-        if self.sensitivity and not plan.has_threshold:
-            yield (
-                "tracking.sensitivity: a threshold is chosen in classifications into two classes, without a promise of "
-                "privacy; remove it"
-            )
 
 
 class OutsidePackage(Section):

@@ -292,7 +292,6 @@ def test_pieces_make_the_tensors_that_they_came_from() -> None:
         "exact": torch.arange(32, dtype=torch.int16).reshape(2, 4, 4),
         "odd": torch.randn(7, 9).bfloat16(),
         "flags": torch.randn(5, 41) > 0,
-        "waves": torch.randn(3, 11, dtype=torch.complex64),
         "empty": torch.zeros(0, 5),
     }
     pieces = in_pieces(tensors, 32)

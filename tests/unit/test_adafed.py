@@ -368,9 +368,9 @@ def test_f_from_a_file(tmp_path: Path) -> None:
     facts = run.summary.details.pretraining
     assert facts["source"] == "file" and len(facts["sha256"]) == 64
     for change, message in [
-        (lambda state: state.pop("6.weight"), "6.weight is missing"),
-        (lambda state: state.update({"6.weight": torch.zeros(2, 2)}), r"6.weight has shape \[2, 2\]"),
-        (lambda state: state.update({"other": torch.zeros(2)}), "has other, which the plan's network has not"),
+        (lambda state: state.pop("6.weight"), "Missing key.*6.weight"),
+        (lambda state: state.update({"6.weight": torch.zeros(2, 2)}), "size mismatch for 6.weight"),
+        (lambda state: state.update({"other": torch.zeros(2)}), "Unexpected key.*other"),
     ]:
         state = dict(model.state_dict())
         change(state)

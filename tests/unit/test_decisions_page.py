@@ -101,11 +101,11 @@ def several_classes() -> Summary:
     return summary_of("fedavg", "FedAvg", {A: 0.7, B: 0.8}, {A: {"decisions": table}})
 
 
-def test_the_page_says_which_sensitivity_was_wanted_and_names_the_classes(tmp_path: Path) -> None:
+def test_the_page_says_how_thresholds_were_chosen_and_names_the_classes(tmp_path: Path) -> None:
     folder = save(tmp_path, summary())
-    (folder / paths.PLAN).write_text("tracking: {sensitivity: 0.9}\ntask: {labels: [well, <ill>]}\n")
+    (folder / paths.PLAN).write_text("task: {labels: [well, <ill>]}\n")
     text = rendered([folder])[0]
-    assert "the greatest that reaches a sensitivity of 0.9" in text
+    assert "the one with the greatest sum of sensitivity and specificity" in text
     assert "the probability of class 1 (&lt;ill&gt;) is at least" in text and "class 0 (well)" in text
 
 

@@ -50,14 +50,19 @@ class OtherMachine(Loop):
         return super().ask(sites, outgoing, changed, timeout)
 
 
-def test_a_machine_that_differs_is_told(tmp_path: Path) -> None:
-    plan = make_plan("fedavg", *SMALL, *GO_ON)
+@pytest.mark.parametrize("same", ["", "[nvflare, processor]", "[torch]"])
+def test_a_machine_that_differs_is_told_or_refused_as_the_plan_says(same: str, tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *SMALL, *GO_ON, *([f"participation.same={same}"] if same else []))
     sites = {site: site_of(plan, site, SITES, CPU, tmp_path / "sites" / site) for site in SITES}
     summary = Coordinator(plan, SITES, OtherMachine(sites), Record(tmp_path / "run"), "inprocess").run()
     one, other = summary.sites[SITES[0]], summary.sites[SITES[-1]]
-    assert one.machine == machine_facts() and other.machine == one.machine | {"torch": "2.12.0"}
-    write([tmp_path / "run"], tmp_path / "page.html", "a study")
-    assert "different versions or processors" in (tmp_path / "page.html").read_text()
+    assert one.machine == machine_facts() and one.warnings == {}
+    if "torch" in same:
+        assert "torch 2.12.0" in other.missed_ends["join"] and other.machine == {}
+    else:
+        assert other.machine == one.machine | {"torch": "2.12.0"} and "torch 2.12.0" in other.warnings["join"][0]
+        write([tmp_path / "run"], tmp_path / "page.html", "a study")
+        assert "different versions or processors" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("gone", [SITES[1:2], SITES])

@@ -51,6 +51,7 @@ from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
 from medsilo.tasks.segmentation import judged_by
 from medsilo.tasks.sources import DataSource
+from tests.mixed import result_of
 
 GRID = (16, 16, 4)
 TASK = {
@@ -202,7 +203,7 @@ def test_a_structure_is_mixed_by_the_hospitals_that_drew_it() -> None:
     mixer.start(["a", "b", "c"], {name: torch.zeros_like(one) for name, one in tensors.items()})
     for site, value, samples in (("a", 1.0, 1), ("b", 2.0, 1), ("c", 4.0, 2)):
         mixer.add(site, {name: torch.full_like(one, value) for name, one in tensors.items()}, samples)
-    found = mixer.result("a")
+    found = result_of(mixer, "a")
     for name, axis in axes.items():
         rows = found[name].movedim(axis, 0)
         for place, mean in enumerate(((1 + 2 + 8) / 4, (1 + 8) / 3, (2 + 8) / 3)):

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.core.spill import Spill, size_of
+from medsilo.core.errors import MedsiloError
+from medsilo.core.spill import stored
 from medsilo.mixing import contributions
 from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
-from tests.conftest import over_all
+from tests.mixed import result_of
 
 WEIGHTS = torch.tensor([[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [0.1, 0.6, 0.3]], dtype=torch.float64)
 MAKERS = {
@@ -57,7 +57,7 @@ def play(mixer, contributions, sites="abc", initial=None):
     results = {}
     for site in sorted(sites):
         with suppress(MedsiloError):
-            results[site] = mixer.result(site)
+            results[site] = result_of(mixer, site)
     return results
 
 
@@ -93,7 +93,7 @@ TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
 @every_mixer
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_values_worked_out_by_hand(kind, dtype):
     sent = [(site, model(value, dtype=dtype), w) for site, value, w in (("a", 1.0, 1), ("b", 2.0, 2), ("c", 10.0, 5))]
     results = play(MAKERS[kind](), sent)
@@ -101,8 +101,8 @@ def test_values_worked_out_by_hand(kind, dtype):
     for site, value in zip("abc", BY_HAND[kind], strict=True):
         row = results[site]["body.weight"]
         assert row.dtype == dtype
-        wanted = torch.tensor([[value, -value, 2 * value]], dtype=torch.complex128)
-        torch.testing.assert_close(row.to(torch.complex128), wanted, rtol=near, atol=near)
+        wanted = torch.tensor([[value, -value, 2 * value]], dtype=torch.float64)
+        torch.testing.assert_close(row.double(), wanted, rtol=near, atol=near)
 
 
 def test_half_precision_is_summed_in_double():
@@ -208,7 +208,8 @@ def adversarial(size):
 @every_mixer
 @pytest.mark.parametrize("size", [1000, BLOCK + 120_000], ids=["in memory", "on disk too"])
 @pytest.mark.parametrize("absent", [None, "a", "c"])
-def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent):
+def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent, monkeypatch):
+    monkeypatch.setattr(contributions, "MEMORY", 4 << 20)
     sent = [contribution for contribution in adversarial(size) if contribution[0] != absent]
     assert size == 1000 or 3 * 4 * size > contributions.MEMORY
     initial = copy(sent[0][1])
@@ -221,7 +222,7 @@ def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent):
             assert_same(results[site], wanted[site])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_what_waits_on_disk_comes_back_as_it_went(dtype, monkeypatch, tmp_path):
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -238,39 +239,37 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     """Everything that still fits is written before the step fails."""
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
-    room, write = [400], os.pwritev
+    room, write = [400], os.pwrite
 
-    def write_what_fits(file, parts, place):
+    def write_what_fits(file, content, place):
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        done = write(file, [b"".join(parts)[: room[0]]], place)
+        done = write(file, content[: room[0]], place)
         room[0] -= done
         return done
 
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    monkeypatch.setattr(os, "pwritev", write_what_fits)
+    monkeypatch.setattr(os, "pwrite", write_what_fits)
     mixer = WeightedMean()
     mixer.start(list("abc"))
     for _ in range(2):
-        with pytest.raises(MedsiloError, match=r"b: .*No space left on device") as raised:
+        with pytest.raises(MedsiloError, match="No space left on device") as raised:
             mixer.add(*sent[1])
     assert raised.value.private == tempfile.gettempdir()
     assert tempfile.gettempdir() not in str(raised.value)
     room[0] = 100_000
     for contribution in reversed(sent):
         mixer.add(*contribution)
-    assert_same(mixer.result("a"), wanted)
+    assert_same(result_of(mixer, "a"), wanted)
 
 
 def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     """As answers do that arrive over NVFlare. Memory lets go of what was looked at."""
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(1 << 20)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
-    filed = [
-        (site, Spill().places(size_of(tensors.values()), 1)[0].fill(tensors), weight) for site, tensors, weight in sent
-    ]
+    filed = [(site, dict(zip(own, stored(own.values()), strict=True)), weight) for site, own, weight in sent]
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("written again"))
     mixer = WeightedMean()
     mixer.start(list("abc"))
     before = in_files()
@@ -278,7 +277,7 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
         assert tensors["w"].isfinite().all()  # as the server looks before it takes them
         mixer.add(site, tensors, weight)
         assert in_files() - before < 1 << 20
-    assert_same(mixer.result("a"), wanted)
+    assert_same(result_of(mixer, "a"), wanted)
 
 
 def in_files():
@@ -292,7 +291,7 @@ def test_a_folder_for_temporary_files_that_does_not_exist_is_an_error(monkeypatc
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     mixer = WeightedMean()
     mixer.start(["a", "b"])
-    with pytest.raises(MedsiloError, match=r"b: .*No such file"):
+    with pytest.raises(MedsiloError, match="No such file"):
         mixer.add("b", model(1.0), 1)
 
 
@@ -324,8 +323,6 @@ def test_a_round_without_answers_changes_nothing(kind):
     mixer.start(list("abc"))
     mixer.finish()
     assert_same(mixer.current("b"), before["b"])
-    with pytest.raises(Refused, match="closed"):
-        mixer.add("b", model(1.0), 1)
 
 
 @every_mixer
@@ -342,8 +339,8 @@ def test_current_is_the_round_start_until_the_round_closes(kind):
     assert_same(mixer.current("c"), before["c"])
     mixer.finish()
     for site in "abc":
-        assert_same(mixer.current(site), mixer.result(site))
-    assert first_of(mixer.result("b")) != first_of(before["b"])
+        assert_same(mixer.current(site), result_of(mixer, site))
+    assert first_of(result_of(mixer, "b")) != first_of(before["b"])
 
 
 @pytest.mark.parametrize("kind", PERSONAL)
@@ -407,7 +404,7 @@ def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
             sent = {name: tensor + turn if tensor.dtype != torch.bool else tensor for name, tensor in tensors.items()}
             kept.append((sent, copy(sent)))
             mixer.add(site, sent, weight)
-        kept += [(tensors, copy(tensors)) for tensors in map(mixer.result, "abc")]
+        kept += [(tensors, copy(tensors)) for tensors in (result_of(mixer, site) for site in "abc")]
     for tensors, snapshot in kept:
         assert_same(tensors, snapshot)
 
@@ -420,8 +417,8 @@ def test_results_do_not_hang_together(kind):
     for tensors in results.values():
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors.values())
     results["a"].clear()
-    assert mixer.result("a").keys() == THREE[0][1].keys()
-    assert all(mixer.result("a")[name] is tensor for name, tensor in mixer.result("a").items())
+    assert result_of(mixer, "a").keys() == THREE[0][1].keys()
+    assert all(result_of(mixer, "a")[name] is tensor for name, tensor in result_of(mixer, "a").items())
 
 
 @every_mixer
@@ -437,93 +434,18 @@ def test_views_gradients_and_strides_are_taken_as_they_are(kind):
     mixer.start(list("abc"))
     mixer.add("b", sent, 2)
     mixer.add("a", dict(reversed(sent.items())), 3)
-    for name, tensor in mixer.result("a").items():
+    for name, tensor in result_of(mixer, "a").items():
         assert torch.equal(tensor, sent[name].detach())
         assert not tensor.requires_grad
-
-
-# -- what is refused --------------------------------------------------------------------------------------------------
-
-BODY = "body.weight"
-WRONG = {
-    "unknown site": ("d", model(1.0), 1, "d: not a site"),
-    "twice": ("a", model(1.0), 1, "a: it has already sent"),
-    "missing name": ("b", {BODY: torch.zeros(1, 3), "mask": torch.zeros(2).bool()}, 1, "b: norm.steps: missing"),
-    "other name": ("b", {**model(1.0), "extra": torch.zeros(1)}, 1, "b: extra: no other site sent it"),
-    "other shape": ("b", {**model(1.0), BODY: torch.zeros(3)}, 1, f"b: {BODY}: shape [3], expected [1, 3]"),
-    "other type": ("b", model(1.0, dtype=torch.float64), 1, f"b: {BODY}: type torch.float64, expected torch.float32"),
-    "no tensor": ("b", {**model(1.0), "mask": [True]}, 1, "b: mask: list, expected a tensor"),
-    "sparse": ("b", {**model(1.0), BODY: torch.zeros(1, 3).to_sparse()}, 1, f"b: {BODY}: layout torch.sparse_coo"),
-    "no names": ("b", [torch.zeros(1)], 1, "b: list, expected tensors by name"),
-    "weight 0": ("b", model(1.0), 0, "b: weight 0"),
-    "weight -1": ("b", model(1.0), -1, "b: weight -1"),
-    "weight nan": ("b", model(1.0), float("nan"), "b: weight nan"),
-    "weight inf": ("b", model(1.0), float("inf"), "b: weight inf"),
-    "weight huge": ("b", model(1.0), 10**400, "b: weight 1000"),
-    "weight text": ("b", model(1.0), "3", "b: weight '3'"),
-    "weight none": ("b", model(1.0), None, "b: weight None"),
-}
-
-
-@every_mixer
-@over_all("case", WRONG)
-def test_a_refusal_names_site_and_key_and_changes_nothing(kind, case):
-    site, tensors, weight, message = WRONG[case]
-    mixer = MAKERS[kind]()
-    mixer.start(list("abc"))
-    mixer.add(*THREE[0])
-    with pytest.raises(Refused) as raised:
-        mixer.add(site, tensors, weight)
-    assert str(raised.value).startswith(message)
-    assert "\n" not in str(raised.value)
-    for contribution in THREE[:0:-1]:
-        mixer.add(*contribution)
-    wanted = play(MAKERS[kind](), THREE)
-    for name in "abc":
-        assert_same(mixer.result(name), wanted[name])
-
-
-@every_mixer
-def test_a_refused_first_contribution_does_not_set_the_standard(kind):
-    mixer = MAKERS[kind]()
-    mixer.start(list("abc"))
-    with pytest.raises(Refused):
-        mixer.add("a", {"something": torch.zeros(2)}, -1)
-    mixer.add(*THREE[0])
-
-
-@every_mixer
-def test_nothing_can_be_added_outside_a_round(kind):
-    mixer = MAKERS[kind]()
-    with pytest.raises(Refused):
-        mixer.add(*THREE[0])
-    play(mixer, THREE[:1])
-    with pytest.raises(Refused, match="b: the round is closed"):
-        mixer.add(*THREE[1])
 
 
 @every_mixer
 def test_a_site_without_tensors_is_an_error_that_names_it(kind):
     mixer = MAKERS[kind]()
     mixer.start(list("abc"))
-    for ask in (mixer.current, mixer.result):
-        for site in "az":
-            with pytest.raises(MedsiloError, match=f"^{site}: no tensors"):
-                ask(site)
-
-
-@pytest.mark.parametrize("pull", [0, -0.1, 1.1, float("nan"), "0.5", None])
-def test_soft_pull_takes_only_a_share(pull):
-    with pytest.raises(PlanError, match="pull"):
-        SoftPull(pull)
-
-
-def test_similarity_mix_needs_as_many_sites_as_rows():
-    mixer = SimilarityMix(WEIGHTS)
-    with pytest.raises(PlanError, match="3 sites, the study has 2"):
-        mixer.start(["a", "b"])
-    mixer.weights[0, 0] = 0.5
-    assert mixer.weights is not WEIGHTS
+    for site in "az":
+        with pytest.raises(MedsiloError, match=f"^{site}: no tensors"):
+            mixer.current(site)
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -568,27 +490,18 @@ def test_the_state_holds_one_mean_and_every_shared_model_once():
         assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
 
 
-def test_a_state_of_another_mixer_or_of_an_open_round_is_an_error():
-    mixer = WeightedMean()
-    mixer.start(list("abc"))
-    mixer.add(*THREE[0])
-    with pytest.raises(MedsiloError, match="open"):
-        mixer.state()
-    mixer.finish()
-    with pytest.raises(MedsiloError, match="WeightedMean"):
-        Identity().load_state(*mixer.state())
-
-
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 PEAK = """
 import sys, torch
 from pathlib import Path
 from medsilo.core.lifeline import most_held
+from medsilo.mixing import contributions
 from medsilo.mixing.mixers import *
 from medsilo.mixing.server import *
 
 PARCEL = 24_000_000
+contributions.MEMORY = 4 << 20
 
 def parcel(value):
     sizes = {"long": PARCEL // 6, **{f"short {place}": PARCEL // 192 for place in range(16)}}
@@ -598,8 +511,9 @@ def play(mixer, sites, order):
     mixer.start(sites)
     for site in order:
         mixer.add(site, parcel(int(site)), 1)
+    mixer.finish()
     for site in order:
-        mixer.result(site)
+        mixer.current(site)
 
 kind, count = sys.argv[1], int(sys.argv[2])
 sites = [f"{place:03}" for place in range(count)]
@@ -609,7 +523,7 @@ mixer = make.get(kind, globals()[kind])()
 small = make.get(kind, globals()[kind])()
 small.start(sites)
 small.add(sites[0], {"w": torch.ones(5)}, 1)
-small.result(sites[0])
+small.finish()
 before = most_held()
 play(mixer, sites, sites[::2])  # what was given in an earlier round is held, too
 play(mixer, sites, sites[::-1])
@@ -656,14 +570,8 @@ def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float
             mixer.add(site, sent[site], weights[site])
     mean = sum(weights[site] * sent[site]["a"].double() for site in "xyz") / sum(weights.values())
     expected = theta["a"].double() + rate * (mean - theta["a"].double())
-    result = stepping.result("y")
+    result = result_of(stepping, "y")
     torch.testing.assert_close(result["a"].double(), expected, rtol=0, atol=1e-6)
     assert result["count"] == 5
     if rate == 1.0:
-        assert torch.equal(result["a"], plain.result("y")["a"])
-
-
-def test_a_server_step_must_be_positive() -> None:
-    for rate in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(PlanError, match="rate"):
-            WeightedMean(rate=rate)
+        assert torch.equal(result["a"], result_of(plain, "y")["a"])

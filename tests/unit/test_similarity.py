@@ -8,6 +8,7 @@ from torch import Tensor
 from medsilo.methods.adafed import mixing_weights, uniform_weights, wasserstein_distances
 from medsilo.mixing.mixers import SimilarityMix, UniformMean, WeightedMean
 from tests.conftest import over_all
+from tests.mixed import result_of
 
 SEEDS = range(6)
 Site = list[tuple[Tensor, Tensor]]
@@ -146,7 +147,7 @@ def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) 
     mixer.start(sorted(models))
     for site, model in models.items():
         mixer.add(site, model, samples[site])
-    return [mixer.result(site) for site in sorted(models)]
+    return [result_of(mixer, site) for site in sorted(models)]
 
 
 @over_all("seed", SEEDS)

@@ -26,6 +26,7 @@ from medsilo.mixing.late import LateMean, at_most
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, WEIGHED, make_plan, slow_but
+from tests.mixed import result_of
 from tests.sites import site_of
 from tests.unit import test_baselines as baselines
 from tests.unit.test_algorithms import SMALL, assert_close
@@ -52,7 +53,10 @@ def contributions(seed: int, sites: int = 3) -> tuple[dict[str, Tensor], dict[st
 
 
 @pytest.mark.parametrize("memory", [0, 1 << 20])
-def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(memory: int) -> None:
+def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("medsilo.mixing.contributions.MEMORY", memory)
     given, sent = contributions(1)
     seen: list[dict[str, Tensor]] = []
 
@@ -63,12 +67,11 @@ def test_a_late_mean_and_its_products_are_those_by_hand_in_any_order(memory: int
     results = []
     for order in (list(sent), list(sent)[::-1]):
         mixer = LateMean(weigh)
-        mixer.let_wait(memory)
         mixer.start(sent, given)
         for site in order:
             mixer.add(site, sent[site], 5)
         assert torch.equal(mixer.current("s0")["a.bias"], given["a.bias"])
-        results.append(mixer.result("s1"))
+        results.append(result_of(mixer, "s1"))
         assert mixer.shares == pytest.approx({"s0": 2 / 7, "s1": 0, "s2": 5 / 7})
     for name, tensor in results[0].items():
         expected = (0.2 * sent["s0"][name].numpy() + 0.5 * sent["s2"][name].numpy()) / 0.7
@@ -166,7 +169,7 @@ def test_fedlws_equals_its_equations_written_by_hand(spread: float) -> None:
         mixer.start(samples)
         for site in samples:
             mixer.add(site, sent[site], samples[site])
-        given = mixer.result("s0")
+        given = result_of(mixer, "s0")
         for name, tensor in given.items():
             np.testing.assert_allclose(tensor.numpy(), expected[name], rtol=1e-9, atol=1e-12)
 
@@ -176,7 +179,7 @@ def test_fedlws_leaves_a_layer_of_zeros_and_sites_that_agree_alone() -> None:
     mixer.start(["s0", "s1"], zeros)
     for site in ("s0", "s1"):
         mixer.add(site, {"a.weight": torch.zeros(3)}, 1)
-    assert torch.equal(mixer.result("s0")["a.weight"], torch.zeros(3))
+    assert torch.equal(result_of(mixer, "s0")["a.weight"], torch.zeros(3))
 
 
 # ---------------------------------------------------------------------------------------------------- FedAWA
@@ -208,7 +211,7 @@ def test_fedawa_equals_its_algorithm_written_by_hand(steps: int) -> None:
         mixer.start(samples)
         for site in samples:
             mixer.add(site, sent[site], samples[site])
-        given = mixer.result("s0")
+        given = result_of(mixer, "s0")
         weights = np.exp(t) / np.exp(t).sum()
         assert list(mixer.shares.values()) == pytest.approx(weights, abs=1e-7)
         expected = sum(weight * own for weight, own in zip(weights, vectors, strict=True))

@@ -46,6 +46,12 @@ class Participation(Feature):
     patience: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
     )
+    same: tuple[Literal["python", "nvflare", "torch", "numpy", "monai", "processor"], ...] = Field(
+        (),
+        description="what must be the same at every site as at the server: the version of `python`, `nvflare`, "
+        "`torch`, `numpy` or `monai`, or the `processor`'s instructions. A site where one differs is refused; "
+        "where others differ, its warnings say so",
+    )
     silence: int = Field(
         MEASURED["silence"],
         ge=1,

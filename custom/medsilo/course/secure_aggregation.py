@@ -136,11 +136,9 @@ class TransportSettings(Feature):
         known = set()
         for phase in plan.course.phases:
             forms = forms_of(phase, plan.participation.sites, plan.task, plan.training, plan.seed)
-            for group, tensors in views(phase.sent, networks).items():
+            for group in views(phase.sent, networks):
                 known.add(group)
                 yield from self._form_that_cannot(name, group, forms[group])
-                if group not in self.sealing_clear and any(t.is_complex() for t in tensors.values()):
-                    yield f"transport.sealing: {name}'s {group} has complex numbers, which can't be sealed"
         if strangers := sorted(set(self.sealing_clear) - known):
             yield f"transport.sealing_clear: {name} sends no group {strangers[0]}; take it out"
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.core.errors import Refused
+from medsilo.core.package import machine_facts
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.course.outcome import Part
@@ -64,7 +65,7 @@ class Acceptance:
                 raise Refused(f"its cases.{part}: 0 is out of range; it must be at least 1")
         if isinstance(answer, Joined):
             self._check_joined(answer)
-            return answer
+            return self._compared(answer)
         self._same_cases(site, answer)
         if isinstance(answer, Trained | Delivered):
             self._in_range("validation", answer.validation)
@@ -100,6 +101,20 @@ class Acceptance:
             if counts is not None and len(counts) != known:
                 raise Refused(f"its counts of the {part} part's classes are not {known} whole numbers")
         check_absent(answer.absent, self.plan.task)
+
+    def _compared(self, answer: Joined) -> Joined:
+        """Return the answer of a site, with a warning where its numbers may differ from the server's in last digits."""
+        own = machine_facts()
+        names = [name for name in own if answer.machine.get(name) != own[name]]
+        told = {
+            name: f"{name} {plain(answer.machine.get(name, '(not told)'))}, the server {own[name]}" for name in names
+        }
+        if refused := [told[name] for name in names if name in self.plan.participation.same]:
+            raise Refused(f"runs {'; '.join(refused)}; participation.same wants the same: install the server's")
+        if not told:
+            return answer
+        warning = f"runs {'; '.join(told.values())}: its last digits may differ from those of the same study elsewhere"
+        return answer.model_copy(update={"warnings": [*answer.warnings, warning]})
 
     def layers_of(self, answer: Tried | Tested) -> dict[str, Any]:
         """Return what a site tells to layers of the plan, checked."""

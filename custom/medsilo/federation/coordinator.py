@@ -66,7 +66,7 @@ class Coordinator:
             settings.data,
             partial(channel.pause, 0.0),
         )
-        self.state = ServerState(plan, record, server, mixers, settings.waiting_memory << 20)
+        self.state = ServerState(plan, record, server, mixers)
         heads = record.folder.parent / paths.LEDGER_HEADS
         layers = asking(channel, plan, self.sites, record.tell_now, self.state.may_have_lost, heads)
         self.asker = Questioner(acceptance, *layers)

@@ -291,7 +291,7 @@ class Disclosure:
         if labels.bincount(minlength=2).min() < self.least * (1 if exact else CLASS):
             return None
         histograms = chances(labels, torch.stack([measures["p0"], measures["p1"]], 1))
-        return threshold_of(histograms, BINS if exact else BROAD, self.plan.tracking.sensitivity)
+        return threshold_of(histograms, BINS if exact else BROAD)
 
     def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
         """A sum and its number of cases (or patients) as they are told."""

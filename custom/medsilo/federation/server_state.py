@@ -25,10 +25,9 @@ from medsilo.runs.record import Record
 class ServerState:
     """Mixers by group, from phase to phase. Tensors that were given out or are being written are never changed."""
 
-    def __init__(self, plan: Plan, record: Record, server: ServerSide, mixers: dict[str, Mixer], waiting: int) -> None:
-        """mixers: those that `server` shows; waiting: bytes that contributions before their turn may take."""
+    def __init__(self, plan: Plan, record: Record, server: ServerSide, mixers: dict[str, Mixer]) -> None:
+        """mixers: those that `server` shows."""
         self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
-        self.waiting = waiting
         self.sites = server.sites
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
@@ -95,7 +94,6 @@ class ServerState:
 
     def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
         mixer = group.mix(self.server)
-        mixer.let_wait(self.waiting)
         if self.shield and group.goes_up and not group.personal:
             mixer.defend(self.shield)
         if group.name in self.mixers:

@@ -74,7 +74,7 @@ class AmplitudeNorm(nn.Module):
         # Half precision holds neither the sum of an image's pixels nor its transform.
         wide = images.to(torch.promote_types(images.dtype, self.amplitude.dtype))
         parts = wide.split(self._together(wide))
-        spectra: Iterator[Tensor] = map(self._transform, parts)
+        spectra: Iterator[Tensor] = (torch.fft.rfftn(part, dim=self.axes) for part in parts)
         if learns:
             spectra = self._learn(list(spectra), wide)
         if self.reach == 0:
@@ -88,7 +88,7 @@ class AmplitudeNorm(nn.Module):
     def amplitudes(self, images: Tensor) -> Tensor:
         """Return the part of each image's amplitude that is used, over the number of pixels: [images, numbers]."""
         self._check(images)
-        spectra = self._transform(images.to(self.amplitude.dtype)).abs() / math.prod(self.size)
+        spectra = torch.fft.rfftn(images.to(self.amplitude.dtype), dim=self.axes).abs() / math.prod(self.size)
         return self._used_of(spectra).flatten(1)
 
     @torch.no_grad()
@@ -129,9 +129,6 @@ class AmplitudeNorm(nn.Module):
     def _together(self, images: Tensor) -> int:
         """Return how many images are transformed at once: on a CPU so many that their spectra stay in its cache."""
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
-
-    def _transform(self, images: Tensor) -> Tensor:
-        return torch.fft.rfftn(images, dim=self.axes)
 
     def _with_amplitude(self, spectrum: Tensor) -> Tensor:
         """Eq. 4 without an angle: F / |F| is exp(j P). Overwrites the spectrum."""

@@ -62,13 +62,8 @@ class PerturbedOptimizer(Optimizer):
         """θ + δ of Eq. 6; the gradients, no longer needed, become δ."""
         gradients = [p.grad for p in moved if p.grad is not None]
         norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
-        norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
-        length = self.alpha / (norm + self.eps)
-        if len({gradient.device for gradient in gradients}) == 1:
-            torch._foreach_mul_(gradients, length)
-        else:
-            for gradient in gradients:
-                gradient.mul_(length.to(gradient.device))
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        torch._foreach_mul_(gradients, self.alpha / (norm + self.eps))
         return torch._foreach_add(moved, gradients)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -10,6 +10,7 @@ from medsilo.core.section import Feature
 
 POWER = 0.9  # of nnU-Net's schedule
 MOST_EPOCHS = 100_000  # of a study at each site
+Beta = Annotated[float, Field(ge=0, lt=1)]
 ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
 
@@ -39,7 +40,7 @@ class Training(Feature):
     learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="its learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
     nesterov: bool = Field(False, description="whether that momentum is Nesterov's")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of `adam`")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="decay rates of `adam`")
     weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay of either")
     schedule: Literal["constant", "poly"] = Field(
         "constant",
@@ -78,8 +79,6 @@ class Training(Feature):
             raise ValueError("betas belong to adam; sgd has momentum: remove betas or choose optimizer=adam")
         if self.rounds * self.local_epochs > MOST_EPOCHS:
             raise ValueError(f"rounds times local_epochs is over {MOST_EPOCHS} passes over the data; lower one of them")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
         return self
 
     def conflicts(self, plan: Any, networks: Any) -> Iterable[str]:

@@ -22,9 +22,9 @@ class Averaging(Algorithm):
 
     weighting: Weighting = "samples"
 
-    def mean(self, server: ServerSide) -> Mixer:
-        """Return the mixer w ← Σ p_k w_k."""
-        return WeightedMean() if self.weighting == "samples" else UniformMean()
+    def mean(self, server: ServerSide, rate: float = 1.0) -> Mixer:
+        """Return the mixer w ← Σ p_k w_k; with a rate η, w ← w + η (Σ p_k w_k − w)."""
+        return WeightedMean(rate) if self.weighting == "samples" else UniformMean(rate)
 
     def groups(self) -> tuple[Group, ...]:
         return (Group("model", network("model"), self.mean),)

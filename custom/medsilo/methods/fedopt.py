@@ -1,12 +1,13 @@
 """Server optimizers: Reddi et al., Adaptive Federated Optimization, 2021; Hsu et al., Measuring the Effects of
 Non-Identical Data Distribution for Federated Visual Classification, 2019."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from medsilo.course.algorithm import BY_ITSELF
 from medsilo.course.phase import ServerSide
+from medsilo.learning.training import Beta
 from medsilo.methods.bases import ServerStep
 from medsilo.mixing import server as steps
 
@@ -31,10 +32,11 @@ class FedAdam(ServerStep):
     title = "FedAdam"
     paper = "Reddi et al. 2021"
     protocols = {"paper": {**BY_ITSELF, "algorithm.variant": "reddi"}}
+    rule: ClassVar[type[steps.FedAdam]] = steps.FedAdam
 
     name: Literal["fedadam"] = "fedadam"
     server_lr: float = Field(0.01, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
-    server_betas: tuple[float, float] = Field((0.9, 0.99), description="decay rates of the server's moments (β₁, β₂)")
+    server_betas: tuple[Beta, Beta] = Field((0.9, 0.99), description="decay rates of the server's moments (β₁, β₂)")
     tau: float = Field(1e-3, gt=0, le=1, description="τ: the smaller, the more adaptive")
     variant: Literal["reddi", "torch"] = Field(
         "reddi",
@@ -42,26 +44,17 @@ class FedAdam(ServerStep):
         "Adam at the server, as NVFlare does it",
     )
 
-    @field_validator("server_betas")
-    @classmethod
-    def _betas(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1), not {betas}")
-        return betas
-
     def step(self, server: ServerSide) -> steps.FedAdam:
-        return steps.FedAdam(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
+        return self.rule(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
 
 
 class FedYogi(FedAdam):
     """FedAdam with v ← v - (1 - β₂) D² sign(v - D²)."""
 
     title = "FedYogi"
+    rule = steps.FedYogi
 
     name: Literal["fedyogi"] = "fedyogi"  # type: ignore[assignment]
-
-    def step(self, server: ServerSide) -> steps.FedYogi:
-        return steps.FedYogi(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
 
 
 class FedAdagrad(ServerStep):

@@ -12,7 +12,7 @@ from medsilo.course.additions import Amplitude, Perturbation
 from medsilo.course.declared import Private
 from medsilo.course.phase import ServerSide
 from medsilo.methods.fedavg import Averaging, Weighting
-from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Mixer
 
 
 class HarmoFL(Averaging):
@@ -55,7 +55,6 @@ class HarmoFL(Averaging):
     def private(self) -> Private:
         return Private(("model",), says="both gradients of a perturbed step are noisy, and both count")
 
-    def mean(self, server: ServerSide) -> Mixer:
+    def mean(self, server: ServerSide, rate: float = 1.0) -> Mixer:
         """Return line 16: θ ← θ + η_g (Σ p_i θ_i − θ)."""
-        mean = WeightedMean if self.weighting == "samples" else UniformMean
-        return mean(rate=self.server_lr)
+        return super().mean(server, self.server_lr)

@@ -13,7 +13,7 @@ from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.loop import Lesson
 from medsilo.learning.steps import correcting, pull_towards
 from medsilo.methods.bases import SharedAndOwn
-from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+from medsilo.mixing.mixers import Mixer
 
 
 class PFedMe(SharedAndOwn):
@@ -48,9 +48,8 @@ class PFedMe(SharedAndOwn):
             )
         return self
 
-    def mean(self, server: ServerSide) -> Mixer:
-        mean = WeightedMean if self.weighting == "samples" else UniformMean
-        return mean(rate=self.server_lr)
+    def mean(self, server: ServerSide, rate: float = 1.0) -> Mixer:
+        return super().mean(server, self.server_lr)
 
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:

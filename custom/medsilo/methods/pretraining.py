@@ -9,11 +9,12 @@ import safetensors
 import safetensors.torch
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
+from medsilo.core.text import plain
 from medsilo.course.phase import ServerSide
 from medsilo.learning.loop import OutputLoss, batches, lesson, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
@@ -57,8 +58,12 @@ class Pretraining(Section):
             raise MedsiloError(
                 f"the pre-trained model {self.file} cannot be read ({type(error).__name__}); give a .safetensors file"
             ) from error
-        _check_state(self.file, tensors, model.state_dict())
-        model.load_state_dict(tensors)
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            why = plain(str(error).partition("\n")[2], 200)
+            told = f"the pre-trained model {self.file} does not fit the plan's network ({why})"
+            raise MedsiloError(f"{told}; train it with the same network") from error
         return {"source": "file", "file": self.file, "sha256": hashlib.sha256(content).hexdigest(), "data": "not known"}
 
     def _train(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
@@ -91,17 +96,3 @@ class Pretraining(Section):
         cases = len(train)  # type: ignore[arg-type]
         order = torch.randperm(cases, generator=generator_for(at.seed, site, "public share"))
         return Subset(train, order[: math.ceil(self.share * cases)].sort().values.tolist())
-
-
-def _check_state(file: str, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    for name, tensor in expected.items():
-        given = tensors.get(name)
-        if given is None or given.shape != tensor.shape:
-            what = "is missing" if given is None else f"has shape {list(given.shape)}"
-            raise MedsiloError(
-                f"the pre-trained model {file} does not fit the plan's network: {name} {what}, expected "
-                f"{list(tensor.shape)}; train it with the same network"
-            )
-    strangers = sorted(set(tensors) - set(expected))
-    if strangers:
-        raise MedsiloError(f"the pre-trained model {file} has {strangers[0]}, which the plan's network has not")

@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Feature
 from medsilo.core.tensors import Modules
 from medsilo.mixing.contributions import Contributions
@@ -30,10 +29,6 @@ class Shield:
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Return the way from `origin`, which the sites were given, to the next model by name, in single precision at
         least; and how much each contribution counts in it, where that is one number."""
-        if self.rule and len(weights) < self.rule.fewest:
-            raise MedsiloError(
-                f"{self.rule.name} needs {self.rule.fewest} sites' contributions, and {len(weights)} came"
-            )
         ways, alike, sites, counts = layout.rooms(), self._shares(weights), sorted(weights), dict[str, float]()
         for part in self._parts(layout, next(rows.each(sites))):
             updates = Updates(rows, part, origin, sites, alike)
@@ -44,9 +39,7 @@ class Shield:
                 counts = counts or dict(zip(sites, shares.tolist(), strict=True))
                 across = partial(_weighted, shares)
             for block, columns in updates.blocks():
-                numbers = across(columns)
-                is_complex = ways[block.pieces[0].name].is_complex()
-                block.write(torch.view_as_complex(numbers.view(-1, 2)) if is_complex else numbers, ways)
+                block.write(across(columns), ways)
         return ways, counts
 
     def _parts(self, layout: Layout, row: Tensors) -> list[Layout]:

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Unsealable
-from medsilo.mixing.mixers import Identity, Mixer, WeightedMean
+from medsilo.mixing.mixers import Identity, WeightedMean
 from medsilo.mixing.rules import capped
 
-COLUMNS = 16 << 10  # numbers of each site that are read at once, and summed in one thread, so always in one order
 LEAST = 1e-9  # share by which a weight of zero takes part in what is cut off from others
 Shares = Mapping[str, float]
 
@@ -50,9 +48,6 @@ class LateMean(WeightedMean):
         assert self._layout is not None
         return self._layout.averaged
 
-    def defend(self, shield: Shield) -> None:
-        Mixer.defend(self, shield)
-
     def _merge(self) -> None:
         weights = {site: float(weight) for site, weight in self._late(self).items()}
         scales = self._scale(self) if self._scale else {}
@@ -78,7 +73,7 @@ class LateMean(WeightedMean):
         found: dict[str, Tensor] = {}
         assert self._layout is not None and self._given is not None
         for section in self._layout.sections:
-            for block, rows in self._rows.columns(sorted(self._numbers), section, COLUMNS, self._given):
+            for block, rows in self._rows.columns(sorted(self._numbers), section, self._given):
                 for piece, columns in zip(block.pieces, rows.split(block.sizes, 1), strict=True):
                     size = len(columns)
                     sums = found.setdefault(part(piece.name), torch.zeros(size, size, dtype=torch.float64))

@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
-
-from medsilo.core.errors import MedsiloError
 
 Tensors = Mapping[str, Tensor]
 # One number, or by a tensor's name a number or a tensor of its shape. Tensors that are not averaged need none.
@@ -16,6 +13,7 @@ Numbers = float | Mapping[str, float | Tensor]
 # Numbers that are handled at once: few enough for a processor's cache in double precision, many enough that the
 # cost of calling torch does not show.
 BLOCK = 1 << 18
+WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns that are read at once of every site; the more sites, the fewer
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ class TypeSection:
 
     def __init__(self, dtype: torch.dtype, shapes: Mapping[str, torch.Size]) -> None:
         self.dtype = dtype
-        self.wide = torch.complex128 if dtype.is_complex else torch.float64
         self.kept = torch.promote_types(dtype, torch.float32)  # single precision at least
         self.names = sorted(shapes)  # the same places whoever came first: even the last bit may depend on the place
         self.shapes = {name: shapes[name] for name in self.names}
@@ -91,25 +88,10 @@ class TypeSection:
                 room -= stop - start
         return [Block(pieces) for pieces in blocks]
 
-    def side_by_side(
-        self, rows: Sequence[Tensors], width: int
-    ) -> Iterator[tuple[Block, Tensor, list[tuple[Tensor, ...]]]]:
-        """Yield blocks of at most so many numbers; all rows' numbers [rows, size] in double precision, always in the
-        same memory; and of each piece of a block, where it lies in each row."""
-        blocks = self.cut(width)
-        most = len(rows) * max((block.size for block in blocks), default=0)
-        came, wide = torch.empty(most, dtype=self.dtype), torch.empty(most, dtype=self.wide)
-        stretches = chain.from_iterable(
-            zip(*(row[name].view(-1).split(width) for row in rows), strict=True)
-            for name in self.names
-            if self.shapes[name].numel()
-        )
-        for block in blocks:
-            numbers, theta = (room[: len(rows) * block.size].view(len(rows), block.size) for room in (came, wide))
-            pieces = [next(stretches) for _ in block.pieces]
-            for own, columns in zip(pieces, numbers.split(block.sizes, 1), strict=True):
-                torch.stack(own, out=columns)
-            yield block, theta.copy_(numbers), pieces
+    def side_by_side(self, rows: Sequence[Tensors]) -> Iterator[tuple[Block, Tensor]]:
+        """Yield blocks, and all rows' numbers of them, [rows, size] in double precision."""
+        for block in self.cut(max(NARROWEST, min(WIDEST, BLOCK // len(rows)))):
+            yield block, torch.stack([torch.cat(block.flat(row)) for row in rows]).double()
 
 
 class Layout:
@@ -119,25 +101,11 @@ class Layout:
         self.signature = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         shapes: dict[torch.dtype, dict[str, torch.Size]] = {}
         for name, (shape, dtype) in self.signature.items():
-            if dtype.is_floating_point or dtype.is_complex:
+            if dtype.is_floating_point:
                 shapes.setdefault(dtype, {})[name] = shape
         self.sections = [TypeSection(dtype, shapes[dtype]) for dtype in sorted(shapes, key=str)]
         self.averaged = [name for section in self.sections for name in section.names]
         self.carried = sorted(self.signature.keys() - set(self.averaged))
-
-    def difference(self, tensors: Tensors) -> str | None:
-        """The first key in which `tensors` differ from this layout and how, or None."""
-        for name, tensor in tensors.items():
-            expected = self.signature.get(name)
-            if expected is None:
-                return f"{name}: no other site sent it"
-            if tensor.shape != expected[0]:
-                return f"{name}: shape {list(tensor.shape)}, expected {list(expected[0])}"
-            if tensor.dtype != expected[1]:
-                return f"{name}: type {tensor.dtype}, expected {expected[1]}"
-        if len(tensors) < len(self.signature):
-            return f"{next(name for name in self.signature if name not in tensors)}: missing"
-        return None
 
     def rooms(self) -> dict[str, Tensor]:
         """Return tensors for all numbers that are averaged, in single precision at least, not yet filled."""
@@ -156,26 +124,14 @@ class Layout:
         return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}
 
 
-def spread(numbers: Numbers, layout: Layout, title: str) -> dict[str, Tensor]:
-    """Return a number, or a tensor of its shape, for every tensor that is averaged.
-
-    They must be finite and not negative; a MedsiloError names the first that is wrong.
-    """
+def spread(numbers: Numbers, layout: Layout) -> dict[str, Tensor]:
+    """Return a number, or a tensor of its shape, for every tensor that is averaged."""
     given = numbers if isinstance(numbers, Mapping) else dict.fromkeys(layout.averaged, numbers)
-    found: dict[str, Tensor] = {}
-    for name in layout.averaged:
-        if name not in given:
-            raise MedsiloError(f"{title}: no number for {name}; give one for every tensor that is averaged")
-        number, shape = given[name], layout.signature[name][0]
-        value = number.contiguous() if isinstance(number, Tensor) else torch.tensor(number, dtype=torch.float64)
-        if value.ndim and value.shape != shape:
-            raise MedsiloError(
-                f"{title}: {name} has shape {list(value.shape)}; give one number, or a tensor {list(shape)}"
-            )
-        if value.numel() and not (value.isfinite().all() and value.min() >= 0):
-            raise MedsiloError(f"{title}: {name} has a number that is negative, infinite or NaN")
-        found[name] = value
-    return found
+    of = {name: given[name] for name in layout.averaged}
+    return {
+        name: own.contiguous() if isinstance(own, Tensor) else torch.tensor(own, dtype=torch.float64)
+        for name, own in of.items()
+    }
 
 
 def numbers_of(block: Block, spread: Tensors) -> Tensor:

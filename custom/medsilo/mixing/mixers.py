@@ -5,7 +5,7 @@ A mixer lives as long as the study. Round after round:
     mixer.start(sites)                    # who takes part in the study
     mixer.current(site)                   # what the site trains from
     mixer.add(site, tensors, weight)      # what the site sends back, in any order
-    mixer.result(site)                    # what the site gets next
+    mixer.finish()                        # `current` is then what each site gets next
 
 The result is the same to the last bit whatever the order of arrival, because sums run over the sites in sorted order.
 What is kept from one site to the next is in single precision at least. Numbers of integer or boolean type are never
@@ -19,7 +19,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import accumulate, takewhile
-from numbers import Real
 from typing import Any
 
 import torch
@@ -31,8 +30,6 @@ from medsilo.mixing.defence import Shield, lower_median
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
 from medsilo.mixing.layout import Block, Layout, Numbers, Tensors, numbers_of, spread
 
-# Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
-COLUMNS = 4 << 10
 RUNNING = ("running_mean", "running_var")  # torch's names of running statistics
 
 
@@ -43,7 +40,6 @@ class Mixer(ABC):
         self._sites: list[str] = []
         self._answered: set[str] = set()
         self._layout: Layout | None = None
-        self._open = False
         # The weight of each contribution in the round that has closed; empty where it is not one number.
         self.shares: Mapping[str, float] = {}
 
@@ -59,23 +55,18 @@ class Mixer(ABC):
         self._sites = sorted(sites)
         self._answered = set()
         self._layout = None
-        self._open = True
         self.shares = {}
         if initial is not None:
             self._begin_with(dict(initial))
 
     @torch.no_grad()
     def add(self, site: str, tensors: Tensors, weight: float) -> None:
-        """Takes what one site sends: tensors by name, and how many samples they rest on.
+        """Takes what one site sends: tensors by name, and how many samples they rest on. Their form was checked.
 
-        What does not fit raises Refused and changes nothing: the site may send again.
+        What can't be mixed raises Refused and changes nothing: the site may send again.
         """
-        self._check_turn(site, weight)
-        own = _plain(site, tensors)
+        own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         layout = self._layout or Layout(own)
-        difference = layout.difference(own)
-        if difference:
-            raise Refused(f"{site}: {difference}")
         self._take(site, own, float(weight), layout)
         self._layout = layout
         self._answered.add(site)
@@ -83,18 +74,10 @@ class Mixer(ABC):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Closes the round: mixes what has come. After it, `current` is the result; nothing can be added."""
+        """Closes the round: mixes what has come. After it, `current` is the result."""
         if self._answered:
             self._merge()
         self._answered = set()
-        self._open = False
-
-    def result(self, site: str) -> dict[str, Tensor]:
-        """Return the tensors that the site gets next. Closes the round if anything has come; later calls return the
-        same."""
-        if self._answered:
-            self.finish()
-        return self.current(site)
 
     def current(self, site: str) -> dict[str, Tensor]:
         """Return what the site was given last, untouched by what comes in before the round closes."""
@@ -107,16 +90,11 @@ class Mixer(ABC):
 
     def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
         """Return what must outlive the process, between two rounds: tensors by key, and facts that JSON can hold."""
-        if self._answered:
-            raise MedsiloError("A round is open: finish() it before its state is saved")
         tensors, facts = self._save()
-        return tensors, {"mixer": type(self).__name__, "sites": list(self._sites), **facts}
+        return tensors, {"sites": list(self._sites), **facts}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         """Continues from what `state` gave, before anything has come; the tensors are shared, not copied."""
-        own, saved = type(self).__name__, facts.get("mixer")
-        if saved != own:
-            raise MedsiloError(f"The saved state is that of the mixer {saved}, the plan wants {own}")
         self.finish()
         self._load(tensors, facts)
         self._sites = list(facts["sites"])
@@ -125,9 +103,6 @@ class Mixer(ABC):
     def participation(self) -> float:
         """The share of the study's sites that have answered in the open round."""
         return len(self._answered) / len(self._sites)
-
-    def let_wait(self, memory: int) -> None:  # noqa: B027
-        """Let so many bytes of contributions that came before their turn wait in memory and not on the disk."""
 
     def defend(self, shield: Shield) -> None:
         """Combine contributions by the shield's rule from now on."""
@@ -160,16 +135,6 @@ class Mixer(ABC):
     def _settle(self) -> None:  # noqa: B027
         """Does what has become possible by the last contribution."""
 
-    def _check_turn(self, site: str, weight: float) -> None:
-        if site not in self._sites:
-            raise Refused(f"{site}: not a site of this study")
-        if site in self._answered:
-            raise Refused(f"{site}: it has already sent its tensors in this round")
-        if not self._open:
-            raise Refused(f"{site}: the round is closed")
-        if not _is_positive(weight):
-            raise Refused(f"{site}: weight {weight!r}, expected a positive number of samples")
-
 
 # -- one model for all ------------------------------------------------------------------------------------------------
 
@@ -198,17 +163,12 @@ class WeightedMean(Mixer):
 
     def __init__(self, rate: float | Callable[[], Numbers] = 1.0, weigh: Weigh | None = None) -> None:
         super().__init__()
-        if not callable(rate) and not _is_positive(rate):
-            raise PlanError(f"rate is {rate!r}: the server's step η_g must be positive")
-        self.rate = rate if callable(rate) else float(rate)
+        self.rate = rate
         self.weigh = weigh
         self._given: dict[str, Tensor] | None = None
         self._rows, self._spreads = Contributions(), Contributions()
         self._shield: Shield | None = None
         self._begin_sum()
-
-    def let_wait(self, memory: int) -> None:
-        self._rows.memory = self._spreads.memory = memory
 
     def defend(self, shield: Shield) -> None:
         """Combine contributions by the shield's rule; the server's step is made along the result.
@@ -249,7 +209,7 @@ class WeightedMean(Mixer):
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         samples = 1.0 if self.uniform else weight
-        weights = self.weigh and spread(self.weigh(site, samples), layout, f"{site}: weights")
+        weights = self.weigh and spread(self.weigh(site, samples), layout)
         at_once = not self._waits and site == self._sites[self._turn]
         self._rows.put(site, tensors, tensors if self._shield else layout.averaged, at_once)
         if weights is None:
@@ -303,7 +263,7 @@ class WeightedMean(Mixer):
         """m ← m + w / Σw · (θ - m), with weights w for every element; 0 where nobody weighs anything."""
         if not self._totals:
             self._mean = {name: mean.zero_() for name, mean in self._mean.items()}
-            self._totals = {name: torch.zeros_like(mean.real) for name, mean in self._mean.items()}
+            self._totals = {name: torch.zeros_like(mean) for name, mean in self._mean.items()}
         origin = self._origin
         for row, weights in zip(self._rows.each(sites), self._spreads.each(sites), strict=True):
             for block, theta, mean in self._beside(row, layout):
@@ -330,14 +290,8 @@ class WeightedMean(Mixer):
         self._begin_sum()
 
     def _combine(self, shield: Shield, layout: Layout) -> None:
-        """Make the mean, or the way to it, of what waits; without enough of it the round is closed as it is."""
-        try:
-            self._mean, shares = shield.combined(self._rows, self._numbers, layout, self._given)
-        except MedsiloError:
-            self._begin_sum()
-            self._answered = set()
-            self._open = False
-            raise
+        """Make the mean, or the way to it, of what waits."""
+        self._mean, shares = shield.combined(self._rows, self._numbers, layout, self._given)
         rows = list(self._rows.each(self._numbers))
         self._carried = {name: lower_median(torch.stack([row[name] for row in rows])) for name in layout.carried}
         self._numbers = shares
@@ -350,7 +304,7 @@ class WeightedMean(Mixer):
             for theta, d in blocks:
                 torch.add(theta, d, alpha=rate, out=d)
             return
-        rates = spread(rate, layout, "rate")
+        rates = spread(rate, layout)
         places = (block for section in layout.sections for block in section.blocks)
         for (theta, d), block in zip(blocks, places, strict=True):
             torch.addcmul(theta, d, numbers_of(block, rates).to(d.dtype), out=d)
@@ -365,7 +319,7 @@ class WeightedMean(Mixer):
     def _beside(self, model: Tensors, layout: Layout) -> Iterator[tuple[Block, Tensor, Tensor]]:
         """A model and, to be changed in place, the mean, block by block in double precision."""
         for section in layout.sections:
-            rooms = torch.empty(2, section.widest, dtype=section.wide)
+            rooms = torch.empty(2, section.widest, dtype=torch.float64)
             for block in section.blocks:
                 theta, mean = rooms[:, : block.size]
                 block.read(model, theta)
@@ -411,8 +365,6 @@ class Identity(Mixer):
 
     def sent(self, site: str) -> dict[str, Tensor]:
         """Return what a site has sent in the open round, to be read only; gone when the round closes."""
-        if site not in self._sent:
-            raise MedsiloError(f"{site}: it has sent nothing in this round")
         return dict(self._sent[site])
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
@@ -451,8 +403,7 @@ class Identity(Mixer):
         self._rows = {site: rows[owner] for site, owner in facts["rows"].items()}
 
 
-# Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
-Rule = Callable[[Tensor, Tensor], object]
+Rule = Callable[[Tensor], Tensor]  # θ [K, numbers] of the K sites that answered -> the mixed θ, in double precision
 
 
 class JointMixer(Identity):
@@ -473,13 +424,10 @@ class JointMixer(Identity):
         sites = sorted(self._sent)
         if len(sites) > 1:
             rule, rows = self._rule(sites), [self._sent[site] for site in sites]
-            for section in self._layout.sections:  # some columns at a time, and always in the same memory
-                room = torch.empty(len(rows) * COLUMNS, dtype=section.wide)
-                for block, theta, pieces in section.side_by_side(rows, COLUMNS):
-                    mixed = room[: theta.numel()].view(theta.shape)
-                    rule(theta, mixed)
-                    for own, columns in zip(pieces, mixed.to(section.dtype).split(block.sizes, 1), strict=True):
-                        torch._foreach_copy_(own, columns.unbind())
+            for section in self._layout.sections:
+                for block, theta in section.side_by_side(rows):
+                    for own, mixed in zip(rows, rule(theta).to(section.dtype), strict=True):
+                        block.write(mixed, own)
         super()._merge()
 
 
@@ -493,9 +441,7 @@ class SoftPull(JointMixer):
 
     def __init__(self, pull: float) -> None:
         super().__init__()
-        if not _is_positive(pull) or pull > 1:
-            raise PlanError(f"pull is {pull!r}: λ must be in (0, 1]")
-        self.pull = float(pull)
+        self.pull = pull
 
     @property
     def sealed(self) -> Form:
@@ -505,10 +451,9 @@ class SoftPull(JointMixer):
     def _rule(self, sites: list[str]) -> Rule:
         step = (1 - self.pull) * len(sites) / (len(sites) - 1)
 
-        def pull(theta: Tensor, out: Tensor) -> None:
-            first = theta[0]
-            mean = first + torch.sub(theta, first, out=out).mean(0)  # exact where all sites are equal
-            torch.lerp(theta, mean, step, out=out)
+        def pull(theta: Tensor) -> Tensor:
+            mean = theta[0] + (theta - theta[0]).mean(0)  # exact where all sites are equal
+            return theta.lerp(mean, step)
 
         return pull
 
@@ -523,7 +468,7 @@ class SimilarityMix(JointMixer):
 
     def __init__(self, weights: Tensor) -> None:
         super().__init__()
-        self.weights = weights.detach().to("cpu", torch.float64, copy=True)
+        self.weights = weights.double()
 
     @property
     def sealed(self) -> Form:
@@ -534,18 +479,12 @@ class SimilarityMix(JointMixer):
         """Return each site's weights."""
         return dict(zip(self._sites, self.weights.tolist(), strict=True))
 
-    def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
-        names = list(sites)
-        if len(names) != len(self.weights):
-            raise PlanError(f"The mixing weights are for {len(self.weights)} sites, the study has {len(names)}")
-        super().start(names, initial)
-
     def _rule(self, sites: list[str]) -> Rule:
         here = [place for place, site in enumerate(self._sites) if site in sites]
         weights = self.weights[here][:, here]
         mass = weights.sum(1, keepdim=True)
         weights = torch.where(mass > 0, weights / mass, torch.eye(len(here), dtype=weights.dtype))
-        return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
+        return lambda theta: weights @ theta
 
 
 class Gallery(Mixer):
@@ -615,30 +554,3 @@ class Compared(Identity):
         super()._load(tensors, facts)
         agreed = facts.get("agreed")
         self._agreed = None if agreed is None else torch.tensor(agreed, dtype=torch.float64)
-
-
-# -- what is checked --------------------------------------------------------------------------------------------------
-
-
-def _plain(site: str, tensors: Tensors) -> dict[str, Tensor]:
-    """The same tensors, each in one stretch of the main memory and without a gradient."""
-    if not isinstance(tensors, Mapping):
-        raise Refused(f"{site}: {type(tensors).__name__}, expected tensors by name")
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise Refused(f"{site}: {name}: {type(tensor).__name__}, expected a tensor")
-        if tensor.layout is not torch.strided:
-            raise Refused(f"{site}: {name}: layout {tensor.layout}, expected a dense tensor")
-        as_it_is = tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad
-        plain[name] = tensor if as_it_is else tensor.detach().cpu().contiguous()
-    return plain
-
-
-def _is_positive(number: object) -> bool:
-    if not isinstance(number, Real) or isinstance(number, bool):
-        return False
-    try:
-        return 0 < float(number) < math.inf
-    except OverflowError:
-        return False

@@ -20,10 +20,8 @@ from torch import Tensor
 
 from medsilo.core.section import Section
 from medsilo.mixing.contributions import Contributions
-from medsilo.mixing.layout import BLOCK, Block, Layout, Tensors
+from medsilo.mixing.layout import Block, Layout, Tensors
 
-WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns that are read at once of every site; the more sites, the fewer
-SERIAL = 16 << 10  # numbers that torch sums in one thread, so that a sum is the same with any number of threads
 FURTHEST = 1e6  # times the median norm: what is further away counts as if it were there, so that squares keep digits
 SETTLED = 1e-12  # a share that changes by less has found its place
 
@@ -41,17 +39,13 @@ class Updates:
     @cached_property
     def norms(self) -> Tensor:
         """[sites]"""
-        norms = [_norm(row, self.part, self.origin) for row in self.rows.each(self.sites)]
-        return torch.tensor(norms, dtype=torch.float64)
+        return sum(columns.square_().sum(1) for _, columns in self.blocks()).sqrt()
 
     def blocks(self) -> Iterator[tuple[Block, Tensor]]:
-        """Yield blocks and all sites' numbers of them: [sites, columns] in double precision, always in the same memory,
-        may be changed; complex numbers as two columns each."""
-        width = max(NARROWEST, min(WIDEST, BLOCK // len(self.sites)))
+        """Yield blocks and all sites' numbers of them: [sites, columns] in double precision; may be changed."""
         for section in self.part.sections:
-            for block, numbers in self.rows.columns(self.sites, section, width, self.origin):
-                ways = numbers[1:]
-                yield block, torch.view_as_real(ways).flatten(1) if ways.is_complex() else ways
+            for block, numbers in self.rows.columns(self.sites, section, self.origin):
+                yield block, numbers[1:]
 
 
 class RobustRule(Section, ABC):
@@ -221,20 +215,6 @@ def _squared_distances(updates: Updates, scales: Tensor) -> Tensor:
         for place in range(len(columns) - 1):
             squares[place, place + 1 :] += (columns[place + 1 :] - columns[place]).square_().sum(1)
     return squares + squares.T
-
-
-def _norm(tensors: Tensors, layout: Layout, origin: Tensors | None) -> float:
-    """The norm of a contribution's way from `origin`, in double precision."""
-    squares = 0.0
-    for section in layout.sections:
-        room = torch.empty(section.widest, dtype=section.wide)
-        for block in section.blocks:
-            numbers = room[: block.size]
-            block.read(tensors, numbers)
-            if origin is not None:
-                block.subtract(origin, numbers)
-            squares += sum(float(norm) ** 2 for norm in torch._foreach_norm(numbers.split(SERIAL)))
-    return squares**0.5
 
 
 def _in_order(columns: Tensor) -> Tensor:

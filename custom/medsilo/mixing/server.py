@@ -17,10 +17,9 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.spill import let_go, stored, stretches_of
-from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Summed
 from medsilo.mixing.layout import Layout, Tensors
-from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+from medsilo.mixing.mixers import UniformMean, WeightedMean
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9
@@ -55,9 +54,6 @@ class FedNova(WeightedMean):
     def __init__(self, uniform: bool = False) -> None:
         super().__init__()
         self.alike = uniform
-
-    def defend(self, shield: Shield) -> None:
-        Mixer.defend(self, shield)
 
     @property
     def sealed(self) -> Form:

@@ -67,6 +67,8 @@ class Network(Feature):
         """It has no more parameters than a site can hold, and reads the task's cases."""
         if (parameters := parameters_of(networks)) > MOST_PARAMETERS:
             yield f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be"
+        if any(own.is_complex() for network in networks.values() for own in network.state_dict().values()):
+            yield "network: has complex numbers, which are not mixed; give real and imaginary parts"
         task, shape = plan.task, plan.task.shape
         if shape is None:
             return

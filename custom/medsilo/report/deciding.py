@@ -179,7 +179,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     return {
         "two": len(classes) == 2,
         "second": classes[-1],
-        "rule": _rule(runs),
         "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
         "heads": classes,
         "confusions": [line for row in rows for line in _confusion(row, classes)],
@@ -188,18 +187,6 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
         "curves": curves(last if several else sites, whole if len(classes) == 2 else []),
         "places": [line for row in rows if row.told.reliability for line in _places(row)],
     }
-
-
-def _rule(runs: Sequence[RunResult]) -> str:
-    """Return how the thresholds were chosen, in words; nothing where the runs differ."""
-    told = [_planned(run, "tracking").get("sensitivity") for run in runs]
-    rules = {float(wanted) if isinstance(wanted, int | float) else None for wanted in told}
-    if len(rules) > 1:
-        return "as its plan says (tracking.sensitivity)"
-    wanted = rules.pop()
-    if wanted is None:
-        return "the one with the greatest sum of sensitivity and specificity (Youden's)"
-    return f"the greatest that reaches a sensitivity of {wanted:g}"
 
 
 def _classes(runs: Sequence[RunResult], count: int) -> list[str]:

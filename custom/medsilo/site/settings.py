@@ -68,9 +68,6 @@ class SiteSettings(Section):
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
-    # At the server: MiB that models which wait for others may take in memory, all together; the rest wait on the disk,
-    # where large tensors lie anyway when they have come over NVFlare.
-    waiting_memory: int = Field(512, ge=0, le=1_000_000)
     workers: int = Field(0, ge=0, le=256)  # processes that read data
     isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
     memory_limit: int | None = Field(

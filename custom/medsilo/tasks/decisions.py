@@ -76,22 +76,18 @@ def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float |
 
 
 # ---------------------------------------------------------------------------------------------------- a threshold
-def threshold_of(histograms: Sequence[float], places: int, wanted: float | None) -> float | None:
+def threshold_of(histograms: Sequence[float], places: int) -> float | None:
     """Return from where on the second class's probability counts as found; a whole number of 1/places.
 
-    histograms: `chances` of validation cases. wanted: the sensitivity to reach, by the greatest threshold that does;
-    None: the threshold with the greatest sensitivity + specificity (Youden's), of equal ones the nearest to the middle.
-    Returns None where a class is missing.
+    histograms: `chances` of validation cases. It is the threshold with the greatest sensitivity + specificity
+    (Youden's), of equal ones the nearest to the middle. Returns None where a class is missing.
     """
     cuts = [number / places for number in range(1, places)]
     rates = [rates_of(decided(histograms, cut)) for cut in cuts]
     known = [(cut, *both) for cut, both in zip(cuts, rates, strict=True) if both]
     if not known:
         return None
-    if wanted is None:
-        return max(known, key=lambda one: (one[1] + one[2], -abs(one[0] - 0.5), -one[0]))[0]
-    reached = [cut for cut, sensitivity, _ in known if sensitivity >= wanted]
-    return max(reached, default=cuts[0])
+    return max(known, key=lambda one: (one[1] + one[2], -abs(one[0] - 0.5), -one[0]))[0]
 
 
 def decided(histograms: Sequence[float], threshold: float) -> list[float]:
