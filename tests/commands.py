@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from medsilo.cli import Commands, _program, _by_options
+from medsilo.cli import Commands, _by_options, _program
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -263,7 +263,7 @@ def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> N
     assert "at most ε = 2 at δ = 0.001 for each record" in prices["tensors: model"]
     assert prices["numbers of cases"] == "0: declared public (in our annual report)"
     assert prices["score and loss over validation cases"] == "0: does not leave"
-    assert "What each costs" in "\n".join(describe(plan, {}, own))
+    assert "What each costs" in "\n".join(describe(plan, own))
     book = Book(tmp_path / "_hospital/a")
     [before] = privacy_findings(plan, own, book)
     assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what

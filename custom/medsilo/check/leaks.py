@@ -1,7 +1,6 @@
 """The leak report: every group of tensors that leaves a site under a plan, its bytes, and what it averages."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -89,10 +88,7 @@ def told_besides(plan: Plan) -> list[str]:
 
 
 def averages_of(plan: Plan) -> list[tuple[Stretch, str, Average]]:
-    """Return the groups that are an average of a site's images, by name, and when they leave.
-
-    Of these the report says how many images they cover.
-    """
+    """Return the groups that are an average of a site's images, by name, and when they leave."""
     return [
         (stretch, group.name, group.average)
         for stretch in plan.course.stretches()
@@ -101,11 +97,8 @@ def averages_of(plan: Plan) -> list[tuple[Stretch, str, Average]]:
     ]
 
 
-def describe(
-    plan: Plan, images: Mapping[str, int | str], settings: SiteSettings, policy: Policy | None = None
-) -> list[str]:
-    """The report as lines. images: every site's number of training images, or why it is not known; policy: the
-    site's own, where it is known."""
+def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -> list[str]:
+    """The report as lines. policy: the site's own, where it is known."""
     found, own = leaks(plan), policy or Policy()
     prices = aligned([("what", "price"), *price_list(plan, settings)])
     parts = [
@@ -116,7 +109,7 @@ def describe(
         _coarse(plan, settings) if settings.protects(plan.task.synthetic) else [],
         ["What each costs (docs/privacy.md):", *prices] if plan.privacy or settings.privacy else [],
         told_besides(plan),
-        _averages(plan, images, settings),
+        _averages(plan, settings),
         _logs(own),
         ["No image, no label of a case, no file name, no patient's name leaves."],
         _remedies(plan, found, settings, own),
@@ -268,20 +261,13 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
     return aligned(rows)
 
 
-def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:
+def _averages(plan: Plan, settings: SiteSettings) -> list[str]:
     lines = []
-    least = settings.smallest_average
     for stretch, name, average in averages_of(plan):
         once = stretch.first == stretch.last
         rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"
         lines.append(
-            f"{name}, {rounds}: {average.of}. As an average without favour it covers (smallest_average here: {least}):"
+            f"{name}, {rounds}: {average.of}. It leaves where it covers as many images as smallest_average in "
+            f"medsilo.yaml (here {settings.smallest_average}); 'medsilo check' says where it does not."
         )
-        for site, count in images.items():
-            if isinstance(count, str):
-                lines.append(f"  {site}: not known: {count}")
-                continue
-            covers = average.covers(count, plan.training)
-            verdict = "" if covers >= least else "; REFUSED by this setting"
-            lines.append(f"  {site}: {covers} of its {count} training images{verdict}")
     return lines

@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (hospital.predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions"),
         (hospital.export, "runs/<run>/supermodel -o bundle"),
         (reviewing.leak_report, "jobs/harmofl --kit kits/st-anna"),
-        (hospital.check, "jobs/fedavg --kit kits/st-anna --html check.html"),
+        (hospital.check, "jobs/fedavg --kit kits/st-anna"),
         (reviewing.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (hospital.ledger, "show --kit kits/st-anna"),
     ),

@@ -123,9 +123,6 @@ def check(
     site_config: options.SiteConfig = None,
     data: Annotated[Path | None, option("FOLDER", "another data folder than the settings name")] = None,
     site: Annotated[str | None, option("SITE", "this site's name in the job (default: the kit's)")] = None,
-    html: Annotated[
-        Path | None, option("PAGE", "write the report as a page that may be mailed, too", parser=options.output_file)
-    ] = None,
     private: Annotated[
         Path, option("FILE", "where names of files go that only this hospital may see", parser=options.output_file)
     ] = Path("medsilo-check-private.txt"),
@@ -142,15 +139,12 @@ def check(
     import sys
 
     from medsilo.check.visit import check
-    from medsilo.core.files import write_text
 
     try:
         visit = _visit(job, plan, changes, kit, site_config, data, site, accept)
     except MedsiloError as error:
         return screen.fail(error, 2)
     found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
-    if html:
-        write_text(html, found.as_html())
     kept = found.write_private(private)
     screen.say(found.as_text())
     if kept:

@@ -44,7 +44,7 @@ def approve(
     ] = None,
     rounds: Annotated[
         int | None,
-        option("N", "answer so many rounds of this plan at most, over all its studies", parser=options.positive),
+        option("N", "answer so many rounds of this plan at most, over all its studies", min=1),
     ] = None,
     sites: Annotated[str, option("SITE,SITE", "only while nobody else takes part")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
@@ -188,7 +188,6 @@ def leak_report(
     *,
     plan: options.PlanFile = None,
     changes: options.Changes,
-    data: options.Data = None,
     kit: options.SiteKit = None,
     local: options.SiteConfig = None,
 ) -> None:
@@ -197,8 +196,6 @@ def leak_report(
     Every group of tensors with its bytes, every number that is told, and what can be done about each. docs/privacy.md
     has the promises, and their tests; `medsilo record` writes what a data protection officer files.
     """
-    if data and not data.is_dir():
-        raise MedsiloError("there is no such data folder; correct --data", str(data))
     if (question := Path(job)).is_file():
         _print_question(screen, question)
         return
@@ -206,30 +203,20 @@ def leak_report(
     screen.note("reading the plan")
     import dataclasses
 
-    from medsilo.check.leaks import averages_of, describe, leaks
-    from medsilo.federation.protection import read_for
+    from medsilo.check.leaks import describe, leaks
     from medsilo.flare.jobs import find_job, plan_of, scope_of
     from medsilo.registry import ANY
     from medsilo.site.policy import Policy, read_policy
     from medsilo.site.settings import SiteSettings, read_settings
-    from medsilo.tasks.sources import DataSource
 
     found = find_job(job)
     settings = read_settings(folder) if folder else SiteSettings(packages=ANY)
     study = plan_of(found, changes, plan, settings.packages)
     policy = read_policy(folder, scope_of(found)) if folder else Policy()
-    source = read_for(study, DataSource(folder=data) if data else settings.data)
-    images: dict[str, int | str] = {}
-    for site in study.participation.sites if averages_of(study) else ():
-        try:
-            data_of = study.task.site_data(site, study.participation.sites, study.seed, source)
-            images[site] = len(data_of.train)  # type: ignore[arg-type]
-        except MedsiloError as error:
-            images[site] = str(error)
-    lines = describe(study, images, settings, policy)
+    lines = describe(study, settings, policy)
     screen.say(*lines)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
-    screen.answer(plan=study.hash, groups=groups, images_averaged=images, lines=lines)
+    screen.answer(plan=study.hash, groups=groups, lines=lines)
 
 
 def _print_question(screen: Screen, file: Path) -> None:
