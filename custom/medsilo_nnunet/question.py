@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from medsilo.extend import DataError, MedsiloError, Section, YamlError, checked, in_words, load_yaml, why_unread
+from medsilo.extend import DataError, MedsiloError, Section, checked, in_words, read_yaml
 
 Named = Annotated[str, Field(min_length=1, max_length=100)]
 Label = Annotated[int, Field(ge=0, le=65_535)]
@@ -110,10 +110,6 @@ class SegmentationQuestion(Section):
 def read_question(path: Path) -> SegmentationQuestion:
     """Read the file on which a study's hospitals have agreed."""
     try:
-        return checked(SegmentationQuestion, load_yaml(path.read_text("utf-8")), path.name)
-    except YamlError as error:
-        raise MedsiloError(f"{path.name}: {error}; correct it") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"{path.name}: {why_unread(error, 'the question of the study')}") from error
+        return checked(SegmentationQuestion, read_yaml(path, path.name, "the question of the study"), path.name)
     except ValidationError as error:
         raise MedsiloError(f"{path.name}: {in_words(error, SegmentationQuestion)}") from error

@@ -180,7 +180,7 @@ def _at_home(consortium: Path, folder: Path) -> dict[str, Any]:
     """Return a consortium whose server and relays are this machine, at ports that are free."""
     described = read_consortium(consortium).model_dump(mode="json")
     port, *ports = _free_ports(1 + len(described["relays"]))
-    own = {"host": HERE, "port": port, "admin_port": None, "storage": str((folder / "storage").resolve())}
+    own = {"host": HERE, "port": port, "storage": str((folder / "storage").resolve())}
     described["server"] |= own
     for relay, free in zip(described["relays"], ports, strict=True):
         relay |= {"host": HERE, "port": free}

@@ -104,7 +104,7 @@ def test_a_plan_that_cannot_be_read_says_why(tmp_path: Path, content: Any, why: 
         path.write_bytes(content)
     with pytest.raises(MedsiloError) as caught:
         load_plan(path)
-    assert str(caught.value) == f"{path}: the plan cannot be read: {why}"
+    assert str(caught.value) == f"{path.name}: the plan cannot be read: {why}"
 
 
 def test_settings_in_another_encoding_say_so(tmp_path: Path) -> None:
