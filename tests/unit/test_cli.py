@@ -122,7 +122,7 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
         ("status --watch --kit kit", "which job?"),
         ("leak-report fedavgg", "did you mean jobs/fedavg?"),
         ("leak-report jobs/central", "medsilo compare --methods central"),
-        ("predict run image -o out --device cuda:99", "--device cuda:99: this machine does not have it; give --device"),
+        ("predict run image -o out --device cuda:99", "device cuda:99 was asked for, but this machine shows"),
         ("report nowhere", "There is no run folder"),
     ],
 )

@@ -97,7 +97,7 @@ leak-report jobs/fedavg --settings nothing | there is no such folder of settings
 approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
 approve x --kit jobs --expires soon | write hours, days or weeks
 approve --page --kit jobs --port x | --port: give a whole number
-ledger | give --kit, or --records
+ledger | --kit is missing: this site's kit
 ledger nonsense --kit jobs | choose one of show, accept
 provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
 provision | CONSORTIUM is missing

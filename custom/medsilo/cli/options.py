@@ -208,17 +208,5 @@ def settings_of(
     said = {key: value for key, value in given.items() if value is not None}
     settings = settings.changed({**said, **more}, "the command line")
     if device:
-        check_device(settings)
+        settings.compute()  # raises where it is not on this machine
     return settings
-
-
-def check_device(settings: "SiteSettings") -> None:
-    """Raise an error in the words of the command line if the device that was typed there is not on this machine."""
-    try:
-        settings.compute()
-    except MedsiloError as error:
-        raise MedsiloError(
-            f"--device {settings.device}: this machine does not have it; give --device cpu, or install a CUDA build of "
-            "torch",
-            error.private,
-        ) from error

@@ -235,17 +235,14 @@ class State:
 
     jobs: tuple[JobState, ...]
     up_since: str | None = None
-    connected: tuple[str, ...] | None = None
     hospitals: tuple[HospitalState, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the state for people."""
         hospitals = [hospital.line() for hospital in self.hospitals]
-        if self.connected is None:
+        if self.up_since is None:
             return [*(line for job in self.jobs for line in (job.line(), *job.obstacles)), *hospitals]
-        names = ", ".join(self.connected) or "nobody"
-        first = [f"server: up since {self.up_since} UTC", f"connected: {names}", *hospitals]
-        return [*first, *(job.line() for job in self.jobs)]
+        return [f"server: up since {self.up_since} UTC", *hospitals, *(job.line() for job in self.jobs)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for programs."""
@@ -261,9 +258,8 @@ def status(kit: Path, job_id: str | None = None) -> State:
             one = _job_state(job, info, tuple(_obstacles(job)))
             return State((one,), hospitals=_hospitals(session, info, [one]) if one.status == "RUNNING" else ())
         jobs = tuple(_job_state(job, info) for job in session.list_jobs(detailed=True, reverse=True, limit=20))
-        since, hospitals = datetime.fromtimestamp(info.server_info.start_time, UTC), _hospitals(session, info, jobs)
-        names = tuple(hospital.name for hospital in hospitals if hospital.connected)
-        return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", names, hospitals)
+        since = datetime.fromtimestamp(info.server_info.start_time, UTC)
+        return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", _hospitals(session, info, jobs))
 
 
 def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> tuple[HospitalState, ...]:
