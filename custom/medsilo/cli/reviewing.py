@@ -193,8 +193,8 @@ def leak_report(
 ) -> None:
     """Say what leaves a site under a job, or a hospital under a question's file, before anything runs.
 
-    Every group of tensors with its bytes, every number that is told, and what can be done about each. docs/privacy.md
-    has the promises, and their tests; `medsilo record` writes what a data protection officer files.
+    Every group of tensors with its bytes, and every number that is told. docs/privacy.md has the promises, and their
+    tests; `medsilo record` writes what a data protection officer files.
     """
     if (question := Path(job)).is_file():
         _print_question(screen, question)
