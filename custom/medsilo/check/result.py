@@ -43,18 +43,13 @@ class Table:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        rows = [dict(zip(self.columns, map(_shortened, row), strict=True)) for row in self.rows]
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows, "note": self.note}
 
     def as_text(self) -> list[str]:
         """Return its lines for a terminal."""
         lines = aligned([self.columns, *self.rows])
         return [self.title, *(f"  {line}" for line in lines), *([self.note] if self.note else [])]
-
-
-def _shortened(cell: Cell) -> Cell:
-    """Return a number with as many digits as mean something: times differ from one look to the next."""
-    return float(f"{cell:.4g}") if isinstance(cell, float) else cell
 
 
 @dataclass(frozen=True)
