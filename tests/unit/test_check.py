@@ -479,16 +479,6 @@ def test_the_server_at_the_other_end(tmp_path: Path) -> None:
         assert plain.severity == "stops" and "makes no TLS connection" in plain.what
 
 
-def test_the_servers_own_port(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        kit = replace(read_kit(kit_of(tmp_path / "kit", port=port)), serves=True)
-        assert check_network(kit).severity == "stops"
-    assert check_network(kit).severity == "ok"
-
-
 def test_the_whole_check_with_a_kit(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     job = job_of(tmp_path / "job")
     with serving(ROOT) as port:
@@ -628,20 +618,20 @@ def balls(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("patients", "words", "remedy"),
+    ("patients", "words"),
     [
-        (12, "validation and test: fewer than 5 patients, so no score", "bring more patients, or see"),
-        (16, "validation and test: fewer than 5 patients, so no score", "data.shares: [0.36, 0.32, 0.32]"),
-        (40, "validation and test: fewer than 10 patients, so chance", "data.shares: [0.50, 0.25, 0.25]"),
-        (50, "", ""),
+        (12, "validation and test: fewer than 5 patients, so no score"),
+        (16, "validation and test: fewer than 5 patients, so no score"),
+        (40, "validation and test: fewer than 10 patients, so chance"),
+        (50, ""),
     ],
 )
-def test_small_parts_are_said_to_be_small(patients: int, words: str, remedy: str) -> None:
+def test_small_parts_are_said_to_be_small(patients: int, words: str) -> None:
     parts = parts_by_rank({f"p{number}": "" for number in range(patients)}, (0.6, 0.2, 0.2), 0)
     told = {part: PartFacts(own, own, {}) for part, own in Counter(parts.values()).items()}
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
     notes = [finding for finding in data_findings(Survey(told), plan, 5) if finding.severity == "note"]
-    assert [finding.what.startswith(words) and remedy in finding.remedy for finding in notes] == [True] * bool(words)
+    assert [finding.what.startswith(words) for finding in notes] == [True] * bool(words)
 
 
 def spoil(folder: Path) -> None:

@@ -81,8 +81,9 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
     if visit.kit:
         say("looking at the kit and the network")
         note("certificates", check_certificates(visit.kit, now), check_seal(visit.kit))
-        with _guarded("network", report):
-            report.findings.append(check_network(visit.kit))
+        if not visit.kit.serves:
+            with _guarded("network", report):
+                report.findings.append(check_network(visit.kit))
         note("network", check_expelled(visit.kit))
     if visit.plan is None:
         with _guarded("data", report):
