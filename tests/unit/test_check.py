@@ -683,8 +683,6 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
 
     before = looked()
     assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
-    (split,) = found(before, "limits", "note")
-    assert "divides its patients by itself (0.6, 0.2, 0.2), whatever task.shares says" in split.what
     tables = {table.title: table for table in before.tables}
     assert ["parameters", str(plan.parameters), "500000000", "parameters"] in tables["This site's limits"].rows
     settings = read_settings(kit / "local")

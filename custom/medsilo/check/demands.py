@@ -57,19 +57,8 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey
         yield Finding(where, "stops", told, "ask the lead to remove it")
     if fold_refused := not_its_folds(plan, settings):
         yield Finding.stopping(where, fold_refused)
-    if plan.task.split_by_site:
-        yield _split(plan, settings, book)
     if book and book.has_key:
         yield from _budget(plan, settings, book)
-
-
-def _split(plan: Plan, settings: SiteSettings, book: Book | None) -> Finding:
-    own = settings.data.shares if settings.data and settings.data.shares else SHARES
-    told = f"this site divides its patients by itself ({', '.join(map(str, own))}), whatever task.shares says"
-    if (settings.data and settings.data.split is not None) or (book and book.has_key):
-        return Finding("limits", "ok", told)
-    first = "who is in which part is drawn when its first study begins, so counts may differ a little"
-    return Finding("limits", "note", f"{told}; {first}")
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: Book) -> Iterator[Finding]:
