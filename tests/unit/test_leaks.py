@@ -85,7 +85,7 @@ def test_it_follows_the_sites_policy() -> None:
     assert sum(" model " in line and line.endswith("leaves") for line in lines) == 2
     text = "\n".join(lines)
     assert "unless they are fewer than 7" in text
-    assert "smallest_average (here 9)" in text
+    assert "smallest_average in medsilo.yaml (here 9)" in text
     assert "stays (allow_log_streaming is false" in text and "privacy.json, scope strict, does to every answer" in text
     open_ = "\n".join(describe(plan, settings, teaching))
     assert "REFUSED" not in open_ and "streamed to the server" in open_
@@ -142,7 +142,6 @@ def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:
     assert "4 of 2000 over train cases, 6 of 2000 over validation cases, 1 of 100 over test cases" in text
     assert "reliability: sums of probabilities, by tenths of them: 10 numbers" in text
     assert "the threshold that does best on the validation cases, one of 9 numbers" in text
-    assert "medsilo.yaml: calibration (here true)" in text
     text = "\n".join(describe(plan, SiteSettings(calibration=False)))
     assert "No threshold of validation cases is told: declined" in text and "reliability: sums" not in text
     assert "together" not in "\n".join(describe(plan, SiteSettings(public_data=True)))

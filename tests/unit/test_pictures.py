@@ -118,7 +118,7 @@ def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     arguments = ["leak-report", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--settings", str(tmp_path)]
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
-    assert "hospital-c: 172 of its 256 training images; REFUSED" in text
+    assert "smallest_average in medsilo.yaml (here 1000)" in text
     assert "2 to 3" in text
     assert cli.main(["leak-report", "nowhere"]) == 1
 
