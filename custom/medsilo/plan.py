@@ -254,7 +254,10 @@ def load_plan(
     3
     """
     path = Path(path)
-    values = read_yaml(path, f"{path.name}: the plan", "a plan.yaml", PlanError)
+    try:
+        values = read_yaml(path, f"{path.name}: the plan", "a plan.yaml")
+    except MedsiloError as error:
+        raise PlanError(str(error)) from error
     if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:
         values["algorithm"] = method.model_dump(mode="json")
     return parse_plan(_with_files(values, path.parent), changes, allowed)

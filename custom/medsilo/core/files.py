@@ -247,14 +247,14 @@ def load_yaml(text: str) -> Any:
         raise YamlError("a value is no number; quote it") from error
 
 
-def read_yaml(path: Path, name: str, wanted: str, raises: type[MedsiloError] = MedsiloError) -> Any:
+def read_yaml(path: Path, name: str, wanted: str) -> Any:
     """Return the values of a YAML file. name: what people call it; wanted: the file to give where it can't be read."""
     try:
         return load_yaml(path.read_text(encoding="utf-8"))
     except YamlError as error:
-        raise raises(f"{name} cannot be read: {error}; correct it") from error
+        raise MedsiloError(f"{name} cannot be read: {error}; correct it") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise raises(f"{name} cannot be read: {why_unread(error, wanted)}") from error
+        raise MedsiloError(f"{name} cannot be read: {why_unread(error, wanted)}") from error
 
 
 def dump_yaml(value: Any, in_line: bool = False) -> str:
