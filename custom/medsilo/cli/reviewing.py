@@ -32,13 +32,11 @@ def approve(
     hash: Annotated[
         str | None,
         typer.Argument(
-            metavar="PLAN", help="a job, or the plan's hash, or its beginning where the plan has asked here"
+            metavar="PLAN", help="a job's folder, or the plan's hash, or its beginning where the plan has asked here"
         ),
     ] = None,
     *,
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
-    plan: options.PlanFile = None,
-    changes: options.Changes,
     expires: Annotated[
         int | None, option("TIME", "maximum duration: 12h, 30d or 8w (default: no end)", parser=lasting)
     ] = None,
@@ -69,9 +67,9 @@ def approve(
         limits = ApprovalLimits.lasting(expires, rounds, sites)
         if decline and limits.words():
             raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
-        _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)
-    elif plan or changes or decline:
-        raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
+        _decide(screen, "declined" if decline else "approved", kit, hash, by, limits)
+    elif decline:
+        raise MedsiloError("which plan? give a job or the beginning of a hash")
     else:
         _list(screen, kit)
 
@@ -121,8 +119,6 @@ def _decide(
     verdict: "DecisionKind",
     kit: Path,
     given: str,
-    plan_file: Path | None,
-    changes: list[str],
     by: str,
     limits: "ApprovalLimits",
 ) -> None:
@@ -131,7 +127,7 @@ def _decide(
     from medsilo.check.at_home import KitAtHome
 
     home = KitAtHome.read(kit)
-    meant, asked = _meant(home, given, plan_file, changes)
+    meant, asked = _meant(home, given)
     if asked and asked.question:
         from medsilo.check.approving import question_in_words
 
@@ -155,9 +151,7 @@ def _decide(
     screen.answer(**decision.model_dump(mode="json"))
 
 
-def _meant(
-    home: "KitAtHome", given: str, plan_file: Path | None, changes: list[str]
-) -> "tuple[str, AskingPlan | None]":
+def _meant(home: "KitAtHome", given: str) -> "tuple[str, AskingPlan | None]":
     """Return the hash of the plan that is meant, and the plan where it is here."""
     import time
 
@@ -165,12 +159,10 @@ def _meant(
     from medsilo.site.approvals import AskingPlan, named
 
     if not given.strip(HEXADECIMAL):
-        if plan_file or changes:
-            raise MedsiloError("--plan and --set belong to a job, and this is a plan's hash")
         kept = {one.hash: one for one in home.approvals.asked()}
         meant = named(given, kept)
         return meant, kept.get(meant)
-    plan = plan_of(find_job(given), changes, plan_file, home.settings.packages)
+    plan = plan_of(find_job(given), allowed=home.settings.packages)
     asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
     return asked.hash, asked
 
