@@ -139,8 +139,10 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
         batch = site.passes(phase, number, several) / steps_in(several, size)
         checked = min(len(site.data.validation), 4 * site.place.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
-    weights, slots = weights_of(site.place.plan)
-    taken = weights + max(peak[0], weights + slots)  # the networks were there before
+    parameters = [own for module in site.state.modules.values() for own in module.parameters()]
+    gradients = sum(own.grad.nbytes for own in parameters if own.grad is not None)
+    weights, _ = weights_of(site.place.plan)
+    taken = weights + max(peak[0], gradients)  # the networks were there before
     return Rehearsal(phase.name, rounds, batch, evaluation, taken)
 
 
