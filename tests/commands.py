@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from medsilo.cli import Commands, _program, _today
+from medsilo.cli import Commands, _by_options, _program
 
 
 def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the command of a command line and the values of its options, checked; nothing is run."""
-    ctx = _program().make_context("medsilo", _today(arguments))
+    ctx = _program().make_context("medsilo", _by_options(arguments))
     while isinstance(ctx.command, Commands):
         name, chosen, rest = ctx.command.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
         ctx = chosen.make_context(name, rest, parent=ctx)

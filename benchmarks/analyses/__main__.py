@@ -19,6 +19,25 @@ from medsilo.cli.options import settings_of
 from medsilo.core.errors import MedsiloError
 
 
+def positive(value: object) -> int:
+    """Return a whole number from 1 on."""
+    text = str(value)
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def length(value: object) -> float:
+    """Return a finite number above 0."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{str(value)!r} is not a number above 0")
+    return number
+
+
 def told(check: Callable[[object], Any]) -> Callable[[str], Any]:
     """A check of the command line, whose words argparse passes on."""
 
@@ -38,10 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("-o", "--out", required=True, type=told(options.output_folder), help="the folder to write")
     parser.add_argument("--seed", type=int, default=0, help="of directions, maps and attacks")
-    parser.add_argument("--cases", type=told(options.positive), help="so many of each site (default: by kind)")
-    parser.add_argument("--reach", type=told(options.length), default=1.0, help="landscape, profile: in lengths")
-    parser.add_argument("--steps", type=told(options.positive), help="landscape, profile: to the edge (default: 10)")
-    parser.add_argument("--iterations", type=told(options.positive), default=300, help="inversion: of the attacker")
+    parser.add_argument("--cases", type=told(positive), help="so many of each site (default: by kind)")
+    parser.add_argument("--reach", type=told(length), default=1.0, help="landscape, profile: in lengths")
+    parser.add_argument("--steps", type=told(positive), help="landscape, profile: to the edge (default: 10)")
+    parser.add_argument("--iterations", type=told(positive), default=300, help="inversion: of the attacker")
     parser.add_argument("--network", help="drift, tsne: one of the method's networks, e.g. selector")
     parser.add_argument("--pictures", action="store_true", help="inversion: draw images that are not synthetic, too")
     parser.add_argument("--device", help=options.DEVICES)

@@ -52,8 +52,8 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.consortium.description import read_consortium
     from medsilo.core import shelf, text
     from medsilo.core.coarse import Resolution
-    from medsilo.core.errors import Full, YamlError
-    from medsilo.core.files import load_yaml, read_bounded, why_unread, write_bytes, write_json
+    from medsilo.core.errors import Full
+    from medsilo.core.files import load_yaml, read_bounded, read_yaml, why_unread, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.deploy import model_card, predict, predicted_rows, watch

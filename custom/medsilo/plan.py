@@ -14,7 +14,7 @@ from torch import nn
 
 from medsilo.core import shelf
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
-from medsilo.core.files import dump_yaml, load_tensors, load_yaml, why_unread
+from medsilo.core.files import dump_yaml, load_tensors, load_yaml, read_yaml, why_unread
 from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Feature, Section, checked, in_words, near_key
 from medsilo.core.tensors import hash_of
@@ -240,11 +240,9 @@ def load_plan(
     """
     path = Path(path)
     try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: the plan cannot be read: {why_unread(error, 'a plan.yaml')}") from error
-    except YamlError as error:
-        raise PlanError(f"{path.name}: {error}; correct it") from error
+        values = read_yaml(path, f"{path.name}: the plan", "a plan.yaml")
+    except MedsiloError as error:
+        raise PlanError(str(error)) from error
     if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:
         values["algorithm"] = method.model_dump(mode="json")
     return parse_plan(_with_files(values, path.parent), changes, allowed)

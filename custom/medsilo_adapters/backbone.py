@@ -16,7 +16,7 @@ def pretrain(
     *,
     plan: options.PlanFile = None,
     changes: options.Changes,
-    rounds: Annotated[int, typer.Option(metavar="N", parser=options.positive, help="without labels")] = 20,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="without labels")] = 20,
     out: options.OutFolder = Path("pretraining"),
 ) -> int:
     """Write the job that makes a backbone for a job's network: its hospitals train on their images, without labels.

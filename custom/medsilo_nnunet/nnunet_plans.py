@@ -22,9 +22,7 @@ def measure(
     screen: Screen,
     question: QuestionFile,
     *,
-    cases: Annotated[
-        int, typer.Option(metavar="NUMBER", parser=options.positive, help="training cases of all hospitals together")
-    ],
+    cases: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="training cases of all hospitals together")],
     data: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="this hospital's data (default: as its settings say)")
     ] = None,
@@ -74,7 +72,7 @@ def plan(
         float | None,
         typer.Option(
             metavar="GB",
-            parser=options.length,
+            min=0.1,
             help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
         ),
     ] = None,

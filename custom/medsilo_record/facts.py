@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from medsilo.extend import (
     WHAT,
@@ -258,22 +257,15 @@ def _approval(case: Case) -> Iterator[str]:
 
 
 def _limits(case: Case) -> Iterator[str]:
-    for own in demands.limit_tables(case.plan, case.settings, case.book, Survey({})):
-        for first, *rest in own.rows:
-            if own.columns[-1] == "of what":
-                asked, most, unit = rest
-                few = "less than 0.01" if "e-" in str(asked) else asked
-                yield f"{sentence(str(unit))} ({first}): asked {few}, allowed {most}."
-            else:
-                cells = zip(own.columns[1:], rest, strict=True)
-                yield f"{first}: {', '.join(f'{name} {cell}' for name, cell in cells)}."
+    for key, asked, most, unit in demands.limit_table(case.plan, case.settings).rows:
+        few = "less than 0.01" if "e-" in str(asked) else asked
+        yield f"{sentence(str(unit))} ({key}): asked {few}, allowed {most}."
 
 
 def _report(case: Case) -> list[str]:
     """Return the leak report. Of filters that are not medsilo's the arguments are left out: they may name files."""
     own = tuple((path, args if path.startswith(OWN_FILTERS) else {}) for path, args in case.policy.filters)
-    unknown: dict[str, Any] = {"this hospital": "not counted here"} if leaks.averages_of(case.plan) else {}
-    return leaks.describe(case.plan, unknown, case.settings, replace(case.policy, filters=own))
+    return leaks.describe(case.plan, case.settings, replace(case.policy, filters=own))
 
 
 def _risks(case: Case) -> Iterator[str]:

@@ -82,8 +82,8 @@ class Walk:
         self._await_hospitals()
         self._next("Each hospital checks its machine and data against the study.")
         for hospital in self.hospitals:
-            pages = "--html", self.folder / f"{hospital}.html", "--private", self.folder / f"{hospital}-private.txt"
-            self._medsilo("check", packed, "--kit", self.kits / hospital, *pages, last=1)
+            private = self.folder / f"{hospital}-private.txt"
+            self._medsilo("check", packed, "--kit", self.kits / hospital, "--private", private, last=1)
         self._next(f"{self.hospitals[0]} runs nothing that it has not approved (approval: required).")
         self._medsilo("approve", packed, "--kit", self.kits / self.hospitals[0], "--expires", "30d")
         self._next("The lead submits the study, watches it, and fetches its result.")
@@ -180,7 +180,7 @@ def _at_home(consortium: Path, folder: Path) -> dict[str, Any]:
     """Return a consortium whose server and relays are this machine, at ports that are free."""
     described = read_consortium(consortium).model_dump(mode="json")
     port, *ports = _free_ports(1 + len(described["relays"]))
-    own = {"host": HERE, "port": port, "admin_port": None, "storage": str((folder / "storage").resolve())}
+    own = {"host": HERE, "port": port, "storage": str((folder / "storage").resolve())}
     described["server"] |= own
     for relay, free in zip(described["relays"], ports, strict=True):
         relay |= {"host": HERE, "port": free}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from medsilo.extend import MOST_SITES, MedsiloError, Name, Section, YamlError, checked, in_words, load_yaml, why_unread
+from medsilo.extend import MOST_SITES, MedsiloError, Name, Section, checked, in_words, read_yaml
 from medsilo_statistics.grammar import LONGEST, Filter
 
 LARGEST, MOST_TIMES, MOST_VALUES, LONGEST_TASK = 1e9, 20_000, 2_000_000, 10_000
@@ -353,9 +353,4 @@ def make_question(values: Any, origin: str) -> Question:
 
 def read_question(path: Path) -> Question:
     """Read a question's file."""
-    try:
-        return make_question(load_yaml(path.read_text("utf-8")), path.name)
-    except YamlError as error:
-        raise MedsiloError(f"{path.name}: {error}; correct it") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"{path.name}: {why_unread(error, 'a question')}") from error
+    return make_question(read_yaml(path, path.name, "a question"), path.name)

@@ -13,12 +13,13 @@ from benchmarks.analyses.finished import read_finished
 from benchmarks.analyses.membership import check_release
 from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
-from medsilo.cli import main
+from medsilo.check.spending import spending_lines, spent
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
 from medsilo.federation import inprocess
 from medsilo.federation.around import TrainingSite, training_site
+from medsilo.federation.sealed.identity import ledger_of
 from medsilo.federation.seams import Place
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon_of
@@ -239,20 +240,18 @@ def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp
 
 
 # ---------------------------------------------------------------------------------------------------- what people see
-def test_the_command_shows_and_verifies(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ledger_shows_and_verifies(photos: Path, tmp_path: Path) -> None:
     run(tmp_path / "study", photos, "privacy.epsilon=0.5")
-    book = tmp_path / "_hospital/a"
-    assert main(["ledger", "show", "--records", str(book)]) == 0
-    shown = capsys.readouterr().out
+    book = Book(tmp_path / "_hospital/a")
+    [data] = ledgers(book.folder, None)
+    ledger = ledger_of(book, data, None)
+    shown = "\n".join(spending_lines(spent(ledger, None)))
     assert "study: FedAvg" in shown and "answers: 5" in shown and "at δ = 0.001" in shown
     assert "7 lines, the last one" in shown
-    assert main(["ledger", "--records", str(book), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ledgers"][0]["lines"] == 7
-    [file] = (book / "ledger").glob("*.jsonl")
+    [file] = (book.folder / "ledger").glob("*.jsonl")
     file.write_bytes(file.read_bytes()[:-200] + b"\n")
-    assert main(["ledger", "show", "--records", str(book)]) == 1
-    assert "was changed or is damaged" in capsys.readouterr().err
-    assert main(["ledger", "show", "--records", str(tmp_path)]) == 1
+    with pytest.raises(MedsiloError, match="was changed or is damaged"):
+        spent(ledger, None)
     page = write([tmp_path / "study"], tmp_path / "page.html", "x").read_text()
     assert "What it cost in privacy" in page and "ε of this study" in page
 
@@ -263,7 +262,7 @@ def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> N
     assert "at most ε = 2 at δ = 0.001 for each record" in prices["tensors: model"]
     assert prices["numbers of cases"] == "0: declared public (in our annual report)"
     assert prices["score and loss over validation cases"] == "0: does not leave"
-    assert "What each costs" in "\n".join(describe(plan, {}, own))
+    assert "What each costs" in "\n".join(describe(plan, own))
     book = Book(tmp_path / "_hospital/a")
     [before] = privacy_findings(plan, own, book)
     assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what

@@ -23,6 +23,7 @@ from medsilo.federation.inquiry import SiteOfInquiry
 from medsilo.federation.permission import Permission
 from medsilo.federation.sealed.identity import KitFiles, approvals_of
 from medsilo.federation.seams import Place
+from medsilo.flare.jobs import write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.sealing.signing import Unsigned
@@ -452,7 +453,7 @@ def test_what_is_remembered_of_settings_is_signed_by_the_kit(home: Home, tmp_pat
 
 
 # ---------------------------------------------------------------------------------------------------- commands
-def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:
     kit = ["--kit", str(home.folder)]
     refused(home, "has not approved")
     assert main(["approve", *kit]) == 0
@@ -468,19 +469,20 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     path.write_text(path.read_text().replace('"rounds":4', '"rounds":9'))  # withdrawing needs no plan that can be read
     assert main(["approve", home.plan.hash, "--decline", *kit]) == 0
     refused(home, "has withdrawn")
-    job = [str(root / "jobs/fedavg"), "--set", "training.rounds=2"]
+    job = [str(root / "jobs/fedavg")]
+    write_job(tmp_path / "others", home.plan.with_changes(["participation.sites=[b, c]"]))
     assert main(["approve", "--decline", *job, *kit]) == 0
     assert main(["approve", *job, *kit]) == 0
-    assert "rounds: 2; passes over" in capsys.readouterr().out
+    assert "passes over this hospital's training cases" in capsys.readouterr().out
     assert main(["approve", *kit, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined", "approved"]
     for wrong, words in (
         (["approve", "12345678"], "no plan that asked here begins with"),
         (["approve", home.plan.hash, "--decline", "--rounds", "3"], "has no limits"),
-        (["approve", "--by", "me", "--set", "seed=1"], "belong to a job"),
+        (["approve", "--decline"], "which plan?"),
         (["approve", home.plan.hash, *job], "is not expected here"),
-        (["approve", *job, "--set", "participation.sites=[b, c]"], f"{A} is not in this plan"),
+        (["approve", str(tmp_path / "others")], f"{A} is not in this plan"),
         (["approve", *job, "--sites", A], "would never run here: --sites leaves out"),
         (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
     ):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.check.result import Finding, Report, Table
 from medsilo.core.files import write_json
 from medsilo.report import page
 from medsilo.report.gains import write_sheets
@@ -24,11 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # one study 
 
 PAGES = ["run", "study"]
 PANELS = ["overlays", "harmonised", "similarity", "super-models"]
-CHECKED = Report(
-    {"site": "st-anna", "job": "FedBN"},
-    [Finding("data", "stops", f"what is wrong {'at length ' * 12}", "what to do"), Finding("disk", "ok", "room")],
-    [Table("Cases", ("part", "train", "validation", "test"), [("all", 40, 12, 14)], "a note")],
-)
 ENTER, TAB = ("Enter", 13, "\r"), ("Tab", 9)
 LUMINANCE = """(colour => colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
   .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -70,12 +64,11 @@ def others(folder: Path, study: Study) -> dict[str, Path]:
         files[name] = write_study(shown, folder / f"{name}.html")
     files["sheet"] = write_sheets(shown, lambda run: ["Numbers."])[0]
     files["demo"] = write_demo(shown, "harmofl")
-    (folder / "check.html").write_text(CHECKED.as_html(), encoding="utf-8")
     found = ["12 images in 3 folders", "2 classes"]
     choices = [("job/plan.yaml", "training.rounds", "12", "as it is small"), ("medsilo.yaml", "data", "x", "given")]
     checked = {"st-anna": ("GO", [("data", "what is said", "what to do")])}
     started = StartFacts(found, choices, checked, [("compare", "medsilo compare")], study.folder / "harmofl-0")
-    return files | {"check": folder / "check.html", "start": write_start_page(started, folder / "start.html")}
+    return files | {"start": write_start_page(started, folder / "start.html")}
 
 
 @pytest.fixture(scope="module")
@@ -261,16 +254,3 @@ def test_a_refused_site_is_on_the_first_screen(pages: dict[str, Path], tab: Brow
     place = "[...document.querySelectorAll('.notices li')].find(e => e.textContent.includes('its plan differs'))"
     assert "hospital-c" in tab.ask(f"{place}.textContent")
     assert 0 < tab.ask(f"{place}.getBoundingClientRect().bottom") <= 800
-
-
-def test_the_page_of_a_check_opens_fits_a_phone_and_prints(tmp_path: Path, tab: Browser) -> None:
-    path = tmp_path / "check.html"
-    path.write_text(CHECKED.as_html(), encoding="utf-8")
-    tab.size(390, 844, phone=True)
-    tab.open(path)
-    assert tab.complaints == []
-    assert tab.ask("document.querySelector('.verdict').innerText").startswith("NO-GO: 1 finding must")
-    assert tab.ask("[...document.querySelectorAll('td.severity')].map(cell => cell.innerText)") == ["✕ stops", "✓ ok"]
-    assert tab.ask("document.documentElement.scrollWidth") <= 390
-    assert tab.ask("performance.getEntriesByType('resource').length") == 0
-    assert tab.pdf().startswith(b"%PDF-")

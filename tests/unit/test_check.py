@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -92,9 +91,9 @@ def job_of(folder: Path, *changes: str, task: dict | None = None, sites: list[st
 
 # ---------------------------------------------------------------------------------------------------- the command
 def test_a_good_site_may_go(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
-    files = {kind: tmp_path / f"check.{kind}" for kind in ("html", "txt")}
+    private = tmp_path / "check.txt"
     arguments = ["check", str(job_of(tmp_path / "job")), "--site", SITES[0], "--settings", str(local)]
-    arguments += ["--json", "--html", str(files["html"]), "--private", str(files["txt"])]
+    arguments += ["--json", "--private", str(private)]
     assert cli.main(arguments) == 0
     heard = capsys.readouterr()
     told, text = json.loads(heard.out), heard.err
@@ -109,7 +108,7 @@ def test_a_good_site_may_go(tmp_path: Path, local: Path, capsys: pytest.CaptureF
     counts = {int(row["class"]): row["train"] for row in tables["Cases of each class"]}
     labels = data.train.targets.tolist()
     assert counts == {label: labels.count(label) for label in counts} and sum(counts.values()) == len(labels)
-    assert not files["txt"].exists()
+    assert not private.exists()
     assert text.splitlines()[-1].startswith("GO: nothing stops this site")
     assert "hospital-a" in text and str(tmp_path) not in text
 
@@ -131,7 +130,7 @@ def parts(data: object) -> list:
         ["--plan", "nowhere.yaml", "--site", "hospital-a"],
         ["--unknown"],
         ["--kit", "EMPTY", "--settings", "EMPTY"],
-        ["--html", "EMPTY"],
+        ["--private", "EMPTY"],
         ["--json", "check.json"],
     ],
 )
@@ -480,16 +479,6 @@ def test_the_server_at_the_other_end(tmp_path: Path) -> None:
         assert plain.severity == "stops" and "makes no TLS connection" in plain.what
 
 
-def test_the_servers_own_port(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        kit = replace(read_kit(kit_of(tmp_path / "kit", port=port)), serves=True)
-        assert check_network(kit).severity == "stops"
-    assert check_network(kit).severity == "ok"
-
-
 def test_the_whole_check_with_a_kit(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     job = job_of(tmp_path / "job")
     with serving(ROOT) as port:
@@ -516,27 +505,23 @@ def test_every_method_can_be_rehearsed(method: str, tmp_path: Path) -> None:
     )
     assert sum(one.rounds for one in tried) <= plan.rounds
     for one in tried:
-        assert one.first > 0 and one.batch > 0 and one.evaluation > 0
-        assert one.peak >= one.weights + one.gradients + one.optimizer
+        assert one.batch > 0 and one.evaluation > 0
     assert not list(tmp_path.iterdir())
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_memory_is_counted_by_what_takes_it(tmp_path: Path) -> None:
+def test_networks_and_gradients_are_counted(tmp_path: Path) -> None:
     data = PLAN.task.load(SITES[0], SITES, PLAN.seed, None)
     (one,) = rehearse(PLAN, SITES[0], SITES, CPU, data, tmp_path)
     model = PLAN.build_networks()["model"]
-    parameters = sum(parameter.nbytes for parameter in model.parameters())
-    assert one.weights == sum(tensor.nbytes for tensor in model.state_dict().values())
-    assert one.gradients == parameters and one.optimizer == parameters  # momentum
+    assert one.peak >= 2 * sum(parameter.nbytes for parameter in model.parameters())
 
 
 def test_the_time_and_memory_of_a_round_by_hand() -> None:
     plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
-    one = Rehearsal("train", 5, 9.0, 0.5, 0.1, 100, 100, 200, 1000)
+    one = Rehearsal("train", 5, 0.5, 0.1, 1000)
     cases = {"train": 40, "validation": 20, "test": 7}
     assert round_seconds(one, plan, cases) == pytest.approx(3 * 3 * 0.5 + 20 * 0.1)  # 16 + 16 + 8 cases
-    assert one.activations == 600
     memory, time = rehearsal_findings([one], plan, cases, 10_000)
     assert (memory.severity, time.severity) == ("ok", "ok") and "about 6.5 s" in time.what and "32 s" in time.what
     assert [f.severity for f in rehearsal_findings([one], plan, cases, 1100)] == ["note", "ok"]
@@ -633,20 +618,20 @@ def balls(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("patients", "words", "remedy"),
+    ("patients", "words"),
     [
-        (12, "validation and test: fewer than 5 patients, so no score", "bring more patients, or see"),
-        (16, "validation and test: fewer than 5 patients, so no score", "data.shares: [0.36, 0.32, 0.32]"),
-        (40, "validation and test: fewer than 10 patients, so chance", "data.shares: [0.50, 0.25, 0.25]"),
-        (50, "", ""),
+        (12, "validation and test: fewer than 5 patients, so no score"),
+        (16, "validation and test: fewer than 5 patients, so no score"),
+        (40, "validation and test: fewer than 10 patients, so chance"),
+        (50, ""),
     ],
 )
-def test_small_parts_are_said_to_be_small(patients: int, words: str, remedy: str) -> None:
+def test_small_parts_are_said_to_be_small(patients: int, words: str) -> None:
     parts = parts_by_rank({f"p{number}": "" for number in range(patients)}, (0.6, 0.2, 0.2), 0)
     told = {part: PartFacts(own, own, {}) for part, own in Counter(parts.values()).items()}
     plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
     notes = [finding for finding in data_findings(Survey(told), plan, 5) if finding.severity == "note"]
-    assert [finding.what.startswith(words) and remedy in finding.remedy for finding in notes] == [True] * bool(words)
+    assert [finding.what.startswith(words) for finding in notes] == [True] * bool(words)
 
 
 def spoil(folder: Path) -> None:
@@ -673,7 +658,7 @@ def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp
     for words in ("damaged", "NaN", "masks are empty", "no label", "there twice", "lead out of it", "different sizes"):
         assert words in notes, (words, notes)
     assert report.go  # seven are good
-    mailed = json.dumps(report.as_json(), ensure_ascii=False) + report.as_text() + report.as_html()
+    mailed = json.dumps(report.as_json(), ensure_ascii=False) + report.as_text()
     for name in ("Müller", "M\u00fcller", "Johann", "Geheim", "outside", str(tmp_path), ".nii"):
         assert name not in mailed, name
     private = "\n".join(name for finding in report.findings for name in finding.private)
@@ -698,18 +683,13 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
 
     before = looked()
     assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
-    (split,) = found(before, "limits", "note")
-    assert "divides its patients by itself (0.6, 0.2, 0.2), whatever task.shares says" in split.what
     tables = {table.title: table for table in before.tables}
     assert ["parameters", str(plan.parameters), "500000000", "parameters"] in tables["This site's limits"].rows
-    assert {row[0] for row in tables["How coarsely scores leave"].rows} == {"validation", "test"}
     settings = read_settings(kit / "local")
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
     (note,) = found(after, "limits", "note")
     assert "asks for 11 answers with scores, one lead may have 12; a lead who had 10 already would" in note.what
-    rows = {table.title: table for table in after.tables}["Answers with scores that left this site"].rows
-    assert rows == [["train", 9, 2000, 9, 9], ["validation", 11, 12, 10, 10], ["test", 1, 100, 1, 1]]
     data = site_of(plan, "a", ["a"], settings, kit / "medsilo/study/sites/a").participant.disclosure.cases
     (cases,) = [table for table in after.tables if table.title == "Cases"]
     assert {row[0]: row[1] for row in cases.rows} == data  # the split that it looked at is the study's
@@ -747,19 +727,6 @@ def test_a_patient_in_two_parts_stops_and_is_not_named(balls: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- nobody is named
-class Links(HTMLParser):
-    """The addresses that a page loads or runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag in ("script", "img", "iframe", "object", "form", "base"):
-            self.found.append(tag)
-        self.found += [name for name, _ in attributes if name in ("src", "href") or name.startswith("on")]
-
-
 @pytest.mark.parametrize("broken", [False, True])
 def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = draw(tmp_path / "MUELLER Johann 1958-03-02", ["tnbc"], images=8)
@@ -776,23 +743,19 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     (local / "medsilo.yaml").write_text(
         f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nlimits: {{least_cases: 1}}\n"
     )
-    files = {kind: tmp_path / f"check.{kind}" for kind in ("html", "txt")}
+    private = tmp_path / "check.txt"
     arguments = ["check", str(job), "--site", "tnbc", "--settings", str(local)]
-    arguments += ["--json", "--html", str(files["html"]), "--private", str(files["txt"])]
+    arguments += ["--json", "--private", str(private)]
     assert cli.main(arguments) == int(broken)
     heard = capsys.readouterr()
     screen = [line for line in heard.err.splitlines() if not line.startswith("names of files and patients, for this")]
     assert json.loads(heard.out)["go"] is not broken
-    for text in (heard.out, files["html"].read_text(), "\n".join(screen)):
+    for text in (heard.out, "\n".join(screen)):
         for name in ("MUELLER", "Johann", "1958", planted, "4711", "Schmidt", str(tmp_path), "/tmp/"):
             assert name not in text, name
-    links = Links()
-    links.feed(files["html"].read_text())
-    assert links.found == []
-    assert "default-src 'none'" in files["html"].read_text()
-    assert files["txt"].exists() is broken
+    assert private.exists() is broken
     if broken:
-        assert planted in files["txt"].read_text() and files["txt"].stat().st_mode & 0o077 == 0
+        assert planted in private.read_text() and private.stat().st_mode & 0o077 == 0
 
 
 def test_an_unexpected_error_tells_its_kind_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -803,22 +766,15 @@ def test_an_unexpected_error_tells_its_kind_alone(monkeypatch: pytest.MonkeyPatc
     report = check(visit())
     (finding,) = found(report, "rehearsal", "stops")
     assert finding.what == "it failed with KeyError"
-    assert "mueller" not in json.dumps(report.as_json()) + report.as_text() + report.as_html()
+    assert "mueller" not in json.dumps(report.as_json()) + report.as_text()
     assert any("4711" in line for line in finding.private)
 
 
-def test_the_page_is_in_the_installed_package(root: Path) -> None:
+def test_pages_are_in_the_installed_package(root: Path) -> None:
     shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["medsilo"]
     package = root / "custom/medsilo"
     pages = set(package.rglob("*.html"))
     assert pages == {path for pattern in shipped for path in package.glob(pattern) if path.suffix == ".html"}
-
-
-def test_the_page_shows_what_was_found_and_escapes_it() -> None:
-    report = Report({"site": "<b>x</b>"}, [Finding("data", "stops", "a < b & c", "do & don't")], [])
-    page = report.as_html()
-    assert "&lt;b&gt;x&lt;/b&gt;" in page and "a &lt; b &amp; c" in page and "<b>" not in page
-    assert "NO-GO: 1 finding must" in page
 
 
 def test_the_real_tiles_may_go(shared_data: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("run jobs/fedavg extra", "extra is not expected here"),
         ("run jobs/fedavg --out", "--out needs a value"),
         ("run jobs/fedavg --json=3", "--json takes no value"),
-        ("run jobs/fedavg --threads 0", "--threads: '0' is not a whole number of 1 or more"),
+        ("run jobs/fedavg --threads 0", "--threads: give a number greater than or equal to 1"),
         ("run jobs/fedavg --engine inproces", "did you mean inprocess?"),
         ("compare --seeds a,b", "--seeds: 'a,b' is not a list of different numbers, like 0,1,2"),
         ("compare --seeds 1,1", "is not a list of different numbers"),
@@ -94,7 +94,7 @@ def test_an_old_command_answers_with_the_new_one(capsys: pytest.CaptureFixture) 
         ("report run --out", "folder"),
         ("predict model image --out", "file/x"),
         ("export model --out", "file/x"),
-        ("check --html", "file/x.html"),
+        ("check --private", "file/x.txt"),
     ],
 )
 def test_a_place_that_takes_no_files_is_told_before_anything_starts(
@@ -122,7 +122,7 @@ def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.Capt
         ("status --watch --kit kit", "which job?"),
         ("leak-report fedavgg", "did you mean jobs/fedavg?"),
         ("leak-report jobs/central", "medsilo compare --methods central"),
-        ("predict run image -o out --device cuda:99", "--device cuda:99: this machine does not have it; give --device"),
+        ("predict run image -o out --device cuda:99", "device cuda:99 was asked for, but this machine shows"),
         ("report nowhere", "There is no run folder"),
     ],
 )

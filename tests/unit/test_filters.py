@@ -69,20 +69,19 @@ def test_clipped_brings_outliers_back_to_the_percentile(dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("kind", "excess"), [("gaussian", 0.0), ("laplace", 3.0)])
-def test_noise_has_the_spread_that_was_asked_for(kind: str, excess: float, dtype: torch.dtype) -> None:
+def test_noise_has_the_spread_that_was_asked_for(dtype: torch.dtype) -> None:
     """The spread and the fourth moment of 200,000 values: their standard errors are below 0.01 and 0.15."""
     values = torch.randn(200_000, generator=torch.Generator().manual_seed(1)).mul(5).to(dtype)
     sent = Parcel({"model": {"w": values}, "other": {"w": values}}, FACTS)
     torch.manual_seed(0)
-    first = through(sent, Noisy(["model"], 0.5, kind))
+    first = through(sent, Noisy(["model"], 0.5))
     torch.manual_seed(0)
-    second = through(sent, Noisy(["model"], 0.5, kind))
+    second = through(sent, Noisy(["model"], 0.5))
     assert_same(first.groups["other"], sent.groups["other"])
     assert first.groups["model"]["w"].dtype == dtype
     noise = (first.groups["model"]["w"].double() - values.double()).numpy()
     assert noise.std() == pytest.approx(2.5, rel=0.03) and abs(noise.mean()) < 0.05
-    assert (noise**4).mean() / noise.var() ** 2 - 3 == pytest.approx(excess, abs=0.9 if excess else 0.1)
+    assert (noise**4).mean() / noise.var() ** 2 - 3 == pytest.approx(0.0, abs=0.1)
     assert not torch.equal(first.groups["model"]["w"], second.groups["model"]["w"])  # nobody's seed brings it back
 
 
@@ -128,7 +127,6 @@ def test_refusals_pass_and_what_is_not_medsilos_does_not(make: Callable[[], Filt
         lambda: Clipped(["model"], 0),
         lambda: Clipped(["model"], 101),
         lambda: Noisy(["model"], 0),
-        lambda: Noisy(["model"], 1.0, "uniform"),
     ],
 )
 def test_a_filter_with_wrong_numbers_is_not_made(make: Callable[[], Filter]) -> None:

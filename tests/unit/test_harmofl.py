@@ -245,7 +245,7 @@ def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path
 
 def test_the_leak_report_names_the_round_in_which_amplitudes_leave() -> None:
     for method, number in (("fedbn", 1), ("adafed", 2)):
-        text = "\n".join(describe(make_plan(method, *HALVES[:1]), {"a": 100}, SiteSettings()))
+        text = "\n".join(describe(make_plan(method, *HALVES[:1]), SiteSettings()))
         said = "one average amplitude spectrum per channel over the whole training set of a site"
         assert f"amplitude, in round {number} only: {said}" in text
 

@@ -495,7 +495,7 @@ def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
 def test_what_reads_a_hospital_s_files_loads_nothing_that_trains(root: Path, tmp_path: Path) -> None:
     """A command that waits for no server answers within half a second of the processor."""
     kit = ["--kit", str(tmp_path)]
-    commands = (["approve", *kit], ["ledger", "--records", str(tmp_path)], ["clean", str(tmp_path / "none")])
+    commands = (["approve", *kit], ["ledger", *kit], ["clean", str(tmp_path / "none")])
     loaded = modules_after(root, *commands, code=1)
     assert loaded & {"torch", "monai", "scipy", "nvflare", "medsilo.plan"} == set()
 

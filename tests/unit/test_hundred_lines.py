@@ -62,9 +62,9 @@ submit jobs/fedavg --out right/packed
 """.strip().splitlines()
 WRONG = """
 compare --minutes x | --minutes: give a number (
-compare --methods fedavg --folds 1 | give 3 to 100
+compare --methods fedavg --folds 1 | --folds: give a number greater than or equal to 3
 compare --row "a: training.rounds" | is not 'TITLE: KEY=VALUE ...'
-compare --at-once 0 | not a whole number of 1 or more
+compare --at-once 0 | --at-once: give a number greater than or equal to 1
 compare --task nothing --methods local | did you mean|choose one of
 compare --plan nothing --methods local | there is no such file; give a plan.yaml
 compare | give --methods local,fedavg
@@ -83,7 +83,7 @@ report nothing | give the folder that holds summary.json [nothing]
 report jobs | has no summary.json
 cross nothing | is now 'python -m benchmarks.cross'
 clean nothing | give one like runs/ [nothing]
-clean . --older-than x | 'x' is not a number above 0
+clean . --older-than x | --older-than: give a number
 init | give the folder of your data, or --example FOLDER
 init nothing | the folder does not exist
 predict nothing scan.nii.gz -o out | there is no such folder
@@ -93,11 +93,11 @@ export jobs --to x -o out | choose one of monai, nnunet
 check jobs/fedavg --kit jobs | the folder is no kit
 check nothing | no job at nothing
 check jobs/fedavg | which site is this? give --site
-leak-report jobs/fedavg --data nothing | there is no such data folder; correct --data [nothing]
+leak-report jobs/fedavg --settings nothing | there is no such folder of settings
 approve jobs/fedavg --kit nothing | there is no such folder; give the kit's [nothing]
 approve x --kit jobs --expires soon | write hours, days or weeks
 approve --page --kit jobs --port x | --port: give a whole number
-ledger | give --kit, or --records
+ledger | --kit is missing: this site's kit
 ledger nonsense --kit jobs | choose one of show, accept
 provision nothing -o kits | nothing cannot be read: there is no such file; give a consortium.yaml
 provision | CONSORTIUM is missing

@@ -84,19 +84,18 @@ def test_the_leak_report_lists_what_really_leaves(tmp_path: Path) -> None:
 
 
 def test_the_leak_report_says_what_statistics_tell() -> None:
-    text = "\n".join(describe(plan_of(JOBS / "adafed"), {}, SiteSettings()))
+    text = "\n".join(describe(plan_of(JOBS / "adafed"), SiteSettings()))
     assert "mean and variance of 3 layers' inputs" in text
     assert "declared public" in text
 
 
-def test_the_leak_report_says_how_many_images_the_amplitude_averages() -> None:
+def test_the_leak_report_says_when_the_amplitude_leaves() -> None:
     plan = make_plan("harmofl", "training.batch_size=4", "algorithm.amplitude.decay=0.0")
-    text = "\n".join(describe(plan, {"a": 100, "b": "no data"}, SiteSettings()))
+    text = "\n".join(describe(plan, SiteSettings()))
     assert "amplitude" in text and "round 1 only" in text and "no phase" in text
-    assert "a: 4 of its 100 training images; REFUSED" in text
-    assert "b: not known: no data" in text
-    assert "amplitude" not in "\n".join(describe(make_plan("fedavg"), {"a": 100}, SiteSettings()))
-    assert "no tensor" in describe(make_plan("local"), {}, SiteSettings())
+    assert "as many images as smallest_average in medsilo.yaml (here 8)" in text
+    assert "amplitude" not in "\n".join(describe(make_plan("fedavg"), SiteSettings()))
+    assert "no tensor" in describe(make_plan("local"), SiteSettings())
 
 
 def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     arguments = ["leak-report", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--settings", str(tmp_path)]
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
-    assert "hospital-c: 172 of its 256 training images; REFUSED" in text
+    assert "smallest_average in medsilo.yaml (here 1000)" in text
     assert "2 to 3" in text
     assert cli.main(["leak-report", "nowhere"]) == 1
 

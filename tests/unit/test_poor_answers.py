@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from medsilo import cli
 from medsilo.check.result import Finding, Report
@@ -103,7 +104,7 @@ def test_a_plan_that_cannot_be_read_says_why(tmp_path: Path, content: Any, why: 
         path.write_bytes(content)
     with pytest.raises(MedsiloError) as caught:
         load_plan(path)
-    assert str(caught.value) == f"{path}: the plan cannot be read: {why}"
+    assert str(caught.value) == f"{path.name}: the plan cannot be read: {why}"
 
 
 def test_settings_in_another_encoding_say_so(tmp_path: Path) -> None:
@@ -238,11 +239,10 @@ def test_help_and_version_in_every_spelling(line: str, capsys: pytest.CaptureFix
     assert ("Usage: medsilo" in capsys.readouterr().out) == ("ersion" not in line and "V" not in line)
 
 
-def test_names_of_before_for_settings_and_jobs_are_understood(here: Path) -> None:
-    before = ["check", "--job", "jobs/fedavg", "--site-config=x", "--site", "a"]
-    assert parsed(before) == parsed(["check", "jobs/fedavg", "--settings", "x", "--site", "a"])
-    before = ["leak-report", "jobs/fedavg", "--local", "x"]
-    assert parsed(before) == parsed(["leak-report", "jobs/fedavg", "--settings", "x"])
+def test_only_rehearse_has_an_option_for_its_job(here: Path) -> None:
+    assert parsed(["rehearse", "--job", "jobs/fedbn"])[1]["job"] == Path("jobs/fedbn")
+    with pytest.raises(typer.TyperException):
+        parsed(["check", "--job", "jobs/fedavg"])
 
 
 def test_a_terminal_of_few_letters_and_a_full_disk_cost_no_traceback(

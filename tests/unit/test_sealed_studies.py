@@ -161,7 +161,7 @@ def test_record_leak_report_and_page_say_the_same_three_sentences(tmp_path: Path
     study = inprocess.run(plan, settings=SETTINGS, folder=tmp_path / "study")
     said = study.summary.details.as_json()["sealing"]["protects"]
     page = " ".join(unescape(render(read_all([tmp_path / "study"]), "A study")).split())
-    leaking = describe(plan, {}, SETTINGS)
+    leaking = describe(plan, SETTINGS)
     assert len(said) == 3 and said == plan.transport.promises
     assert all(sentence in page and sentence in leaking for sentence in said)
 
@@ -182,12 +182,10 @@ def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
     for text in (*SEALING.values(), OPEN):
         assert text in page
     for mode, text in SEALING.items():
-        assert text in describe(plan_of("fedavg", mode), {}, SETTINGS)
-    told = "\n".join(describe(plan_of("adafed", "pairwise", *STATISTICS), {}, SETTINGS))
+        assert text in describe(plan_of("fedavg", mode), SETTINGS)
+    told = "\n".join(describe(plan_of("adafed", "pairwise", *STATISTICS), SETTINGS))
     assert "In clear, as the plan says (transport.sealing_clear): statistics." in told
-    assert "No personal model goes to another hospital" in "\n".join(
-        describe(plan_of("fedsm", "pairwise"), {}, SETTINGS)
-    )
+    assert "No personal model goes to another hospital" in "\n".join(describe(plan_of("fedsm", "pairwise"), SETTINGS))
 
 
 def test_the_leak_report_counts_sealed_bytes() -> None:

@@ -11,6 +11,7 @@ from medsilo.tasks.survey import Survey
 NOT_TOLD = "not told"
 HELD = " by structure, channel and column"  # ends the title of a table
 SMALL = 10  # patients of whom a score says little
+LARGER = "bring more patients, or give these parts more of them (data.shares, where no table fixes the parts)"
 IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # times as many cases of one class as of another are worth a word
 
@@ -47,19 +48,10 @@ def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Find
     scored = {name: patients[name] for name in ("validation", "test")}
     if few := [name for name, count in scored.items() if 0 < count < least]:
         told = f"{' and '.join(few)}: fewer than {least} patients, so no score of them is told (smallest_metric)"
-        yield Finding("data", "note", told, _larger(sum(patients.values()), plan, least))
+        yield Finding("data", "note", told, LARGER)
     if plan.task.split_by_site and (small := [name for name, count in scored.items() if least <= count < SMALL]):
         told = f"{' and '.join(small)}: fewer than {SMALL} patients, so chance moves their scores by much"
-        yield Finding("data", "note", told, _larger(sum(patients.values()), plan, SMALL))
-
-
-def _larger(patients: int, plan: Plan, least: int) -> str:
-    """Return how parts get `least` patients: by larger shares, where training keeps the most."""
-    share = math.ceil(100 * least / patients) / 100
-    if not plan.task.split_by_site or share > 1 / 3:
-        return "bring more patients, or see 'medsilo leak-report' for what is told"
-    shares = f"data.shares: [{1 - 2 * share:.2f}, {share:.2f}, {share:.2f}]"
-    return f"bring more patients, or give these parts more of them ({shares}, where no table fixes the parts)"
+        yield Finding("data", "note", told, LARGER)
 
 
 def _balance(classes: Mapping[str, int], known: int, least: int, unit: str, hint: str) -> Iterator[Finding]:

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 
 from medsilo.check.result import Cell, Finding, Table
 from medsilo.check.spending import in_words
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import size_text
-from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.limits import asked_of, learning_per_answer
 from medsilo.federation.private_site import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
@@ -39,7 +37,7 @@ def source_of(plan: Plan, settings: SiteSettings, book: Book | None, only_tested
 
 
 def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey: Survey) -> Iterator[Finding]:
-    """Compare the plan with the site's limits, and say how coarsely numbers leave."""
+    """Compare the plan with the site's limits."""
     limits, where = settings.limits, "limits"
     over = [one for one in asked_of(plan, limits, plan.parameters) if one.most is not None and one.asked > one.most]
     for one in over:
@@ -59,19 +57,8 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey
         yield Finding(where, "stops", told, "ask the lead to remove it")
     if fold_refused := not_its_folds(plan, settings):
         yield Finding.stopping(where, fold_refused)
-    if plan.task.split_by_site:
-        yield _split(plan, settings, book)
     if book and book.has_key:
         yield from _budget(plan, settings, book)
-
-
-def _split(plan: Plan, settings: SiteSettings, book: Book | None) -> Finding:
-    own = settings.data.shares if settings.data and settings.data.shares else SHARES
-    told = f"this site divides its patients by itself ({', '.join(map(str, own))}), whatever task.shares says"
-    if (settings.data and settings.data.split is not None) or (book and book.has_key):
-        return Finding("limits", "ok", told)
-    first = "who is in which part is drawn when its first study begins, so counts may differ a little"
-    return Finding("limits", "note", f"{told}; {first}")
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: Book) -> Iterator[Finding]:
@@ -88,8 +75,8 @@ def _budget(plan: Plan, settings: SiteSettings, book: Book) -> Iterator[Finding]
             yield Finding("limits", "note", told, f"see limits.{part}_answers")
 
 
-def limit_tables(plan: Plan, settings: SiteSettings, book: Book | None, survey: Survey) -> list[Table]:
-    """The limits, how coarse numbers are, and what left so far: in counts, without a lead's name."""
+def limit_table(plan: Plan, settings: SiteSettings) -> Table:
+    """Return the site's limits, and what the plan asks for."""
     rows: list[list[Cell]] = [
         [one.key, f"{one.asked:.10g}", "any" if one.most is None else f"{one.most:.10g}", one.unit]
         for one in asked_of(plan, settings.limits, plan.parameters)
@@ -97,43 +84,7 @@ def limit_tables(plan: Plan, settings: SiteSettings, book: Book | None, survey: 
     ]
     rows.append(["study_minutes", "not known before", f"{settings.limits.study_minutes:g}", "minutes for all answers"])
     rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
-    tables = [Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)]
-    if not settings.protects(plan.task.synthetic):
-        return tables
-    if survey.parts:
-        tables.append(_steps(plan, settings, survey))
-    if book and book.has_key:
-        tables.append(_answers(plan, settings, book))
-    return tables
-
-
-def _steps(plan: Plan, settings: SiteSettings, survey: Survey) -> Table:
-    low, high = plan.task.goal.metric_range
-    rows: list[list[Cell]] = []
-    for part in ("validation", "test"):
-        patients = survey.parts[part].patients
-        if patients >= settings.least(False):
-            weight = 1 / patients if plan.task.goal.by_case else min(1.0, PAIR / patients)
-            fine = Resolution(weight, settings.patients_in_step(False))
-            rows.append([part, fine.step(low, high) or "exact", fine.step(0, MOST) or "exact"])
-        else:
-            rows.append([part, "not told", "not told"])
-    note = f"Counts leave in multiples of {settings.count_unit(False)}. Patients with many images make steps larger."
-    if not plan.task.goal.by_case:
-        note += f" So does a patient who is in many of the pairs that {plan.task.goal.metric} compares."
-    return Table(
-        "How coarsely scores leave", ("part", f"steps of {plan.task.goal.metric}", "steps of the loss"), rows, note
-    )
-
-
-def _answers(plan: Plan, settings: SiteSettings, book: Book) -> Table:
-    used = book.used(data_set(settings.data, plan.task.name)).values()
-    rows: list[list[Cell]] = []
-    for part, planned in planned_answers(plan).items():
-        had = [count[part] for count in used]
-        rows.append([part, planned, settings.limits.answers(part), max(had, default=0), sum(had)])
-    columns = ("part", "the plan asks for", "allowed per lead", "the lead who had most", "all leads")
-    return Table("Answers with scores that left this site", columns, rows)
+    return Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)
 
 
 # ---------------------------------------------------------------------------------------------------- privacy

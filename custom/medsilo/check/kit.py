@@ -174,10 +174,8 @@ def _dates(what: str, start: datetime, end: datetime, now: datetime) -> Finding:
 
 
 def check_network(kit: Kit) -> Finding:
-    """A server's port is free; anybody else reaches it and meets the consortium's own TLS there."""
+    """The server, or a relay, answers with the consortium's own TLS."""
     address = f"{kit.host}:{kit.port}"
-    if kit.serves:
-        return _free(kit.port)
     try:
         with socket.create_connection((kit.host, kit.port), PATIENCE) as plain:
             return _handshake(kit, plain, address)
@@ -203,17 +201,6 @@ def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
     except OSError as error:
         remedy = "is it NVFlare's port? does a firewall between open TLS? it must not"
         return Finding("network", "stops", f"{told} makes no TLS connection ({type(error).__name__})", remedy)
-
-
-def _free(port: int) -> Finding:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            told = f"port {port} of this machine is in use"
-            return Finding("network", "stops", told, "stop what listens there, or the server if it runs already")
-    return Finding("network", "ok", f"port {port} of this machine is free")
 
 
 def trouble(kit: Kit) -> str | None:

@@ -1,7 +1,7 @@
 """The leak report: every group of tensors that leaves a site under a plan, its bytes, and what it averages."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.core.text import size_text
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.phase import Average, Stretch, views
+from medsilo.course.phase import views
 from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.sealed.what import sealed_layout
@@ -29,6 +29,7 @@ COUNTED = {
     CHANCES: "histograms of each class's probability: {} counts, for the area under the curve",
     RELIABILITY: "sums of probabilities, by tenths of them: {} numbers, for calibration",
 }
+REMEDIES = "What can be done about each: medsilo.yaml (docs/check.md), privacy.json and resources.json (site_configs)."
 
 
 @dataclass(frozen=True)
@@ -88,24 +89,8 @@ def told_besides(plan: Plan) -> list[str]:
     return list(dict.fromkeys([*lines, *plan.algorithm.outcome.says()]))
 
 
-def averages_of(plan: Plan) -> list[tuple[Stretch, str, Average]]:
-    """Return the groups that are an average of a site's images, by name, and when they leave.
-
-    Of these the report says how many images they cover.
-    """
-    return [
-        (stretch, group.name, group.average)
-        for stretch in plan.course.stretches()
-        for group in stretch.phase.sent
-        if group.average
-    ]
-
-
-def describe(
-    plan: Plan, images: Mapping[str, int | str], settings: SiteSettings, policy: Policy | None = None
-) -> list[str]:
-    """The report as lines. images: every site's number of training images, or why it is not known; policy: the
-    site's own, where it is known."""
+def describe(plan: Plan, settings: SiteSettings, policy: Policy | None = None) -> list[str]:
+    """The report as lines. policy: the site's own, where it is known."""
     found, own = leaks(plan), policy or Policy()
     prices = aligned([("what", "price"), *price_list(plan, settings)])
     parts = [
@@ -116,10 +101,10 @@ def describe(
         _coarse(plan, settings) if settings.protects(plan.task.synthetic) else [],
         ["What each costs (docs/privacy.md):", *prices] if plan.privacy or settings.privacy else [],
         told_besides(plan),
-        _averages(plan, images, settings),
+        list(_averages(plan, settings)),
         _logs(own),
         ["No image, no label of a case, no file name, no patient's name leaves."],
-        _remedies(plan, found, settings, own),
+        [REMEDIES],
         _filters(policy) if policy else [],
     ]
     return [line for part in parts if part for line in ("", *part)][1:]
@@ -244,44 +229,14 @@ def _filters(policy: Policy) -> list[str]:
     return [f"privacy.json, scope {policy.scope}, does to every answer:", *(lines or ["  nothing"])]
 
 
-def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Policy) -> list[str]:
-    """Return what the hospital can do about each, in files that no job overrides."""
-    rows = [("what", "what can be done about it")]
-    if found:
-        rows += [
-            ("a group", "privacy.json: OnlyTheseGroups without it; this site then can't join such a method"),
-            ("the values in it", "privacy.json: Clipped, Noisy, EnoughCases (medsilo.flare.filters) or your own"),
-        ]
-    if averages_of(plan):
-        rows.append(("averages over images", f"medsilo.yaml: smallest_average (here {settings.smallest_average})"))
-    if any(group.personal and group.stand_in for group in plan.course.delivery.given):
-        shares = settings.shares(plan.task.synthetic)
-        rows.append(("personal model to others", f"medsilo.yaml: share_personal_model (here {str(shares).lower()})"))
-    coarse = ", score_cases, limits.*_answers" if settings.protects(plan.task.synthetic) else ""
-    least = settings.least(plan.task.synthetic)
-    rows.append(("scores and counts", f"medsilo.yaml: smallest_metric (here {least}){coarse}"))
-    if plan.task.goal.classifies:
-        here = str(settings.calibration).lower()
-        rows.append(("calibration and threshold", f"medsilo.yaml: calibration (here {here})"))
-    state = "" if policy.streams_logs else "; done"
-    rows.append(("error logs", f"resources.json: allow_log_streaming false, without the SiteLogStreamer{state}"))
-    return aligned(rows)
-
-
-def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:
-    lines = []
-    least = settings.smallest_average
-    for stretch, name, average in averages_of(plan):
+def _averages(plan: Plan, settings: SiteSettings) -> Iterator[str]:
+    """Yield which groups are an average of a site's images, and when they leave."""
+    for stretch in plan.course.stretches():
         once = stretch.first == stretch.last
         rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"
-        lines.append(
-            f"{name}, {rounds}: {average.of}. As an average without favour it covers (smallest_average here: {least}):"
-        )
-        for site, count in images.items():
-            if isinstance(count, str):
-                lines.append(f"  {site}: not known: {count}")
-                continue
-            covers = average.covers(count, plan.training)
-            verdict = "" if covers >= least else "; REFUSED by this setting"
-            lines.append(f"  {site}: {covers} of its {count} training images{verdict}")
-    return lines
+        for group in stretch.phase.sent:
+            if group.average:
+                yield (
+                    f"{group.name}, {rounds}: {group.average.of}. It leaves where it covers as many images as "
+                    f"smallest_average in medsilo.yaml (here {settings.smallest_average}); 'medsilo check' tells."
+                )

@@ -16,7 +16,6 @@ from medsilo.core.text import counted, size_text
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 
-PYTHON = (3, 11)
 PLATFORM = "nvflare"  # must be of the same release at all sites; the others may differ in digits
 ROOM = 1 << 30  # bytes beside the results for logs and NVFlare's own files
 
@@ -35,8 +34,6 @@ def required_versions() -> dict[str, str]:
 def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
     """Python and the packages: there, of the versions that medsilo is tested with."""
     where, python = "environment", ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < PYTHON:
-        yield Finding(where, "stops", f"Python {python}", f"install Python {PYTHON[0]}.{PYTHON[1]} or newer")
     if not required:
         yield Finding(where, "note", "the required versions are not known", "install medsilo with pip")
     others = []

@@ -14,7 +14,8 @@ import psutil
 import torch
 from torch.utils.data import Subset
 
-from medsilo.check.result import Finding, Table
+from medsilo.check.machine import weights_of
+from medsilo.check.result import Finding
 from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.text import duration, size_text
 from medsilo.course.phase import Phase, views
@@ -27,7 +28,6 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
 
 TIGHT = 0.8  # of the free memory
-COLUMNS = ("phase", "s, first batch", "s a batch", "batches a round", "s a validation case", "s a round", "MB")
 REMEDY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 
 
@@ -37,18 +37,9 @@ class Rehearsal:
 
     phase: str
     rounds: int
-    first: float  # seconds that the first batch took, with all that happens once
-    batch: float  # seconds per batch after that
+    batch: float  # seconds per batch, after the first
     evaluation: float  # seconds per validation case
-    weights: int  # bytes of all the networks
-    gradients: int
-    optimizer: int  # bytes of the optimizers' state
-    peak: int  # bytes taken at most, all of these included
-
-    @property
-    def activations(self) -> int:
-        """Return what is left of the peak: the batch itself and what the layers keep for going back."""
-        return max(0, self.peak - self.weights - self.gradients - self.optimizer)
+    peak: int  # bytes taken at most
 
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
@@ -68,11 +59,7 @@ def free_memory(compute: Compute) -> int:
 def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int], there: int) -> Iterator[Finding]:
     """The memory against what was free, the time against what the plan grants."""
     most = max(tried, key=lambda one: one.peak)
-    told = (
-        f"{size_text(most.peak)} at most: networks {size_text(most.weights)}, gradients {size_text(most.gradients)}, "
-        f"optimizer {size_text(most.optimizer)}, activations and batch {size_text(most.activations)}; "
-        f"{size_text(there)} were free"
-    )
+    told = f"a few batches took {size_text(most.peak)} at most; {size_text(there)} were free"
     if most.peak > TIGHT * there:
         yield Finding("memory", "stops" if most.peak > there else "note", told, REMEDY)
     else:
@@ -90,24 +77,6 @@ def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, 
             yield Finding("time", "note", told, f"the plan grants {limit} s (participation.timeout); ask for more")
         else:
             yield Finding("time", "ok", told)
-
-
-def rehearsal_table(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int]) -> Table:
-    """Return what was measured."""
-    batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
-    rows = [
-        (
-            one.phase,
-            one.first,
-            one.batch,
-            batches,
-            one.evaluation,
-            round_seconds(one, plan, cases),
-            round(one.peak / 1e6, 1),
-        )
-        for one in tried
-    ]
-    return Table("A few batches, forward and backward", COLUMNS, rows)
 
 
 BATCHES = 4
@@ -134,16 +103,6 @@ class _Rehearsing(Participant):
     def enters(self, phase: Phase) -> None:
         """Receive what the server sends at first, so that everything has the form it will have."""
         self._take_over(views(phase.given, self.place.plan.build_networks()), phase)
-
-    def holds(self) -> tuple[int, int, int]:
-        """Bytes of networks, gradients and optimizer state."""
-        states = (module.state_dict().values() for module in self.state.modules.values())
-        weights = sum(tensor.nbytes for state in states for tensor in state)
-        parameters = [parameter for module in self.state.modules.values() for parameter in module.parameters()]
-        gradients = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
-        memories = (memory for optimizer in self.state.optimizers.values() for memory in optimizer.state.values())
-        slots = (slot for memory in memories for slot in memory.values() if isinstance(slot, torch.Tensor))
-        return weights, gradients, sum(slot.nbytes for slot in slots)
 
     def _wait(self) -> None:
         if self.state.compute.device.type == "cuda":
@@ -176,13 +135,15 @@ def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal
     one, several = min(size, cases), min(BATCHES * size, cases)
     with site.state.compute.reproducible(site.place.plan.seed), _peak(site.state.compute) as peak:
         site.enters(phase)
-        first = site.passes(phase, number, one)
+        site.passes(phase, number, one)  # with all that happens once
         batch = site.passes(phase, number, several) / steps_in(several, size)
-        weights, gradients, optimizer = site.holds()
         checked = min(len(site.data.validation), 4 * site.place.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
-    taken = weights + max(peak[0], gradients + optimizer)  # the networks were there before
-    return Rehearsal(phase.name, rounds, first, batch, evaluation, weights, gradients, optimizer, taken)
+    parameters = [own for module in site.state.modules.values() for own in module.parameters()]
+    gradients = sum(own.grad.nbytes for own in parameters if own.grad is not None)
+    weights, _ = weights_of(site.place.plan)
+    taken = weights + max(peak[0], gradients)  # the networks were there before
+    return Rehearsal(phase.name, rounds, batch, evaluation, taken)
 
 
 @contextmanager

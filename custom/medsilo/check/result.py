@@ -1,4 +1,4 @@
-"""Findings of a check, as a table on the terminal, as JSON and as a page. Nothing in them may not be mailed."""
+"""Findings of a check, in lines for a terminal and as JSON. Nothing in them may not be mailed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,18 +43,13 @@ class Table:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        rows = [dict(zip(self.columns, map(_shortened, row), strict=True)) for row in self.rows]
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows, "note": self.note}
 
     def as_text(self) -> list[str]:
         """Return its lines for a terminal."""
         lines = aligned([self.columns, *self.rows])
         return [self.title, *(f"  {line}" for line in lines), *([self.note] if self.note else [])]
-
-
-def _shortened(cell: Cell) -> Cell:
-    """Return a number with as many digits as mean something: times differ from one look to the next."""
-    return float(f"{cell:.4g}") if isinstance(cell, float) else cell
 
 
 @dataclass(frozen=True)
@@ -64,6 +59,7 @@ class Report:
     facts: dict[str, str]  # who, which job, which package, when
     findings: list[Finding] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # that a round takes here, by the phases that were tried
     whole: bool = True  # whether a job was given, so that data were looked at
 
     @property
@@ -107,19 +103,6 @@ class Report:
         for table in self.tables:
             lines += ["", *table.as_text()]
         return "\n".join([*lines, "", self.verdict])
-
-    def as_html(self) -> str:
-        """The report as one page that loads nothing and runs nothing."""
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-        environment = Environment(
-            loader=FileSystemLoader(Path(__file__).parent),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        return environment.get_template("check.html").render(report=self)
 
     def write_private(self, path: Path) -> bool:
         """Write what only the hospital may read to a file of its owner's; return whether there was anything."""

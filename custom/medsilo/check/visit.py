@@ -16,11 +16,11 @@ import torch
 from medsilo.check.approving import accepted_findings, approval_findings
 from medsilo.check.at_home import KitAtHome, book_of_kit, files_of
 from medsilo.check.data import data_findings, data_tables
-from medsilo.check.demands import limit_findings, limit_tables, privacy_findings, source_of
+from medsilo.check.demands import limit_findings, limit_table, privacy_findings, source_of
 from medsilo.check.kit import Kit, check_certificates, check_expelled, check_network, check_seal
 from medsilo.check.leaks import leaks
 from medsilo.check.machine import check_device, check_disk, check_environment, check_memory, required_versions
-from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearsal_table, rehearse
+from medsilo.check.rehearsal import REMEDY, free_memory, rehearsal_findings, rehearse, round_seconds
 from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
@@ -81,8 +81,9 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
     if visit.kit:
         say("looking at the kit and the network")
         note("certificates", check_certificates(visit.kit, now), check_seal(visit.kit))
-        with _guarded("network", report):
-            report.findings.append(check_network(visit.kit))
+        if not visit.kit.serves:
+            with _guarded("network", report):
+                report.findings.append(check_network(visit.kit))
         note("network", check_expelled(visit.kit))
     if visit.plan is None:
         with _guarded("data", report):
@@ -160,7 +161,7 @@ def _look_at_data(
     report.tables.extend(data_tables(survey, plan, least))
     with _guarded("limits", report):
         report.findings.extend(limit_findings(plan, settings, book, survey))
-        report.tables.extend(limit_tables(plan, settings, book, survey))
+        report.tables.append(limit_table(plan, settings))
     with _guarded("privacy", report):
         report.findings.extend(privacy_findings(plan, settings, book, files_of(visit.kit) if visit.kit else None))
     known = survey.parts["train"].cases if survey.parts else None
@@ -186,7 +187,7 @@ def _look_at_data(
         tried = rehearse(plan, visit.site, sites, settings, data, Path(folder))
         if tried:
             report.findings.extend(rehearsal_findings(tried, plan, cases, there))
-            report.tables.append(rehearsal_table(tried, plan, cases))
+            report.seconds.extend(round_seconds(one, plan, cases) for one in tried)
     return known
 
 

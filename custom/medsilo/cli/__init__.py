@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (hospital.predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions"),
         (hospital.export, "runs/<run>/supermodel -o bundle"),
         (reviewing.leak_report, "jobs/harmofl --kit kits/st-anna"),
-        (hospital.check, "jobs/fedavg --kit kits/st-anna --html check.html"),
+        (hospital.check, "jobs/fedavg --kit kits/st-anna"),
         (reviewing.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (hospital.ledger, "show --kit kits/st-anna"),
     ),
@@ -81,9 +81,6 @@ NOW = {
     "watch": "medsilo status ID --watch",
     "withdraw": "medsilo approve PLAN --decline",
 }
-
-
-OPTIONS_NOW = {"--site-config": "--settings", "--local": "--settings"}
 
 
 class OneCommand(TyperCommand):
@@ -186,7 +183,7 @@ def _program(wanted: str = "") -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 only when everything it promised happened, 1 if not, 2 after wrong use, 130 when stopped."""
-    given = _today(sys.argv[1:] if arguments is None else arguments)
+    given = _by_options(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # a command of its own: what it writes is for this account, and it may be ended as by Ctrl-C
         os.umask(0o077)
         codecs.register_error("simplified", simplified)
@@ -207,16 +204,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def _today(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with today's names of what had another one, or is asked for in other words."""
+def _by_options(arguments: Sequence[str]) -> list[str]:
+    """Return a command line that asks for help and for the version by options."""
     given = list(arguments)
     if given[:1] == ["help"]:
         given = [*given[1:], "--help"]
     if given[:1] == ["version"]:
         given = ["--version"]
-    options = [word.partition("=") for word in given]
-    words = [OPTIONS_NOW.get(name, name) + equals + value for name, equals, value in options]
-    return [word.removeprefix("--job=") for word in words if word != "--job"]  # a job is an argument everywhere
+    return given
 
 
 # ---------------------------------------------------------------------------------------------------- wrong use

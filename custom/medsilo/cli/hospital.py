@@ -14,7 +14,6 @@ from medsilo.core.errors import MedsiloError
 if TYPE_CHECKING:
     from medsilo.check.visit import Visit
     from medsilo.deploy.predictor import Send
-    from medsilo.federation.sealed.identity import KitFiles
     from medsilo.site.ledger import Ledger
 
 LEDGER_ACTIONS = ("show", "accept")
@@ -54,7 +53,6 @@ def predict(
     from medsilo.site.settings import make_settings, read_settings
 
     settings = make_settings({"device": device}, "the command line")
-    options.check_device(settings)
     folder = options.folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
     compute = settings.compute()
@@ -123,9 +121,6 @@ def check(
     site_config: options.SiteConfig = None,
     data: Annotated[Path | None, option("FOLDER", "another data folder than the settings name")] = None,
     site: Annotated[str | None, option("SITE", "this site's name in the job (default: the kit's)")] = None,
-    html: Annotated[
-        Path | None, option("PAGE", "write the report as a page that may be mailed, too", parser=options.output_file)
-    ] = None,
     private: Annotated[
         Path, option("FILE", "where names of files go that only this hospital may see", parser=options.output_file)
     ] = Path("medsilo-check-private.txt"),
@@ -142,15 +137,12 @@ def check(
     import sys
 
     from medsilo.check.visit import check
-    from medsilo.core.files import write_text
 
     try:
         visit = _visit(job, plan, changes, kit, site_config, data, site, accept)
     except MedsiloError as error:
         return screen.fail(error, 2)
     found = check(visit, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
-    if html:
-        write_text(html, found.as_html())
     kept = found.write_private(private)
     screen.say(found.as_text())
     if kept:
@@ -165,11 +157,7 @@ def ledger(
         str, typer.Argument(metavar="ACTION", parser=options.one_of(LEDGER_ACTIONS), help=", ".join(LEDGER_ACTIONS))
     ] = "show",
     *,
-    kit: options.SiteKit = None,
-    records: Annotated[
-        Path | None, option("FOLDER", "without a kit: what the site remembers, <output>/_hospital/<site>")
-    ] = None,
-    site_config: options.SiteConfig = None,
+    kit: Annotated[Path, option("KIT", options.SITES_KIT)],
     old_kit: Annotated[
         Path | None, option("KIT", "accept: the kit whose key signed before, if it is still there")
     ] = None,
@@ -183,45 +171,32 @@ def ledger(
     screen.note("reading the ledger")
     from dataclasses import asdict
 
-    from medsilo.check.at_home import book_of_kit, files_of
-    from medsilo.check.kit import read_kit
+    from medsilo.check.at_home import KitAtHome, files_of
     from medsilo.check.spending import spending_lines, spent
-    from medsilo.federation.sealed.identity import ledger_of
-    from medsilo.site.book import Book
     from medsilo.site.ledger import ledgers
-    from medsilo.site.settings import SiteSettings, read_settings
 
-    local = options.folder_of_settings(site_config, kit)
-    settings = read_settings(local) if local else SiteSettings()
-    own = read_kit(kit) if kit else None
-    book = book_of_kit(settings, local, own.name) if own else Book(records) if records else None
-    if book is None:
-        raise MedsiloError("where is the ledger? give --kit, or --records with the folder of what the site remembers")
     if old_kit and action != "accept":
         raise MedsiloError("--old-kit belongs to accept")
-    files = files_of(own) if own else None
-    found = [ledger_of(book, data, files) for data in ledgers(book.folder, files.kit if files else None)]
+    home = KitAtHome.read(kit)
+    folder = home.book.folder
+    found = [home.ledger(data) for data in ledgers(folder, files_of(home.kit).kit)]
     if not found:
-        raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(book.folder))
+        raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(folder))
     if action == "accept":
-        _accept_ledgers(screen, found, files, old_kit)
+        _accept_ledgers(screen, found, old_kit)
         return
-    told = [spent(one, settings.privacy) for one in found]  # each line is checked
+    told = [spent(one, home.settings.privacy) for one in found]  # each line is checked
     for view in told:
         screen.say(*spending_lines(view))
-        if not files:
-            screen.say("  by whom, only the kit can tell: give --kit")
     screen.answer(ledgers=[asdict(view) for view in told])
 
 
-def _accept_ledgers(screen: Screen, found: "list[Ledger]", files: "KitFiles | None", old_kit: Path | None) -> None:
+def _accept_ledgers(screen: Screen, found: "list[Ledger]", old_kit: Path | None) -> None:
     """Let the kit's key sign what is there."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
     from medsilo.federation.sealed.identity import key_of
 
-    if not files:
-        raise MedsiloError("accept is about a kit, whose key signs from here on; give --kit")
     old = key_of(files_of(read_kit(old_kit))) if old_kit else None
     for one in found:
         known = one.accept(old)

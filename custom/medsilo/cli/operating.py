@@ -68,15 +68,7 @@ def clean(
         Path, typer.Argument(help="runs, or the kit of a server or a hospital (default: runs)", show_default=False)
     ] = Path("runs"),
     *,
-    older_than: Annotated[float, option("DAYS", "what was last changed before", parser=options.length)] = 7.0,
-    unfinished: Annotated[
-        float | None,
-        option(
-            "DAYS",
-            "also what studies that did not end, and were left for so long, would go on from",
-            parser=options.length,
-        ),
-    ] = None,
+    older_than: Annotated[float, option("DAYS", "what was last changed before", min=0)] = 7.0,
     yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
 ) -> None:
     """List what old runs no longer need, with sizes and ages, and remove it with --yes.
@@ -86,13 +78,11 @@ def clean(
     lead has not fetched by then stays in the server's kit, in medsilo/.
     """
     screen.note(f"looking through {folder}")
-    from math import inf
-
     from medsilo.consortium.backup import find_in_kit
     from medsilo.runs.clean import find_old, remove
 
     find = find_in_kit if (folder / "startup").is_dir() else find_old
-    old = find(folder, older_than, inf if unfinished is None else unfinished)
+    old = find(folder, older_than)
     screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
     total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
     if yes:

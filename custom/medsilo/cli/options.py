@@ -24,38 +24,11 @@ PROTOCOLS = ("paper", "released-code", "clinical")
 
 
 # ---------------------------------------------------------------------------------------------------- values
-def positive(value: object) -> int:
-    """Return a whole number from 1 on."""
-    text = str(value)
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def folds(value: object) -> int:
-    """Return a number of folds: one trains, one validates, one tests."""
-    number = positive(value)
-    if not 3 <= number <= 100:
-        raise ValueError(f"{number} folds; give 3 to 100")
-    return number
-
-
 def row(value: object) -> str:
     """Return a row: its title and changes of the plan."""
     if "=" not in str(value).partition(": ")[2]:
         raise ValueError(f"{str(value)!r} is not 'TITLE: KEY=VALUE ...', like 'slow: training.learning_rate=0.001'")
     return str(value)
-
-
-def length(value: object) -> float:
-    """Return a finite number above 0."""
-    try:
-        number = float(str(value))
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{str(value)!r} is not a number above 0")
-    return number
 
 
 @dataclass(frozen=True)
@@ -191,9 +164,7 @@ OWN_KIT = "your own kit, from the consortium's lead"
 Kit = Annotated[Path, option("KIT", OWN_KIT)]
 SITES_KIT = "this site's kit, with its settings, certificates and network"
 SiteKit = Annotated[Path | None, option("KIT", SITES_KIT, "--kit")]
-Threads = Annotated[
-    int | None, option("N", "sites that work at once (default: all that memory has room for)", parser=positive)
-]
+Threads = Annotated[int | None, option("N", "sites that work at once (default: all that memory has room for)", min=1)]
 Device = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: auto)")]
 DeviceOfRun = Annotated[str | None, option("DEVICE", f"{DEVICES} (default: the run's)")]
 Data = Annotated[Path | None, option("FOLDER", DATA)]
@@ -237,17 +208,5 @@ def settings_of(
     said = {key: value for key, value in given.items() if value is not None}
     settings = settings.changed({**said, **more}, "the command line")
     if device:
-        check_device(settings)
+        settings.compute()  # raises where it is not on this machine
     return settings
-
-
-def check_device(settings: "SiteSettings") -> None:
-    """Raise an error in the words of the command line if the device that was typed there is not on this machine."""
-    try:
-        settings.compute()
-    except MedsiloError as error:
-        raise MedsiloError(
-            f"--device {settings.device}: this machine does not have it; give --device cpu, or install a CUDA build of "
-            "torch",
-            error.private,
-        ) from error

@@ -32,19 +32,17 @@ def approve(
     hash: Annotated[
         str | None,
         typer.Argument(
-            metavar="PLAN", help="a job, or the plan's hash, or its beginning where the plan has asked here"
+            metavar="PLAN", help="a job's folder, or the plan's hash, or its beginning where the plan has asked here"
         ),
     ] = None,
     *,
     kit: Annotated[Path, option("KIT", options.SITES_KIT)],
-    plan: options.PlanFile = None,
-    changes: options.Changes,
     expires: Annotated[
         int | None, option("TIME", "maximum duration: 12h, 30d or 8w (default: no end)", parser=lasting)
     ] = None,
     rounds: Annotated[
         int | None,
-        option("N", "answer so many rounds of this plan at most, over all its studies", parser=options.positive),
+        option("N", "answer so many rounds of this plan at most, over all its studies", min=1),
     ] = None,
     sites: Annotated[str, option("SITE,SITE", "only while nobody else takes part")] = "",
     decline: Annotated[bool, typer.Option("--decline", help="the plan must not run here, or no longer")] = False,
@@ -69,9 +67,9 @@ def approve(
         limits = ApprovalLimits.lasting(expires, rounds, sites)
         if decline and limits.words():
             raise MedsiloError("a plan that is declined has no limits; leave --decline or the limits out")
-        _decide(screen, "declined" if decline else "approved", kit, hash, plan, changes, by, limits)
-    elif plan or changes or decline:
-        raise MedsiloError("which plan? give a job or the beginning of a hash; --plan and --set belong to a job")
+        _decide(screen, "declined" if decline else "approved", kit, hash, by, limits)
+    elif decline:
+        raise MedsiloError("which plan? give a job or the beginning of a hash")
     else:
         _list(screen, kit)
 
@@ -121,8 +119,6 @@ def _decide(
     verdict: "DecisionKind",
     kit: Path,
     given: str,
-    plan_file: Path | None,
-    changes: list[str],
     by: str,
     limits: "ApprovalLimits",
 ) -> None:
@@ -131,7 +127,7 @@ def _decide(
     from medsilo.check.at_home import KitAtHome
 
     home = KitAtHome.read(kit)
-    meant, asked = _meant(home, given, plan_file, changes)
+    meant, asked = _meant(home, given)
     if asked and asked.question:
         from medsilo.check.approving import question_in_words
 
@@ -155,9 +151,7 @@ def _decide(
     screen.answer(**decision.model_dump(mode="json"))
 
 
-def _meant(
-    home: "KitAtHome", given: str, plan_file: Path | None, changes: list[str]
-) -> "tuple[str, AskingPlan | None]":
+def _meant(home: "KitAtHome", given: str) -> "tuple[str, AskingPlan | None]":
     """Return the hash of the plan that is meant, and the plan where it is here."""
     import time
 
@@ -165,12 +159,10 @@ def _meant(
     from medsilo.site.approvals import AskingPlan, named
 
     if not given.strip(HEXADECIMAL):
-        if plan_file or changes:
-            raise MedsiloError("--plan and --set belong to a job, and this is a plan's hash")
         kept = {one.hash: one for one in home.approvals.asked()}
         meant = named(given, kept)
         return meant, kept.get(meant)
-    plan = plan_of(find_job(given), changes, plan_file, home.settings.packages)
+    plan = plan_of(find_job(given), allowed=home.settings.packages)
     asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
     return asked.hash, asked
 
@@ -188,17 +180,14 @@ def leak_report(
     *,
     plan: options.PlanFile = None,
     changes: options.Changes,
-    data: options.Data = None,
     kit: options.SiteKit = None,
     local: options.SiteConfig = None,
 ) -> None:
     """Say what leaves a site under a job, or a hospital under a question's file, before anything runs.
 
-    Every group of tensors with its bytes, every number that is told, and what can be done about each. docs/privacy.md
-    has the promises, and their tests; `medsilo record` writes what a data protection officer files.
+    Every group of tensors with its bytes, and every number that is told. docs/privacy.md has the promises, and their
+    tests; `medsilo record` writes what a data protection officer files.
     """
-    if data and not data.is_dir():
-        raise MedsiloError("there is no such data folder; correct --data", str(data))
     if (question := Path(job)).is_file():
         _print_question(screen, question)
         return
@@ -206,30 +195,20 @@ def leak_report(
     screen.note("reading the plan")
     import dataclasses
 
-    from medsilo.check.leaks import averages_of, describe, leaks
-    from medsilo.federation.protection import read_for
+    from medsilo.check.leaks import describe, leaks
     from medsilo.flare.jobs import find_job, plan_of, scope_of
     from medsilo.registry import ANY
     from medsilo.site.policy import Policy, read_policy
     from medsilo.site.settings import SiteSettings, read_settings
-    from medsilo.tasks.sources import DataSource
 
     found = find_job(job)
     settings = read_settings(folder) if folder else SiteSettings(packages=ANY)
     study = plan_of(found, changes, plan, settings.packages)
     policy = read_policy(folder, scope_of(found)) if folder else Policy()
-    source = read_for(study, DataSource(folder=data) if data else settings.data)
-    images: dict[str, int | str] = {}
-    for site in study.participation.sites if averages_of(study) else ():
-        try:
-            data_of = study.task.site_data(site, study.participation.sites, study.seed, source)
-            images[site] = len(data_of.train)  # type: ignore[arg-type]
-        except MedsiloError as error:
-            images[site] = str(error)
-    lines = describe(study, images, settings, policy)
+    lines = describe(study, settings, policy)
     screen.say(*lines)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
-    screen.answer(plan=study.hash, groups=groups, images_averaged=images, lines=lines)
+    screen.answer(plan=study.hash, groups=groups, lines=lines)
 
 
 def _print_question(screen: Screen, file: Path) -> None:

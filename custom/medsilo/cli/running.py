@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def demo(
     screen: Screen,
     *,
-    rounds: Annotated[int, option("N", "of each study", parser=options.positive)] = 12,
+    rounds: Annotated[int, option("N", "of each study", min=1)] = 12,
     seeds: Annotated[
         options.Seeds, option("N,N,N", "of data, weights and order", parser=options.seeds)
     ] = options.DEMO_SEEDS,
@@ -155,7 +155,8 @@ def compare(
         option(
             "K",
             "every seed K times, each time with other patients in the test part (default: the task's own parts)",
-            parser=options.folds,
+            min=3,
+            max=100,
         ),
     ] = None,
     against: Annotated[str | None, option("ROW", "the row that all are compared with (default: fedavg)")] = None,
@@ -171,9 +172,7 @@ def compare(
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
     engine: options.Engine = "simulator",
-    at_once: Annotated[
-        int | None, option("N", "runs side by side (default: 2 if they fit)", parser=options.positive)
-    ] = None,
+    at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
     title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
     device: options.Device = None,
     data: options.Data = None,

@@ -57,7 +57,7 @@ def init(
     from medsilo.core.text import duration
     from medsilo.report.start_page import StartFacts, write_start_page
     from medsilo.start import looker
-    from medsilo.start.trial import alone, keeping_ready, machine_of, seconds_a_round
+    from medsilo.start.trial import alone, keeping_ready, machine_of
     from medsilo.study.boundaries import enough_minutes
 
     looker.refuse_to_overwrite(out, folder)
@@ -73,7 +73,7 @@ def init(
         checked = _checked(screen, plan, out, Path(ready))
         stopped = [name for name, report in checked.items() if not report.go]
         go = not stopped
-        a_round = seconds_a_round(checked.values())
+        a_round = sum(sum(report.seconds) for report in checked.values())  # one hospital after the other
         trial = out / looker.TRIAL if go and not no_train else None
         steps = looker.advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
         verdicts = {
@@ -116,10 +116,9 @@ def _write_example(screen: Screen, folder: Path) -> None:
 
 
 def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, "Report"]:
-    """Return what 'medsilo check' says of each hospital; pages for them lie beside."""
+    """Return what 'medsilo check' says of each hospital; names of files for each lie beside."""
     from medsilo.check.data import hospitals_table
     from medsilo.check.result import MARKS
-    from medsilo.core.files import write_text
     from medsilo.start.looker import CHECKS
     from medsilo.start.trial import checks
 
@@ -130,7 +129,6 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
     screen.doing("checking")
     for site, report in checks(plan, out, ready):
         reports[site] = report
-        write_text(out / CHECKS / f"{site}.html", report.as_html())
         report.write_private(out / CHECKS / f"{site}-private.txt")
         screen.say(f"\ncheck of {site}: {report.verdict}")
         for finding in (one for one in report.findings if one.severity != "ok" or one.where == "data"):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.files import load_yaml, why_unread
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import read_yaml
 from medsilo.core.section import Section, checked, in_words
 
 EXAMPLE = "provisioning/consortium.yaml"
@@ -49,7 +49,6 @@ class Server(Section):
     host: Host
     other_names: list[Host] = Field(default_factory=list)  # of the same machine, or of one that may take its place
     port: Port = 8002
-    admin_port: Port | None = None  # for people; by default the same port
     organisation: Organisation
     scheme: Literal["tcp", "grpc", "http"] = "tcp"  # what carries the encrypted traffic
     storage: Path = Path("/var/lib/medsilo")  # on the server's machine: NVFlare's jobs and their results
@@ -111,7 +110,7 @@ class Consortium(Section):
 
     @model_validator(mode="after")
     def _relays_lead_to_the_server(self) -> "Consortium":
-        places = {(self.server.host, self.server.port), (self.server.host, self.server.admin_port)}
+        places = {(self.server.host, self.server.port)}
         known, above = self._sites(), dict[str, str]()
         for relay in self.relays:
             if relay.name == ROOT:
@@ -139,7 +138,7 @@ class Consortium(Section):
     def participants(self) -> list[dict[str, Any]]:
         """Everybody, as NVFlare's project file names them."""
         server = self.server
-        ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
+        ports = {"fed_learn_port": server.port, "admin_port": server.port}
         onward = {name: {"connect_to": {"name": relay.name}} for relay in self.relays for name in relay.behind}
         others = {"host_names": server.other_names} if server.other_names else {}
         directly = {"connect_to": {"name": server.host, "host": server.host, **MUTUAL}}
@@ -185,12 +184,7 @@ class Consortium(Section):
 
 def read_consortium(path: Path) -> Consortium:
     """The checked file; an error of one line that names the key and the fix. Its folders become absolute."""
-    try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except YamlError as error:
-        raise MedsiloError(f"{path.name}: {error}; correct it") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"{path.name} cannot be read: {why_unread(error, 'a consortium.yaml')}") from error
+    values = read_yaml(path, path.name, "a consortium.yaml")
     needed = [key for key, field in Consortium.model_fields.items() if field.is_required()]
     if not isinstance(values, dict) or not values.keys() & set(needed[1:]):
         raise MedsiloError(f"{path.name} is no consortium's file: {', '.join(needed)} are missing; see {EXAMPLE}")

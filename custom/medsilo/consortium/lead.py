@@ -183,7 +183,7 @@ def resume(run: str, kit: Path, say: Say) -> str:
         job = session.get_job_meta(job_id)
         if job["status"] == COMPLETED:
             raise MedsiloError(f"job {job_id} is finished; there is nothing to resume")
-        if not _is_over(job["status"]) and not _is_lost(job, session.get_system_info()):
+        if not _is_over(job["status"]):
             raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo abort {job_id}' ends it first")
         if gone := [key for key in NOT_CLONED if job.get(key)]:
             raise MedsiloError(
@@ -204,13 +204,11 @@ class JobState:
     name: str
     submitter: str
     submitted: str
-    lost: bool  # the server stopped while it ran
     obstacles: tuple[str, ...] = ()  # why it waits or could not start
 
     def line(self) -> str:
         """Return the job in one line."""
-        facts = "  ".join(part for part in (self.id, self.status, self.name, self.submitter, self.submitted) if part)
-        return facts + f"  (lost when the server died: medsilo resume {self.id})" * self.lost
+        return "  ".join(part for part in (self.id, self.status, self.name, self.submitter, self.submitted) if part)
 
 
 @dataclass(frozen=True)
@@ -235,17 +233,14 @@ class State:
 
     jobs: tuple[JobState, ...]
     up_since: str | None = None
-    connected: tuple[str, ...] | None = None
     hospitals: tuple[HospitalState, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the state for people."""
         hospitals = [hospital.line() for hospital in self.hospitals]
-        if self.connected is None:
+        if self.up_since is None:
             return [*(line for job in self.jobs for line in (job.line(), *job.obstacles)), *hospitals]
-        names = ", ".join(self.connected) or "nobody"
-        first = [f"server: up since {self.up_since} UTC", f"connected: {names}", *hospitals]
-        return [*first, *(job.line() for job in self.jobs)]
+        return [f"server: up since {self.up_since} UTC", *hospitals, *(job.line() for job in self.jobs)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for programs."""
@@ -258,12 +253,11 @@ def status(kit: Path, job_id: str | None = None) -> State:
         info = session.get_system_info()
         if job_id:
             job = session.get_job_meta(job_id)
-            one = _job_state(job, info, tuple(_obstacles(job)))
+            one = _job_state(job, tuple(_obstacles(job)))
             return State((one,), hospitals=_hospitals(session, info, [one]) if one.status == "RUNNING" else ())
-        jobs = tuple(_job_state(job, info) for job in session.list_jobs(detailed=True, reverse=True, limit=20))
-        since, hospitals = datetime.fromtimestamp(info.server_info.start_time, UTC), _hospitals(session, info, jobs)
-        names = tuple(hospital.name for hospital in hospitals if hospital.connected)
-        return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", names, hospitals)
+        jobs = tuple(_job_state(job) for job in session.list_jobs(detailed=True, reverse=True, limit=20))
+        since = datetime.fromtimestamp(info.server_info.start_time, UTC)
+        return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", _hospitals(session, info, jobs))
 
 
 def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> tuple[HospitalState, ...]:
@@ -273,7 +267,7 @@ def _hospitals(session: Session, info: SystemInfo, jobs: Iterable[JobState]) -> 
     here = {name for name in sorted(heard) if _answers(session, name)}
     doing: dict[str, list[str]] = {name: [] for name in heard}
     for job in jobs:
-        study = _so_far(session, job.id) if job.status == "RUNNING" and not job.lost else None
+        study = _so_far(session, job.id) if job.status == "RUNNING" else None
         for name, told in (_turns(study) if study else {}).items():
             doing.setdefault(name, []).append(told)
     return tuple(HospitalState(name, name in here, heard.get(name), tuple(own)) for name, own in sorted(doing.items()))
@@ -302,23 +296,15 @@ def _turns(study: Progress) -> dict[str, str]:
     return told | {name: f"{told.get(name, part)}, {why}" for name, why in study.away.items()}
 
 
-def _job_state(job: dict[str, Any], info: SystemInfo, obstacles: tuple[str, ...] = ()) -> JobState:
+def _job_state(job: dict[str, Any], obstacles: tuple[str, ...] = ()) -> JobState:
     return JobState(
         id=job["job_id"],
         status=job["status"],
         name=job.get("job_name") or job.get("name") or "",
         submitter=job.get("submitter_name") or "",
         submitted=job.get("submit_time_iso") or "",
-        lost=_is_lost(job, info),
         obstacles=obstacles,
     )
-
-
-def _is_lost(job: dict[str, Any], info: SystemInfo) -> bool:
-    """Return whether the server has forgotten a job, which NVFlare 2.9 then leaves RUNNING for ever."""
-    runs = job["job_id"] in {running.job_id for running in info.job_info}
-    older = job["submit_time"] < info.server_info.start_time
-    return job["status"] in ("RUNNING", "DISPATCHED") and older and not runs
 
 
 def _obstacles(job: dict[str, Any]) -> list[str]:
@@ -375,8 +361,6 @@ class _Watching:
             study = None if all_told else _so_far(session, self.job_id, self.last)
             if study is None and self.planned is None:
                 self._say_once("it tells no rounds yet: it is starting, or somebody else submitted it")
-            if not study and _is_lost(job, session.get_system_info()):
-                raise MedsiloError(f"job {self.job_id} was lost when the server died; 'medsilo resume' goes on")
             self._tell(study)
         if not _is_over(status):
             return None

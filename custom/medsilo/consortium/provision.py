@@ -85,7 +85,7 @@ def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None
             "NVFlare's 'package' makes no kits for relays; provision without --requests, or take relays out"
         )
     server = consortium.server
-    ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
+    ports = {"fed_learn_port": server.port, "admin_port": server.port}
     connection = {"scheme": server.scheme, "connection_security": "mtls"}
     profile = {"name": consortium.name, **connection, "server": {"host": server.host, **ports}}
     write_text(folder / "project_profile.yaml", yaml.safe_dump(profile, sort_keys=False))

@@ -247,6 +247,16 @@ def load_yaml(text: str) -> Any:
         raise YamlError("a value is no number; quote it") from error
 
 
+def read_yaml(path: Path, name: str, wanted: str) -> Any:
+    """Return the values of a YAML file. name: what people call it; wanted: the file to give where it can't be read."""
+    try:
+        return load_yaml(path.read_text(encoding="utf-8"))
+    except YamlError as error:
+        raise MedsiloError(f"{name} cannot be read: {error}; correct it") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{name} cannot be read: {why_unread(error, wanted)}") from error
+
+
 def dump_yaml(value: Any, in_line: bool = False) -> str:
     """Return the value as YAML that `load_yaml` reads, its keys in their order; in one line on wish."""
     form: dict[str, Any] = {"default_flow_style": True, "width": LARGEST_YAML, "allow_unicode": True} if in_line else {}

@@ -7,7 +7,6 @@ they raise into a refusal, so nothing of such an answer leaves, and both audit l
 import secrets
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -111,7 +110,7 @@ class Clipped(_TensorFilter):
 
 
 class Noisy(_TensorFilter):
-    """Adds noise of a standard deviation of `relative` times that of each tensor, new and secret in every answer.
+    """Adds Gaussian noise of `relative` times each tensor's standard deviation, new and secret in every answer.
 
     So no run can be repeated to the digit. It blurs single cases; this is not a proof of differential privacy, which
     would need a bound on what one case can change. `least` is what values are raised to that must not fall below it: 0
@@ -122,23 +121,16 @@ class Noisy(_TensorFilter):
         self,
         groups: Sequence[str],
         relative: float,
-        kind: Literal["gaussian", "laplace"] = "gaussian",
         least: float | None = None,
     ) -> None:
         super().__init__(groups)
         if not relative > 0:
             raise ValueError(f"relative {relative!r} is not above 0")
-        if kind not in ("gaussian", "laplace"):
-            raise ValueError(f"kind {kind!r} is not known; use gaussian or laplace")
-        self.relative, self.kind, self.least = relative, kind, least
+        self.relative, self.least = relative, least
 
     def change(self, tensor: Tensor) -> Tensor:
         values = tensor.float()
         chance = torch.Generator().manual_seed(secrets.randbits(63))
-        if self.kind == "gaussian":
-            noise = torch.randn(values.shape, generator=chance)
-        else:  # the difference of two exponential values is Laplace's; of variance 2
-            both = torch.empty(2, *values.shape).exponential_(generator=chance)
-            noise = (both[0] - both[1]) / 2**0.5
+        noise = torch.randn(values.shape, generator=chance)
         noisy = values + self.relative * values.std(correction=0) * noise
         return (noisy if self.least is None else noisy.clamp(min=self.least)).to(tensor.dtype)

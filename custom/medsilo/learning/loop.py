@@ -39,8 +39,8 @@ class Compute:
         kind, _, number = device.partition(":")
         if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
             raise MedsiloError(
-                f"device: {device} was asked for, but this machine shows {torch.cuda.device_count()} CUDA devices; "
-                "set device: cpu or auto in the site's medsilo.yaml, or install a CUDA build of torch"
+                f"device {device} was asked for, but this machine shows {torch.cuda.device_count()} CUDA devices; take "
+                "cpu or auto (--device, or in the site's medsilo.yaml), or install a CUDA build of torch"
             )
         return Compute(device=torch.device(device), **others)  # type: ignore[arg-type]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import psutil
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.files import load_yaml, why_unread
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import read_yaml
 from medsilo.core.section import Section, checked, in_words
 from medsilo.privacy.mechanisms import Demands
 from medsilo.tasks.sources import DataSource
@@ -241,13 +241,8 @@ def read_settings(folder: Path) -> SiteSettings:
     path = folder / FILE_NAME
     if not path.exists():
         return SiteSettings()
-    try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
-    except YamlError as error:
-        raise MedsiloError(f"the site's {FILE_NAME} cannot be read: {error.problem}; correct it there") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"the site's {FILE_NAME} cannot be read: {why_unread(error, 'YAML')}") from error
-    return make_settings(values, f"the site's {FILE_NAME}")
+    name = f"the site's {FILE_NAME}"
+    return make_settings(read_yaml(path, name, "YAML"), name)
 
 
 def read_settings_of_all(folder: Path) -> SiteSettings:

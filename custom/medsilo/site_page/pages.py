@@ -120,7 +120,7 @@ class SitePages:
             plan_text=plan.to_yaml(),
             before=before[0] if before else None,
             changes=difference(plan, before[1]) if before else [],
-            leaves=describe(plan, {}, home.settings, read_policy(home.local)),
+            leaves=describe(plan, home.settings, read_policy(home.local)),
             prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
             costs=list(privacy_findings(plan, home.settings, home.book, files_of(home.kit))),
             ledger=_ledger_lines(home),

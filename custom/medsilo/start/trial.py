@@ -1,7 +1,7 @@
 """Try a plan on this machine: every hospital trains alone for some rounds, and what it then finds."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from medsilo.check.rehearsal import COLUMNS, free_memory
+from medsilo.check.rehearsal import free_memory
 from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
 from medsilo.deploy.source import open_source
@@ -69,12 +69,6 @@ def _checked(site: str, plan: Plan, out: Path, ready: Path) -> Report:
         print(f"{site}: {line} ...", file=sys.stderr, flush=True)
 
     return check(Visit(site, plan, local=local, source=source), note)
-
-
-def seconds_a_round(checked: Iterable[Report]) -> float:
-    """Return what a round takes with one hospital after the other, by their checks; 0 where nothing was checked."""
-    column, tables = COLUMNS.index("s a round"), [table for report in checked for table in report.tables]
-    return sum(float(row[column]) for table in tables if table.columns == COLUMNS for row in table.rows)
 
 
 def alone(plan: Plan, seconds: float) -> Plan:
