@@ -18,7 +18,7 @@ from medsilo.core.files import load_tensors, make_folder, save_tensors, write_js
 from medsilo.federation import inprocess
 from medsilo.runs.clean import find_old, remove
 from medsilo.site.settings import SiteSettings
-from tests.conftest import make_plan
+from tests.conftest import SITES, make_plan
 
 CPU = SiteSettings(device="cpu")
 
@@ -100,6 +100,16 @@ def test_a_hospitals_own_part_goes_by_its_test(run: Path, tmp_path: Path) -> Non
     assert {one.path.name.partition("-")[0] for one in old} == {"state"}
 
 
+def test_what_a_run_that_was_left_would_go_on_from_goes_when_asked(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "one")
+    (tmp_path / "one/summary.json").unlink()
+    assert find_old(aged(tmp_path), 7, 30) == []
+    places = {one.path.parent.name for one in find_old(tmp_path, 7, 9)}
+    assert places == {"checkpoints", *SITES}
+    (tmp_path / "one/sites/hospital-a/metrics.csv").touch()  # somebody went on with it
+    assert find_old(tmp_path, 7, 9) == []
+
+
 def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> None:
     """Ended things go; things that wait or run, or that a study could go on with, stay."""
     kit, names = tmp_path / "kit", ("done", "open", "left", "waits", "runs")
@@ -126,9 +136,8 @@ def test_a_servers_kit_gives_back_what_jobs_left(run: Path, tmp_path: Path) -> N
     assert {one.path.name for one in old if one.path.parent.name == "jobs"} == {ids["done"], ids["left"]}
     assert all(9.9 < one.days < 10.1 for one in old)
     assert "open" not in {path.name for one in old for path in one.path.parents}
+    assert ids["open"] in {one.path.name for one in find_in_kit(kit, 7, 9) if one.path.parent.name == "jobs"}
     remove(old)
-    shutil.rmtree(kit / "medsilo/open")  # nobody goes on with it
-    assert ids["open"] in {one.path.name for one in find_in_kit(kit, 7) if one.path.parent.name == "jobs"}
     assert not (kit / ids["done"]).exists() and (kit / ids["runs"]).exists() and (kit / "medsilo/done/global").exists()
 
 

@@ -43,6 +43,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("run jobs/fedavg -x 3", "no option -x"),
         ("run jobs/fedavg extra", "extra is not expected here"),
         ("run jobs/fedavg --out", "--out needs a value"),
+        ("record jobs/fedavg --local x", "--local; it is now --settings"),
         ("run jobs/fedavg --json=3", "--json takes no value"),
         ("run jobs/fedavg --threads 0", "--threads: give a number greater than or equal to 1"),
         ("run jobs/fedavg --engine inproces", "did you mean inprocess?"),

@@ -61,6 +61,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
 }
 HELP = {"help_option_names": ["--help", "-h"]}
 # Commands of earlier versions: what does the same now.
+OPTIONS_NOW = {"--site-config": "--settings", "--local": "--settings"}
 NOW = {
     "advise": "medsilo compare",
     "analyse": "python -m benchmarks.analyses",
@@ -236,6 +237,7 @@ def _in_words(error: Any, given: Sequence[str]) -> str:
     if option is not None and hasattr(error, "possibilities"):
         key = _of_the_plan(ctx, option)
         meant = f": it is in the plan, --set {key}=VALUE" if key else _meant(option, error.possibilities or [])
+        meant = f"; it is now {OPTIONS_NOW[option]}" if option in OPTIONS_NOW else meant
         return f"there is no option {option}{meant}"
     if option is not None:
         return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"

@@ -1,6 +1,7 @@
 """Commands for who keeps finished runs, and machines, in order: report, clean, backup, restore."""
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -69,6 +70,10 @@ def clean(
     ] = Path("runs"),
     *,
     older_than: Annotated[float, option("DAYS", "what was last changed before", min=0)] = 7.0,
+    unfinished: Annotated[
+        float | None,
+        option("DAYS", "also what studies that did not end, and were left for so long, would go on from", min=0),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="remove it")] = False,
 ) -> None:
     """List what old runs no longer need, with sizes and ages, and remove it with --yes.
@@ -82,7 +87,7 @@ def clean(
     from medsilo.runs.clean import find_old, remove
 
     find = find_in_kit if (folder / "startup").is_dir() else find_old
-    old = find(folder, older_than)
+    old = find(folder, older_than, inf if unfinished is None else unfinished)
     screen.say(*(f"{one.bytes:>14,} bytes {one.days:>5.0f} days  {one.path}  {one.why}" for one in old))
     total = f"{len(old)} files and folders, {sum(one.bytes for one in old):,} bytes"
     if yes:

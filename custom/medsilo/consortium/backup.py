@@ -4,6 +4,7 @@ And what grows in kits of a server and of hospitals, and may go; `medsilo.runs.c
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder, replacing, write_json
 from medsilo.runs import paths
-from medsilo.runs.clean import Old, find_old, is_finished
+from medsilo.runs.clean import Old, find_old, is_finished, is_left
 from medsilo.site.settings import FILE_NAME, read_settings
 
 JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # as NVFlare names jobs and their folders
@@ -29,14 +30,14 @@ ENDED = "FINISHED:"  # so begins the status of a job that runs no more
 RUNS = ("DISPATCHED", "RUNNING")
 
 
-def find_in_kit(kit: Path, days: float) -> list[Old]:
+def find_in_kit(kit: Path, days: float, unfinished: float = math.inf) -> list[Old]:
     """Return what may go from the kit of a server or a hospital: files of its studies, and what NVFlare left.
 
     That are the folders of jobs that ran here, and at the server also jobs that have ended, with what leads download
     of them. A job stays while a process runs it, and while a study that has not ended could go on with it.
     """
     studies = studies_of(kit)
-    found = find_old(studies, days) if studies.is_dir() else []
+    found = find_old(studies, days, unfinished) if studies.is_dir() else []
     running = _running()
     found += [
         Old.of(folder, "folder of a job that runs no more")
@@ -44,7 +45,7 @@ def find_in_kit(kit: Path, days: float) -> list[Old]:
         if JOB.fullmatch(folder.name) and (folder / "meta.json").is_file() and folder.name not in running
     ]
     if (storage := storage_of(kit)) and (storage / "jobs").is_dir():
-        found += _stored(storage / "jobs", running, _needed(studies))
+        found += _stored(storage / "jobs", running, _needed(studies, unfinished))
     return [old for old in found if old.days >= days]
 
 
@@ -73,11 +74,12 @@ def _running() -> str:
     return "\n".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or ())
 
 
-def _needed(studies: Path) -> set[str]:
-    """Return the jobs that studies which have not ended could go on with."""
+def _needed(studies: Path, unfinished: float) -> set[str]:
+    """Return the jobs that studies which have not ended, and were not left, could go on with."""
     needed: set[str] = set()
     for path in studies.glob(f"*/{paths.JOBS}"):
-        if any((path.parent / paths.CHECKPOINTS).glob(paths.ROUND_FILES)) and not is_finished(path.parent):
+        goes_on = any((path.parent / paths.CHECKPOINTS).glob(paths.ROUND_FILES)) and not is_finished(path.parent)
+        if goes_on and not is_left(path.parent, unfinished):
             needed.update(path.read_text(encoding="utf-8").split())
     return needed
 

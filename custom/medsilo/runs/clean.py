@@ -1,5 +1,6 @@
 """Find what may go from folders of runs: states of studies that have ended, and what was half-written."""
 
+import math
 import os
 import shutil
 import time
@@ -14,6 +15,8 @@ from medsilo.runs.reading import read_summary
 
 DAY = 86_400.0  # seconds
 OF_SITES = (paths.STATE_FILES, paths.SEALING_FILES, paths.SEALED)
+OF_UNFINISHED = (*OF_SITES, paths.ANSWER_FILES)
+LEFT = "a run that did not end and was left"
 HALF_WRITTEN = (".*.part", ".part-*")  # by write_text and its kin, and by 'medsilo predict'
 
 
@@ -35,14 +38,15 @@ class Old:
         return cls(path, sum(fact.st_size for fact in facts), why, age / DAY)
 
 
-def find_old(folder: Path, days: float) -> list[Old]:
+def find_old(folder: Path, days: float, unfinished: float = math.inf) -> list[Old]:
     """Return the files below a folder that were needed to go on with a study, or half-written, so many days ago.
 
-    Models, scores and reports stay, and all that an unfinished run needs. Links are not followed.
+    Models, scores and reports stay, and all that an unfinished run needs, unless it was left for `unfinished` days.
+    Links are not followed.
     """
     if not folder.is_dir():
         raise MedsiloError("there is no such folder of runs; give one like runs/", str(folder))
-    return [old for old in _candidates(folder) if old.days >= days]
+    return [old for old in _candidates(folder, unfinished) if old.days >= days]
 
 
 def remove(old: Sequence[Old]) -> int:
@@ -60,24 +64,33 @@ def remove(old: Sequence[Old]) -> int:
     return freed
 
 
-def _candidates(folder: Path) -> Iterator[Old]:
+def _candidates(folder: Path, unfinished: float) -> Iterator[Old]:
     for place, _, names in os.walk(folder):
         here = Path(place)
         for name in sorted(names):
             path = here / name
-            if (why := _why(here, name)) and path.is_file() and not path.is_symlink():
+            if (why := _why(here, name, unfinished)) and path.is_file() and not path.is_symlink():
                 yield Old.of(path, why)
 
 
-def _why(here: Path, name: str) -> str:
+def _why(here: Path, name: str, unfinished: float) -> str:
     if any(fnmatch(name, pattern) for pattern in HALF_WRITTEN):
         return "half-written"
     run = here.parents[1] if fnmatch(here.name, paths.BEFORE) else here.parent
     if (run / paths.CHECKPOINTS) in (here, here.parent) and name.endswith(".safetensors"):
-        return "checkpoint of a finished run" if is_finished(run) else ""
-    if here.parent.name == paths.SITES and any(fnmatch(name, own) for own in OF_SITES):
-        return "a site's state in a finished run" if _has_ended(here) else ""
+        if is_finished(run):
+            return "checkpoint of a finished run"
+        return f"checkpoint of {LEFT}" if is_left(run, unfinished) else ""
+    if here.parent.name == paths.SITES and any(fnmatch(name, own) for own in OF_UNFINISHED):
+        if _has_ended(here):
+            return "a site's state in a finished run" if any(fnmatch(name, own) for own in OF_SITES) else ""
+        return f"a site's state in {LEFT}" if is_left(here.parents[1], unfinished) else ""
     return ""
+
+
+def is_left(run: Path, days: float) -> bool:
+    """Return whether nothing in a run's folder was changed for so many days."""
+    return days < math.inf and Old.of(run, "").days >= days
 
 
 def _has_ended(site: Path) -> bool:
