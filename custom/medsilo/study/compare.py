@@ -1,6 +1,5 @@
 """medsilo compare: methods and seeds on one task, cell by cell, and the page that says what came out."""
 
-import json
 import math
 import os
 import shlex
@@ -18,7 +17,6 @@ from medsilo.core.files import make_folder, write_json
 from medsilo.core.text import counted
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
-from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.record import Record, alone
@@ -28,7 +26,6 @@ from medsilo.study.boundaries import LEAST, seeds_within
 from medsilo.study.cells import (
     ANOTHER,
     Cell,
-    Engine,
     Row,
     base_plan,
     cells_of,
@@ -64,7 +61,6 @@ class Study:
     against: str | None = None  # the row that all are held against; by default FedAvg's
     primary: Endpoint = "mean"  # the question that was declared before
     show: Callable[[], object] = lambda: None  # writes the page, after each run
-    engine: Engine = "inprocess"
     settings: SiteSettings = field(default_factory=SiteSettings)
     at_once: int = 1  # cells side by side
     say: Callable[[str], object] = lambda line: None
@@ -114,7 +110,7 @@ class Study:
         with TemporaryDirectory(dir=self.folder) as place:
             trial = replace(first, plan=short, folder=Path(place) / "trial")
             started = time.monotonic()
-            if run_cell(trial, self.engine, self.settings):
+            if run_cell(trial, self.settings):
                 return  # what failed is told of the whole run
             took, lines = time.monotonic() - started, Record(trial.folder).rounds()
         a_round = lines[-1].seconds or 0.0
@@ -162,7 +158,7 @@ class Study:
                 self.show()
                 due = time.monotonic() + SELDOM * (time.monotonic() - now)
 
-        fill(self.cells, self.engine, self.settings, self.at_once, done)
+        fill(self.cells, self.settings, self.at_once, done)
         self.conclude(failures)
         return failures
 
@@ -229,7 +225,6 @@ class Asked:
     methods: Sequence[str]
     row: Sequence[str]
     seeds: Sequence[int]
-    protocol: str | None
     changes: Sequence[str]
     out: Path
     folds: int | None = None
@@ -245,8 +240,6 @@ class Asked:
         else:
             plan = parse_plan(base_plan(), task)
         rows = [Row.parse(text) for text in [*",".join(self.methods).split(","), *self.row] if text]
-        if self.protocol:
-            rows = [_under(row, self.protocol, plan) for row in rows]
         if not rows:
             raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
         rows = [_suited(row, plan, self.changes) for row in rows]
@@ -270,19 +263,3 @@ def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
                 plan_of(plan, own, changes)
                 return own
     return row
-
-
-def _under(row: Row, protocol: str, plan: Plan) -> Row:
-    """The row with all that the protocol says of its method; what the row says itself must agree with it."""
-    method = METHODS.get(row.method or plan.algorithm.name)
-    said = method.protocols.get(protocol, {}) if method else {}
-    name = [change for change in row.changes if change == f"algorithm.name={row.method}"]
-    rest = [change for change in row.changes if change not in name]
-    # What a plan lacks, as some networks lack norms, can't break the rule either.
-    values = [f"{key}={json.dumps(value)}" for key, value in said.items() if _has(plan, key)]
-    return replace(row, changes=(*name, f"protocol={protocol}", *values, *rest))
-
-
-def _has(plan: Plan, key: str) -> bool:
-    section, _, name = key.partition(".")
-    return section == "algorithm" or hasattr(getattr(plan, section), name)
