@@ -144,7 +144,7 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
     cells = cells_of(plan, [Row.parse(title) for title in titles], [0, 1], [], folder)
     for cell in cells:
         assert run_cell(cell, SiteSettings(device="cpu")) == ""
-    study = Study(folder, About(title="A study", command="medsilo compare", machine="a test"), cells)
+    study = Study(folder, About(title="A study", machine="a test"), cells)
     study.conclude([])
     return study
 

@@ -383,8 +383,7 @@ def compare(
     settings = _settings("medsilo.compare", data, device)
     place, kept = _place(folder, "comparison")
     cells = cells_of(base, [Row.parse(text) for text in rows], seeds, changed, place)
-    command = f"medsilo.compare({rows!r}, seeds={list(seeds)!r}, changes={changed!r})"
-    about = About(title=f"{', '.join(rows)} on {base.task.title}", command=command, machine=device)
+    about = About(title=f"{', '.join(rows)} on {base.task.title}", machine=device)
     Study(place, about, cells, against, settings=settings, say=say).run()
     done = Comparison(place)
     done._kept = kept

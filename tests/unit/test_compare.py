@@ -22,7 +22,6 @@ from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Row, cells_of, run_cell
-from medsilo.study.compare import command_line
 from tests.conftest import make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
@@ -64,17 +63,6 @@ def test_rounds_until_a_level_is_reached() -> None:
     assert rounds_to(0.05, result) == 0
     assert rounds_to(0.7, result) is None
     assert rounds_to(None, result) is None
-
-
-def test_the_page_shows_a_command_for_everybody() -> None:
-    given = ["compare", "--row", "a b: seed=1", "--data", "/home/me/data", "--out", "x", "--title", "n", "--seeds", "0"]
-    assert command_line(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
-    given = ["compare", "--data=/home/me/data", "--title=n", "--settings", "/home/me", "--set=seed=1"]
-    assert command_line(given) == "medsilo compare --data DATA --settings LOCAL --set seed=1"
-    assert (
-        command_line(["compare", "-o", "/home/me", "-o/home/me", "--json", "--seeds", "0"])
-        == "medsilo compare --seeds 0"
-    )
 
 
 def test_a_comparison_is_filled_once_and_says_what_failed(

@@ -122,7 +122,6 @@ def _study(
 
 def compare(
     screen: Screen,
-    ctx: typer.Context,
     *,
     task: Annotated[str | None, option("TASK", "the task, of 'medsilo list' (default: synthetic-histology)")] = None,
     plan: Annotated[Path | None, typer.Option(help="a plan or a job's folder that the rows change")] = None,
@@ -189,10 +188,10 @@ def compare(
 
     from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
-    from medsilo.study.compare import Asked, Study, command_line, most_at_once
+    from medsilo.study.compare import Asked, Study, most_at_once
 
     cells = Asked(task, plan, methods, row, numbers, changes, out, folds).all_cells()
-    about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
+    about = About(title=title, machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
     study = Study(out, about, cells, against, primary, show, settings, side_by_side, screen.say)

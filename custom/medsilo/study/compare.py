@@ -2,7 +2,6 @@
 
 import math
 import os
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ import psutil
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import make_folder, write_json
-from medsilo.core.text import counted
+from medsilo.core.text import counted, duration
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
@@ -42,7 +41,6 @@ BAR = 20
 LOOKS = 6  # about, of a comparison that ends with its answer
 FAR = 1.5  # times the minutes that there are: by one round no more is sure
 SELDOM = 10  # times what a page takes, before the next is written while runs go on
-HERE = {"--data": "DATA", "--settings": "LOCAL"}  # options that name folders of this machine
 
 
 def most_at_once() -> int:
@@ -115,7 +113,7 @@ class Study:
             took, lines = time.monotonic() - started, Record(trial.folder).rounds()
         a_round = lines[-1].seconds or 0.0
         all_seeds = LEAST * runs * (took + (first.plan.rounds - short.rounds) * a_round) / self.at_once
-        known = f"by a trial of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {_time(all_seeds)}"
+        known = f"by a trial of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {duration(all_seeds)}"
         if all_seeds > FAR * 60 * minutes:
             raise MedsiloError(f"{known}; give --minutes {math.ceil(all_seeds / 60)} or more, or fewer rounds")
         self.say(known)
@@ -128,8 +126,8 @@ class Study:
             least = math.ceil((start + LEAST * took) / 60)
             raise MedsiloError(f"{LEAST} seeds take about {least} minutes; give --minutes {least} or more")
         self.say(
-            f"one seed took {_time(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
-            f"{minutes:g} minutes, about {_time(planned * took)} in all, and less if the answer comes before"
+            f"one seed took {duration(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
+            f"{minutes:g} minutes, about {duration(planned * took)} in all, and less if the answer comes before"
         )
         return planned
 
@@ -152,7 +150,9 @@ class Study:
             result = f"{summary.metric} {summary.mean_test:.4f}" if summary else f"FAILED: {failure}"
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
-            self.say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
+            self.say(
+                f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {duration(left)} left)"
+            )
             if (now := time.monotonic()) >= due:
                 self.conclude(failures)
                 self.show()
@@ -185,34 +185,6 @@ class Study:
             )
         write_json(self.folder / paths.VERDICT, verdict.as_json())
         return verdict
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _told_apart(argument: str) -> list[str]:
-    """Return --data=FOLDER as --data FOLDER, and -oFOLDER as -o FOLDER."""
-    if argument.startswith("--"):
-        return argument.split("=", 1)
-    return ["-o", argument[2:]] if argument.startswith("-o") and argument != "-o" else [argument]
-
-
-def command_line(arguments: Sequence[str]) -> str:
-    """The command as another person would give it: without the words about it, and without this machine's folders."""
-    kept: list[str] = []
-    words = iter([part for argument in arguments for part in _told_apart(argument)])
-    for argument in words:
-        if argument in ("--title", "--out", "-o"):
-            next(words, None)
-        elif argument == "--json":
-            continue
-        elif argument in HERE:
-            kept += [argument, HERE[argument]]
-            next(words, None)
-        else:
-            kept.append(argument)
-    return "medsilo " + shlex.join(kept)
 
 
 # ---------------------------------------------------------------------------------------------------- asking
