@@ -15,7 +15,6 @@ from medsilo.study.progress import StudyProgress
 if TYPE_CHECKING:
     from medsilo.check.result import Report
     from medsilo.plan import Plan
-    from medsilo.report.start_page import ShownCase
     from medsilo.site.settings import SiteSettings
 
 
@@ -90,8 +89,8 @@ def init(
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
             screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other{about}")
             settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
-            cases = _tried(screen, tried, settings, trial)
-            write_start_page(replace(started, trial=trial, cases=cases), page)
+            _tried(screen, tried, settings, trial)
+            write_start_page(replace(started, trial=trial), page)
     screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps), f"\nreport: {page}")
     screen.answer(
         found=found,
@@ -143,18 +142,16 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
     return reports
 
 
-def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:
-    """Run the trial and return the cases of a classification, by hospital."""
+def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> None:
+    """Run the trial, and show its scores."""
     from medsilo.federation import inprocess
     from medsilo.report.formats import text_table
     from medsilo.report.page import write
     from medsilo.report.read import read_all
     from medsilo.runs import paths
-    from medsilo.start.trial import found_cases
 
     sites = trial.participation.sites
     with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.goal.metric)) as on_round:
         inprocess.run(trial, folder=folder, settings=settings, on_round=on_round)
     write([folder], folder / paths.REPORT, folder.name)
     screen.say("\n" + text_table(read_all([folder])))
-    return {site: cases for site in sites if (cases := found_cases(trial, site, settings, folder))}

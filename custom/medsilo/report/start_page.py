@@ -1,14 +1,14 @@
 """The page of `medsilo init`: what lies in a folder, what was chosen and why, and what a trial of it found."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from medsilo.report import panels
 from medsilo.report.findings import Answer, learned
 from medsilo.report.formats import between, cell, number, shown
 from medsilo.report.panels import Subject
-from medsilo.report.read import RunResult, picture_of, read
+from medsilo.report.read import RunResult, read
 from medsilo.report.template import fill, save
 
 LIMITS = (
@@ -16,16 +16,6 @@ LIMITS = (
     "The choices fit one folder: hospitals with other devices may need other sizes or scales.",
     "Patients and the meaning of labels are guessed from names: only the hospital knows them.",
 )
-
-
-@dataclass(frozen=True)
-class ShownCase:
-    """A test case of a classification: what it is, what was found, with which probability it was what it is."""
-
-    right: str
-    found: str
-    probability: float
-    picture: Path
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,6 @@ class StartFacts:
     checked: Mapping[str, tuple[str, Sequence[tuple[str, str, str]]]]  # site -> verdict; where, what, what to do
     advice: Sequence[tuple[str, str]]  # what for, and the command
     trial: Path | None = None  # the run of every hospital alone
-    cases: Mapping[str, Sequence[ShownCase]] = field(default_factory=dict)
 
 
 def write_start_page(started: StartFacts, destination: Path) -> Path:
@@ -55,7 +44,6 @@ def write_start_page(started: StartFacts, destination: Path) -> Path:
         advice=started.advice,
         tried=_scores(run) if run else None,
         overlays=panels.overlays_of_runs([run] if run else []),
-        cases={site: [(case, picture_of(case.picture)) for case in own] for site, own in started.cases.items()},
     )
     return save(page, destination)
 

@@ -150,9 +150,8 @@ class Study:
             result = f"{summary.metric} {summary.mean_test:.4f}" if summary else f"FAILED: {failure}"
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
-            self.say(
-                f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {duration(left)} left)"
-            )
+            told = f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}"
+            self.say(f"{told}  (about {duration(left)} left)")
             if (now := time.monotonic()) >= due:
                 self.conclude(failures)
                 self.show()
