@@ -307,7 +307,6 @@ RUN_TREE: Mapping[str, str] = {
     "selector as safetensors, `plan.yaml`, and `supermodel.json` with the threshold and every file's SHA-256. Each "
     "site has one of its own, too",
     f"{shelf.FOLDER}/": "files that the plan's network begins with, named by their SHA-256",
-    f"{paths.FIGURES}/{paths.AMPLITUDE}": "the amplitude that all sites share (HarmoFL)",
     **{f"{paths.SITES}/<site>/{name}": content for name, content in SITE_TREE.items()},
     f"{paths.JOB}/": "the submitted job (simulator only)",
     f"{paths.NVFLARE}/": "NVFlare's workspace (simulator only)",

@@ -12,7 +12,7 @@ import torch
 from medsilo import cli
 from medsilo.check.leaks import describe, leaks
 from medsilo.federation import inprocess
-from medsilo.federation.drawing import FOUND, THERE, draw_amplitude, draw_found, draw_images
+from medsilo.federation.drawing import FOUND, THERE, draw_found, draw_images
 from medsilo.federation.exact import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
@@ -50,27 +50,12 @@ def test_images_before_and_after(shape: tuple[int, ...], tmp_path: Path) -> None
     assert not (tmp_path / "signals").exists()
 
 
-@pytest.mark.parametrize("size", [(16, 12), (9, 7), (8, 9), (4, 16, 12)])
-def test_the_amplitude_is_whole_and_has_frequency_zero_in_the_middle(size: tuple[int, ...], tmp_path: Path) -> None:
-    norm = AmplitudeNorm((2, *size))
-    norm(torch.rand(3, 2, *size))
-    draw_amplitude(norm, tmp_path / "a.png")
-    picture = read(tmp_path / "a.png")
-    height, width = size[-2:]
-    assert picture.shape == (height, width)
-    assert picture[height // 2, width // 2] == 255 == picture.max()
-    odd = picture[1 - height % 2 :, 1 - width % 2 :].astype(int)
-    assert np.abs(odd - odd[::-1, ::-1]).max() <= 1  # |F(-f)| = |F(f)|
-    draw_amplitude(None, tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
-
-
 def test_the_report_shows_them_and_stays_one_file(tmp_path: Path) -> None:
     plan = load_plan(JOBS / "harmofl/app/config/plan.yaml", ["training.rounds=2", "task.patients=6", "task.size=32"])
     inprocess.run(plan, folder=tmp_path / "run")
     page = write([tmp_path / "run"], tmp_path / "page.html", "one").read_text()
     images = re.findall(r'<img [^>]*src="([^"]+)"', page)
-    assert len(images) == 3 * 3 * 2 + 1
+    assert len(images) == 3 * 3 * 2
     for image in images:
         assert base64.b64decode(image.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
     assert 'id="harmonised"' in page

@@ -430,11 +430,9 @@ def test_init_needs_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 
 
 @pytest.mark.slow
-def test_a_classification_shows_its_cases(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_classification_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     command = ["init", str(write_classes(tmp_path / "data")), "-o", str(tmp_path / "study"), "--device", "cpu"]
     assert main(command) == 0
-    page = (tmp_path / "study/start.html").read_text("utf-8")
-    assert page.count('alt="test case') == 6 and "found so" in page
     assert (tmp_path / "study/trial/report.html").is_file()
     assert "does joining pay" not in capsys.readouterr().out  # one hospital
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from medsilo.report import page, panels
-from medsilo.report.panels import Subject
 from medsilo.report.read import read, read_all
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_summary
@@ -114,8 +113,6 @@ def test_frequencies_and_thresholds_are_those_of_every_seed(copy: Study) -> None
     assert parsed.row("Threshold γ")[1:] == ["0", "0.7", "1"]
     assert parsed.row("seed 0")[1:] == ["0.500", "0.625chosen", "0.250"]
     assert parsed.row("seed 1")[1:] == ["0.750", "0.125", "0.750chosen"]
-    assert text.count('class="line"') == 2 + 2 and text.count('class="ring"') == 2  # in the chart and in its legend
-    assert "seed 0: 0.500 after 0 γ, 0.250 after 1. seed 1: 0.750 after 0 γ, 0.750 after 1." in text
 
 
 def test_the_validation_cases_are_told_as_they_were_chosen(panels_study: Study) -> None:
@@ -133,22 +130,17 @@ def test_a_site_that_shared_in_one_seed_only_has_its_column_and_is_named(copy: S
     assert f"Not shared in every run, so the global model answers for them: {C}." in text
 
 
-# HarmoFL's amplitudes
+# HarmoFL's images
 
 
-def test_amplitudes_of_all_seeds_and_one_pair_of_images_a_site(panels_study: Study) -> None:
+def test_one_pair_of_images_a_site_of_the_first_seed(panels_study: Study) -> None:
     text, _ = section(panels_study, "harmonised")
     shown = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
-    first, second = (folder_of(panels_study, "harmofl", seed) for seed in (0, 1))
-    pairs = [picture(first / f"sites/{site}/pictures/{kind}-1.png") for site in SITES for kind in ("before", "after")]
-    assert shown == [*pairs, *(picture(folder / "figures/amplitude.png") for folder in (first, second))]
-    assert shown[-2] != shown[-1] and "<small>seed 0</small>" in text
-
-
-def test_rows_with_the_very_same_pictures_are_one_panel(panels_study: Study) -> None:
-    run, other = (read(folder_of(panels_study, "harmofl", seed)) for seed in (0, 1))
-    found = panels.harmonised([Subject("a", [run]), Subject("b", [other]), Subject("c", [run])])
-    assert [one["subject"].label for one in found] == ["a, c", "b"]
+    first = folder_of(panels_study, "harmofl", 0)
+    assert shown == [
+        picture(first / f"sites/{site}/pictures/{kind}-1.png") for site in SITES for kind in ("before", "after")
+    ]
+    assert "<small>seed 0</small>" in text
 
 
 # Overlays

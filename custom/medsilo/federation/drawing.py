@@ -1,4 +1,4 @@
-"""Pictures of what an input layer does: images before and after it, and the amplitude that all sites share."""
+"""Pictures of what an input layer does to images, and of what was found in them."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.tasks.overlays import colours_of, fullest, outline, pixels_of, write_png
 
 SMALLEST = 192  # pixels of an overlay's shorter side, so that its lines stay thin beside the image
@@ -40,17 +39,3 @@ def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
         for mask in masks.cpu().numpy().astype(bool):
             pixels[outline(mask.repeat(scale, 0).repeat(scale, 1)) & where] = colour
     write_png(path, pixels)
-
-
-def draw_amplitude(layer: nn.Module | None, path: Path) -> None:
-    """The amplitude's mean over channels on a logarithmic scale, the frequency zero in the middle."""
-    if not isinstance(layer, AmplitudeNorm) or layer.amplitude.ndim < 3:
-        return
-    amplitude = layer.amplitude.detach().cpu().mean(0)
-    if amplitude.ndim == 3:
-        amplitude = amplitude[0]  # the plane of the frequency zero along the depth
-    width = layer.size[-1]
-    turned = amplitude.roll(-1, 0).flip(0)  # |F(-f)| = |F(f)|
-    whole = torch.cat([amplitude, turned[:, 1 : (width + 1) // 2].flip(1)], 1)
-    scale = torch.fft.fftshift(whole.log1p())
-    write_png(path, pixels_of(scale[None], 0.0, float(scale.max())))

@@ -14,13 +14,11 @@ from medsilo.course.phase import Group, Phase, ServerSide, views
 from medsilo.course.structures import mix_by_structure
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
-from medsilo.federation.drawing import draw_amplitude
 from medsilo.federation.sealed.what import SealedStore
 from medsilo.federation.summary import says_of
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
-from medsilo.runs import paths
 from medsilo.runs.record import Record
 
 
@@ -197,7 +195,6 @@ class ServerState:
         assert algorithm.outcome.common is not None
         facts = {"round": rounds, "method": algorithm.name, "plan_hash": self.plan.hash}
         self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
-        draw_amplitude(algorithm.input_layer(networks), self.record.folder / paths.FIGURES / paths.AMPLITUDE)
 
     def found(self) -> dict[str, Any]:
         """Return the details for the summary, with what was found out about the sites."""

@@ -7,9 +7,8 @@ By hand for a reason: drawing libraries write neither classes for the page's col
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Self
 from xml.etree import ElementTree
 
@@ -36,7 +35,7 @@ MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a c
 
 @dataclass(frozen=True)
 class Series:
-    """One line: `values[n]` at `places[n]`, by default at n; None leaves a gap. `ring` circles the point at that n;
+    """One line: `values[n]` at `places[n]`, by default at n; it goes on over None. `ring` circles the point at that n;
     `band` shades from the first to the second of each pair; not `joined`: points without a line."""
 
     name: str
@@ -106,37 +105,6 @@ def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float
     """Return the lowest and the highest of several curves at each place; nothing where one has no value."""
     columns = zip(*curves, strict=False) if len(curves) > 1 else ()
     return [None if None in column else (min(column), max(column)) for column in columns]
-
-
-def bridged(series: Sequence[Series], skipped: Collection[int]) -> list[Series]:
-    """Return lines that go on over these values, where there was nothing to measure."""
-    if not skipped:
-        return list(series)
-    lines = []
-    for one in series:
-        kept = [n for n in range(len(one.values)) if n not in skipped]
-        values, places = [one.values[n] for n in kept], [one.place(n) for n in kept]
-        band = [one.band[n] for n in kept if n < len(one.band)]
-        ring = kept.index(one.ring) if one.ring in kept else None
-        lines.append(replace(one, values=values, places=places, ring=ring, band=band))
-    return lines
-
-
-def validation_chart(series: Sequence[Series], metric: str, *, key: str, last_x: float) -> Markup | None:
-    """Draw scores by round, over the whole width; rounds in which no site was scored are passed over."""
-    if not values_of(series):
-        return None
-    columns = zip_longest(*(one.values for one in series))
-    skipped = {n for n, column in enumerate(columns) if all(value is None for value in column)}
-    return line_chart(
-        bridged(series, skipped),
-        key=key,
-        title=f"Validation {metric} by round",
-        x_label="rounds",
-        y_label=f"validation {metric}",
-        last_x=last_x,
-        width=WIDE,
-    )
 
 
 def styles(references: Sequence[bool]) -> list[int]:
@@ -290,31 +258,15 @@ def _series(svg: Drawing, plot: _Plot, one: Series, every: int, unit: str) -> No
     if edges := [(plot.x(one.place(n)), *map(plot.y, pair)) for n, pair in enumerate(one.band) if pair]:
         around = [f"{x} {low}" for x, low, _ in edges] + [f"{x} {high}" for x, _, high in reversed(edges)]
         group.path("band", f"M{'L'.join(around)}z")
-    path, drawing = [], False
-    for n, value in enumerate(one.values):
-        if value is not None:
-            path.append(f"{'L' if drawing else 'M'}{plot.x(one.place(n))} {plot.y(value)}")
-        drawing = value is not None
-    if path and one.joined:
-        _draw_line(group, one.style, "".join(path))
-    for n, value in enumerate(one.values):
-        if value is None:
-            continue
-        x, y = plot.x(one.place(n)), plot.y(value)
+    known = [(n, value, plot.x(one.place(n)), plot.y(value)) for n, value in enumerate(one.values) if value is not None]
+    if known and one.joined:
+        _draw_line(group, one.style, f"M{'L'.join(f'{x} {y}' for *_, x, y in known)}")
+    for place, (n, value, x, y) in enumerate(known):
         if n == one.ring:
             group.add("circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
-        if _marked(one, n, every):
+        if not one.joined or place % every == 0 or n == one.ring or place == len(known) - 1:
             mark = group.path("mark", marker(one.style, x, y))
             mark.title(f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}")
-
-
-def _marked(one: Series, x: int, every: int) -> bool:
-    """Every point of a short line; of a long one some, its end, the ringed one, and points that no line reaches."""
-    before = one.values[x - 1] if x > 0 else None
-    after = one.values[x + 1] if x + 1 < len(one.values) else None
-    return (
-        not one.joined or x % every == 0 or x in (one.ring, len(one.values) - 1) or (before is None and after is None)
-    )
 
 
 def _draw_line(parent: Drawing, style: int, path: str) -> None:

@@ -12,7 +12,7 @@ from medsilo.core.errors import reading
 from medsilo.core.text import counted
 from medsilo.registry import LAYERS
 from medsilo.report import by_case, deciding, findings, holdings, panels
-from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks, values_of
+from medsilo.report.charts import NARROW, WIDE, Series, line_chart, styles, swatch, ticks, values_of
 from medsilo.report.findings import REFERENCES, guessing_at, learned, provenance
 from medsilo.report.formats import WITHHELD, between, cell, score_text
 from medsilo.report.panels import Subject
@@ -137,11 +137,7 @@ def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     """One chart of all methods' means, one chart per method with its sites, and the numbers behind them."""
     sites = all_sites(runs)
     alike = same(runs, lambda run: run.summary.metric) is not None
-    means = [
-        line
-        for style, run in zip(looks, runs, strict=True)
-        for line in bridged([Series(run.label, run.mean_curve, style)], run.unscored)
-    ]
+    means = [Series(run.label, run.mean_curve, style) for style, run in zip(looks, runs, strict=True)]
     per_run = []
     for position, run in enumerate(runs):
         series = [
@@ -149,11 +145,10 @@ def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
             for style, site in enumerate(sites)
             if any(value is not None for value in run.site(site).validation)
         ]
-        lines = bridged(series, run.unscored)
         per_run.append(
             {
                 "run": run,
-                "chart": _chart(f"curve-{position}", run.label, lines, runs if alike else [run]) if lines else None,
+                "chart": _chart(f"curve-{position}", run.label, series, runs if alike else [run]) if series else None,
                 "rounds": range(last_round([run]) + 1),
             }
         )

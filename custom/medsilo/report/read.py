@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from itertools import accumulate, groupby, zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +67,6 @@ class RunResult:
     plan: str
     provenance: Provenance
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by site: (before, after) as data URIs
-    amplitude: str | None = None  # the picture of the amplitude that all sites share
     intervals: dict[str, Interval] = field(default_factory=dict)  # of the score, where the cases' scores are here
     patients: dict[str, int] = field(default_factory=dict)  # by site: those of the test cases, where they are here
     means: dict[str, float] = field(default_factory=dict)  # by site: the score of the mean, where a number is learned
@@ -120,17 +119,6 @@ class RunResult:
         """Validation, mean over sites; no value where a site has none: over fewer sites it would jump for no reason."""
         return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in self.validated]
 
-    @property
-    def unscored(self) -> set[int]:
-        """The numbers of rounds after which no site has a value: those that the plan does not validate."""
-        return {n for n, scores in enumerate(self.validated) if all(score is None for score in scores)}
-
-    @property
-    def traffic(self) -> list[float]:
-        """The bytes that all sites sent and got after 0, 1, 2, … rounds."""
-        rounds = [sum(sent.bytes_up + sent.bytes_down for sent in line.sites.values()) for line in self.rounds]
-        return [0.0, *accumulate(map(float, rounds))]
-
     def absences(self) -> list[Absence]:
         """Every site and round without a part in the result, from both files, in order of the rounds."""
         found: dict[tuple[int, str], tuple[Kind, str]] = {}
@@ -163,7 +151,6 @@ def read(folder: Path) -> RunResult:
             plan,
             provenance,
             pictures=_pictures(folder),
-            amplitude=picture_of(folder / paths.FIGURES / paths.AMPLITUDE),
             spent=read_of_sites(Spent, folder, paths.SPENT),
             files=read_of_sites(FilesFound, folder, paths.DATA),
             **_of_cases(folder, summary),

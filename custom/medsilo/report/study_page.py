@@ -3,26 +3,26 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
-from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks, values_of
+from medsilo.report.charts import WIDE, Series, band_of, line_chart, styles, swatch, values_of
 from medsilo.report.findings import REFERENCES, STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Dot
-from medsilo.report.read import RunResult, last_round, read
+from medsilo.report.read import RunResult, read
 from medsilo.report.template import fill, save
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import Level, PairedDifference, Verdict, VerdictRow
 from medsilo.study.words import points
 
-MEGABYTE = 1e6
 DARKEST = 0.3  # the gain whose cell is darkest
 ENDPOINTS = {"mean": "Mean over sites", "pooled": "Pooled over cases", "worst-site": "Worst site"}
 FEW = 6  # seeds that are named one by one
@@ -79,7 +79,7 @@ def render(
         shifts=holdings.shifts(runs),
         disclosed=holdings.disclosed(statistics) if statistics else (),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
-        curves=_curves(found, looks, verdict.metric),
+        curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),
         decisions=deciding.section(
             [own[0] for own in found.values() if own],
@@ -203,28 +203,17 @@ def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None
     return panels.site_scores(verdict.metric, verdict.sites, methods, chances)
 
 
-def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
-    """Validation, mean over sites and seeds, against rounds and against bytes."""
-    by_round, by_bytes = [], []
+def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
+    """Validation, mean over sites and seeds, by round."""
+    lines = []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]
-        line = Series(title, [_mean(column) for column in zip(*curves, strict=False)], style, band=band_of(curves))
-        if not values_of([line]):
-            continue
-        skipped = set.intersection(*(run.unscored for run in runs))
-        places = [statistics.mean(column) / MEGABYTE for column in zip(*(run.traffic for run in runs), strict=False)]
-        end = len(places)
-        sent = replace(line, values=line.values[:end], band=line.band[:end], places=places)
-        by_round += bridged([line], skipped)
-        by_bytes += bridged([sent], skipped)
-    if not by_round:
-        return []
-    known = values_of(by_round)
-    draw = partial(line_chart, y_label=f"validation {metric}", y_ticks=ticks(min(known), max(known)), width=WIDE)
-    title, runs = f"Validation {metric} by", [run for runs in found.values() for run in runs]
-    rounds = draw(by_round, key="curve-rounds", title=f"{title} round", x_label="rounds", last_x=last_round(runs))
-    label = "megabytes that all sites sent and got"
-    return [rounds, draw(by_bytes, key="curve-bytes", title=f"{title} bytes", x_label=label, unit="MB")]
+        means = [_mean(column) for column in zip(*curves, strict=False)]
+        lines.append(Series(title, means, style, band=band_of(curves)))
+    if not values_of(lines):
+        return None
+    title, label = f"Validation {metric} by round", f"validation {metric}"
+    return line_chart(lines, key="curve-rounds", title=title, x_label="rounds", y_label=label, width=WIDE)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -18,7 +18,6 @@ HOSPITALS = "hospitals"
 CHECKPOINTS = "checkpoints"
 GLOBAL = "global"
 SUPER_MODEL = "supermodel"
-FIGURES = "figures"
 SITES = "sites"
 JOB = "job"
 NVFLARE = "nvflare"
@@ -27,7 +26,6 @@ REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 
 # What is in the folders above.
 BEST, LAST = "best.safetensors", "last.safetensors"
-AMPLITUDE = "amplitude.png"
 BEFORE = "before-a-hospital-came-*"  # a folder in the checkpoints
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING_FILES = "sealing-*.json"
@@ -58,7 +56,7 @@ OF_RUN = (
     *(PLAN, PROVENANCE, JOBS, LOCK, LEAD, ROUNDS, SUMMARY, NOW, REPORT),
     *(f"{CHECKPOINTS}/{name}" for name in (ROUND_FILES, BEST_FILES, f"{BEFORE}/")),
     *(f"{GLOBAL}/{name}" for name in (BEST, LAST)),
-    *(f"{SUPER_MODEL}/", f"{FOLDER}/", f"{FIGURES}/{AMPLITUDE}", f"{JOB}/", f"{NVFLARE}/", NVFLARE_LOG),
+    *(f"{SUPER_MODEL}/", f"{FOLDER}/", f"{JOB}/", f"{NVFLARE}/", NVFLARE_LOG),
 )
 OF_SITE = (
     *(PLAN, METRICS, BEST, LAST, STATE_FILES, SEALING_FILES, SEALED, SUMS, ANSWER_FILES, NOISY_COUNTS, SPENT, CASES),
@@ -66,7 +64,7 @@ OF_SITE = (
 )
 
 # What the lead may fetch; the super model holds personal models of sites that agreed, and of no others.
-SHARED_FOLDERS = (GLOBAL, SUPER_MODEL, FIGURES)
+SHARED_FOLDERS = (GLOBAL, SUPER_MODEL)
 PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 
 

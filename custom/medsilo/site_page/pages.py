@@ -24,7 +24,7 @@ from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
 from medsilo.registry import PAGE_ACTIONS
 from medsilo.report import template
-from medsilo.report.charts import Series, validation_chart
+from medsilo.report.charts import WIDE, Series, line_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import read_policy
@@ -301,5 +301,8 @@ def _chart(rows: tuple[Row, ...], planned: int) -> Any:
             value, place = float(row["validation"]), float(row["validated_round"])
             values.append(value)
             places.append(place)
-    line = Series("this hospital", values, places=places)
-    return validation_chart([line], "score", key="own", last_x=max([planned, *places]))
+    if not values:
+        return None
+    line, title = Series("this hospital", values, places=places), "Validation score by round"
+    labels = {"x_label": "rounds", "y_label": "validation score", "width": WIDE}
+    return line_chart([line], key="own", title=title, last_x=max([planned, *places]), **labels)
