@@ -364,7 +364,7 @@ def test_not_a_number_counts_as_missing(tmp_path: Path) -> None:
 def test_one_run_one_site(tmp_path: Path) -> None:
     text, parsed = rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {"only": 0.5}))])
     assert "FedAvg reaches a mean test accuracy of 0.500 at the one site." in parsed.header_text
-    assert "ranked" not in parsed.header_text and "curve-mean" not in text
+    assert "ranked" not in parsed.header_text
 
 
 def test_a_failed_run_alone_is_no_answer(tmp_path: Path) -> None:
@@ -381,14 +381,8 @@ def test_many_runs_of_many_sites(tmp_path: Path) -> None:
     scores: dict[str, float | None] = {f"clinic-{number:02d}": 0.5 + number / 100 for number in range(12)}
     folders = [save(tmp_path, summary_of(f"method{number}", f"Method {number}", scores)) for number in range(10)]
     text, parsed = rendered(folders)
-    assert text.count('class="chart"') == 11
+    assert text.count('class="chart"') == 10
     assert parsed.header_text.count("10 runs side by side") == 1
-
-
-def test_curves_of_two_metrics_are_not_drawn_together(tmp_path: Path) -> None:
-    other = summary_of("fedbn", "FedBN", {"a": 0.6}, {"a": {"test": {"dice": 0.6, "cases": 7}}}, metric="dice")
-    runs = read_all([save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5})), save(tmp_path, other)])
-    assert "curve-mean" not in page.render(runs, "Two metrics")
 
 
 def test_a_finished_run_with_fewer_rounds_is_named(tmp_path: Path) -> None:

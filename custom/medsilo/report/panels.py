@@ -27,14 +27,6 @@ class Subject:
 
     label: str
     runs: Sequence[RunResult]
-    seeds: Sequence[int] = ()  # those that the study asked for
-
-    @property
-    def missing(self) -> str:
-        """The seeds without a run, in words; or nothing."""
-        here = [run.summary.seed for run in self.runs]
-        gone = [str(seed) for seed in self.seeds if seed not in here]
-        return f"seed{'s' if len(gone) > 1 else ''} {', '.join(gone)} missing" if gone else ""
 
     @property
     def several(self) -> bool:
@@ -152,34 +144,14 @@ def harmonised(subjects: Sequence[Subject], most: int | None = None) -> list[dic
     ]
 
 
-def overlays_of_runs(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """A table for each run, a line for each site."""
-    tables = [
-        {"label": run.label, "lines": [(site, "", own) for site, own in run.overlays.items()]}
-        for run in runs
-        if run.overlays
-    ]
-    return {"head": "Site", "kinds": OVERLAYS, "tables": tables}
-
-
-def overlays_of_study(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """A table for each site, a line for each row: its first seed. What makes the page too large is left out."""
-    shown = [(subject.label, subject.runs[0]) for subject in having(subjects, lambda run: run.overlays)]
-    sites = dict.fromkeys(site for _, run in shown for site in run.overlays)
-    tables = [
-        {
-            "label": site,
-            "lines": [
-                (label, f"seed {run.summary.seed}", run.overlays[site]) for label, run in shown if site in run.overlays
-            ],
-        }
-        for site in sites
-    ]
-    drawn = [one for _, run in shown for own in run.overlays.values() for one in own]
+def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """A table for each subject's first run, a line for each site. What makes the page too large is left out."""
+    first = [subject.runs[0] for subject in having(subjects, lambda run: run.overlays)]
+    drawn = [one for run in first for own in run.overlays.values() for one in own]
     for kinds in (OVERLAYS, ("median", "worst"), ("median",), ()):
         if sum(len(one.image) for one in drawn if one.which in kinds) <= MOST_OVERLAYS:
             break
-    return {"head": "Method", "kinds": kinds, "tables": tables}
+    return {"kinds": kinds, "tables": [(run.label, run.overlays) for run in first]}
 
 
 def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:

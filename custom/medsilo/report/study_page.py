@@ -55,10 +55,10 @@ def render(
 ) -> str:
     """The page as text; it depends on nothing but these."""
     runs = [run for own in found.values() for run in own]
-    about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
+    about, rows = verdict.about, verdict.rows
     looks = styles([row.method in REFERENCES for row in rows])
     chances = guessing_at(verdict.sites, runs)
-    subjects = [Subject(title, own, seeds) for title, own in found.items()]
+    subjects = [Subject(title, own) for title, own in found.items()]
     return fill(
         template,
         about.title,
@@ -75,7 +75,7 @@ def render(
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
-        holdings=holdings.tables(runs),
+        holdings=list(holdings.tables(runs)),
         shifts=holdings.shifts(runs),
         disclosed=holdings.disclosed(statistics) if statistics else (),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
@@ -85,7 +85,7 @@ def render(
             [own[0] for own in found.values() if own],
             [look for look, own in zip(looks, found.values(), strict=True) if own],
         ),
-        overlays=panels.overlays_of_study(subjects),
+        overlays=panels.overlays(subjects),
         harmonised=panels.harmonised(subjects, most=1),
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
@@ -146,9 +146,8 @@ def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
 def _difference(found: PairedDifference | None) -> dict[str, Any]:
     if found is None:
         return cell(None)
-    interval = f"{findings.signed(found.low)} to {findings.signed(found.high)}"
     look = ("higher" if found.mean > 0 else "lower") if found.sure else ""
-    return cell(found.mean, findings.signed(found.mean), interval, look)
+    return cell(100 * found.mean, points(found.mean), f"{points(found.low)} to {points(found.high)}", look)
 
 
 def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], list[dict[str, Any]]]:
