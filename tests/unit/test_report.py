@@ -281,7 +281,7 @@ def test_participation_gives_the_reason_in_the_picture_and_in_a_list(folders: li
 
 
 def test_the_timeline_shows_the_share_that_a_site_worked(tmp_path: Path) -> None:
-    """In a round of 4 s one site works a half and one is refused; without the server's clock rounds are as long."""
+    """In a round of 4 s one site works a half and one is refused."""
     told = {"a": SiteRound(seconds=2.0)}
     lines = [
         round_line(1, ["a", "b"]).changed(seconds=4.0, answered=["a"], refused={"b": "no"}, sites=told),
@@ -295,10 +295,6 @@ def test_the_timeline_shows_the_share_that_a_site_worked(tmp_path: Path) -> None
     assert [end - start for start, end in worked] == pytest.approx([half, half]) and worked[0][0] == pictures.LEFT
     assert [end - start for start, end in waited] == pytest.approx([half, half]) and waited[0][0] == worked[0][1]
     assert "missing in round 1." in str(svg.findtext("desc")) and "seconds" in [text.text for text in svg.iter("text")]
-    lines = [line.changed(seconds=None) for line in lines]
-    run = read(save(tmp_path, summary_of("fedbn", "FedBN", {"a": 0.5, "b": 0.5}), lines))
-    svg = ElementTree.fromstring(pictures.timeline(run, "k"))
-    assert "rounds" in [text.text for text in svg.iter("text")]
 
 
 def test_what_differs_between_files_and_who_counted_is_drawn_where_it_is_known(tmp_path: Path) -> None:
@@ -362,7 +358,7 @@ def test_not_a_number_counts_as_missing(tmp_path: Path) -> None:
 
 
 def test_one_run_one_site(tmp_path: Path) -> None:
-    text, parsed = rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {"only": 0.5}))])
+    _, parsed = rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {"only": 0.5}))])
     assert "FedAvg reaches a mean test accuracy of 0.500 at the one site." in parsed.header_text
     assert "ranked" not in parsed.header_text
 
@@ -497,19 +493,17 @@ def test_equal_titles_are_told_apart_by_seed(tmp_path: Path) -> None:
     assert [run.label for run in read_all(folders)] == ["FedAvg, seed 0", "FedAvg, seed 1"]
 
 
-def test_absences_come_from_both_files_and_once(tmp_path: Path) -> None:
-    missed = {"a": {"missed": {1: "lost: asleep", 2: "left"}}}
-    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5, "c": 0.5}, missed)
+def test_absences_are_those_of_the_rounds(tmp_path: Path) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5, "c": 0.5})
     names = ["a", "b", "c"]
     lines = [
-        round_line(1, names, answered=["b"], lost={"a": "lost: asleep"}),
-        round_line(2, names, answered=["b", "c"], refused={"b": "not finite"}),
+        round_line(1, names, answered=["b", "c"], lost={"a": "asleep"}),
+        round_line(2, names, answered=["c"], refused={"b": "not finite"}, lost={"a": "left"}),
     ]
     found = [(one.site, one.round, one.text) for one in read(save(tmp_path, summary, lines)).absences()]
     assert found == [
         ("a", 1, "lost: asleep"),
-        ("c", 1, "missed: no answer is recorded"),
-        ("a", 2, "missed: left"),
+        ("a", 2, "lost: left"),
         ("b", 2, "refused: not finite"),
     ]
 
