@@ -303,6 +303,12 @@ def _chart(rows: tuple[Row, ...], planned: int) -> Any:
             places.append(place)
     if not values:
         return None
-    line, title = Series("this hospital", values, places=places), "Validation score by round"
-    labels = {"x_label": "rounds", "y_label": "validation score", "width": WIDE}
-    return line_chart([line], key="own", title=title, last_x=max([planned, *places]), **labels)
+    return line_chart(
+        [Series("this hospital", values, places=places)],
+        key="own",
+        title="Validation score by round",
+        x_label="rounds",
+        y_label="validation score",
+        last_x=max([planned, *places]),
+        width=WIDE,
+    )
