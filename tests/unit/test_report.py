@@ -567,7 +567,7 @@ def test_values_lie_where_the_axes_say() -> None:
     chart = chart_of(charts.Series("a", [0, None, 0.5, None, 1], ring=4))
     ring = chart.find(".//circle")
     assert ring is not None
-    assert float(ring.get("cx", "")) == charts.NARROW - charts.RIGHT and float(ring.get("cy", "")) == charts.TOP
+    assert float(ring.get("cx", "")) == charts.WIDTH - charts.RIGHT and float(ring.get("cy", "")) == charts.TOP
     first = next(path.get("d", "") for path in chart.iter("path") if path.get("class") == "line").partition("L")[0]
     assert first == f"M{charts.LEFT}.0 {charts.HEIGHT - charts.BOTTOM}.0"
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from medsilo.core.text import printable
 
-NARROW, WIDE, HEIGHT = 330, 380, 220
+WIDTH, HEIGHT = 350, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
 COLOURS = 8  # told apart by a colour-blind reader, and from the two inks of references
 INKS = 2
@@ -142,7 +142,6 @@ def line_chart(
     y_label: str,
     y_ticks: Sequence[float] = (),
     last_x: float | None = None,
-    width: int = NARROW,
     unit: str = "rounds",
     words: str = "",
     guide: Sequence[tuple[float, float]] = (),
@@ -153,13 +152,13 @@ def line_chart(
     words: the chart in words, where the ends of its lines don't say it; guide: the corners of a thin line to hold
     the others against.
     """
-    svg = Drawing.start(width, HEIGHT, key, title, words or describe(series, unit))
+    svg = Drawing.start(WIDTH, HEIGHT, key, title, words or describe(series, unit))
     if not y_ticks:
         known = values_of(series)
         y_ticks = ticks(min(known), max(known))
     if last_x is None:
         last_x = max(one.place(n) for one in series for n in range(len(one.values)))
-    plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1, width)
+    plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1)
     _axes(svg, plot, y_ticks, x_label, y_label, whole=unit == "rounds")
     if guide:
         corners = "L".join(f"{plot.x(x)} {plot.y(y)}" for x, y in guide)
@@ -223,14 +222,9 @@ class _Plot:
     low: float
     high: float
     last: float
-    width: int
-
-    @property
-    def right(self) -> int:
-        return self.width - RIGHT
 
     def x(self, position: float) -> float:
-        return round(LEFT + position / self.last * (self.right - LEFT), 1)
+        return round(LEFT + position / self.last * (WIDTH - RIGHT - LEFT), 1)
 
     def y(self, value: float) -> float:
         return round(HEIGHT - BOTTOM - (value - self.low) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM), 1)
@@ -239,15 +233,15 @@ class _Plot:
 def _axes(svg: Drawing, plot: _Plot, y_ticks: Sequence[float], x_label: str, y_label: str, whole: bool) -> None:
     decimals = max((len(f"{tick:.10f}".rstrip("0").partition(".")[2]) for tick in y_ticks), default=0)
     for tick in y_ticks:
-        svg.path("gridline", f"M{LEFT} {plot.y(tick)}H{plot.right}")
+        svg.path("gridline", f"M{LEFT} {plot.y(tick)}H{WIDTH - RIGHT}")
         svg.text(f"{tick:.{decimals}f}", LEFT - 7, plot.y(tick) + 4, "end")
     floor = HEIGHT - BOTTOM
-    svg.path("axis", f"M{LEFT} {floor}H{plot.right}")
+    svg.path("axis", f"M{LEFT} {floor}H{WIDTH - RIGHT}")
     for position in ticks(0, plot.last, most=9):
         if position <= plot.last and (position == int(position) or not whole):
             svg.path("axis", f"M{plot.x(position)} {floor}v4")
             svg.text(f"{position:g}", plot.x(position), floor + 17, "middle")
-    centre = (LEFT + plot.right) / 2
+    centre = (LEFT + WIDTH - RIGHT) / 2
     svg.text(x_label, centre, HEIGHT - 6, "middle", **{"class": "label"})
     middle = (TOP + floor) / 2
     svg.text(y_label, 12, middle, "middle", **{"class": "label"}, transform=f"rotate(-90 12 {middle})")

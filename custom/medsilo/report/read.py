@@ -102,14 +102,10 @@ class RunResult:
         return counted(cases, "slice" if self.summary.sliced else "case") + of
 
     @property
-    def validated(self) -> list[tuple[float | None, ...]]:
-        """The validation scores of all sites after 0, 1, 2, … rounds."""
-        return list(zip_longest(*(self.site(site).validation for site in self.sites)))
-
-    @property
     def mean_curve(self) -> list[float | None]:
         """Validation, mean over sites; no value where a site has none: over fewer sites it would jump for no reason."""
-        return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in self.validated]
+        by_round = zip_longest(*(self.site(site).validation for site in self.sites))
+        return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in by_round]
 
     def absences(self) -> list[Absence]:
         """Every site and round without a part in the result, in order of the rounds."""

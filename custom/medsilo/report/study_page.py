@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
-from medsilo.report.charts import WIDE, Series, band_of, line_chart, styles, swatch, values_of
+from medsilo.report.charts import Series, band_of, line_chart, styles, swatch, values_of
 from medsilo.report.findings import REFERENCES, STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
@@ -212,7 +212,7 @@ def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
     if not values_of(lines):
         return None
     title, label = f"Validation {metric} by round", f"validation {metric}"
-    return line_chart(lines, key="curve-rounds", title=title, x_label="rounds", y_label=label, width=WIDE)
+    return line_chart(lines, key="curve-rounds", title=title, x_label="rounds", y_label=label)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

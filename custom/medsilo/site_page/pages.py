@@ -24,7 +24,7 @@ from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
 from medsilo.registry import PAGE_ACTIONS
 from medsilo.report import template
-from medsilo.report.charts import WIDE, Series, line_chart
+from medsilo.report.charts import Series, line_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import read_policy
@@ -310,5 +310,4 @@ def _chart(rows: tuple[Row, ...], planned: int) -> Any:
         x_label="rounds",
         y_label="validation score",
         last_x=max([planned, *places]),
-        width=WIDE,
     )
