@@ -143,8 +143,8 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
     """A finished comparison of two seeds, run here and now."""
     cells = cells_of(plan, [Row.parse(title) for title in titles], [0, 1], [], folder)
     for cell in cells:
-        assert run_cell(cell, "inprocess", SiteSettings(device="cpu")) == ""
-    study = Study(folder, About(title="A study", command="medsilo compare", machine="a test"), cells)
+        assert run_cell(cell, SiteSettings(device="cpu")) == ""
+    study = Study(folder, About(title="A study", machine="a test"), cells)
     study.conclude([])
     return study
 

@@ -49,7 +49,6 @@ class Comparison:
             methods=(),
             row=part.rows,
             seeds=range(part.seeds),
-            protocol=None,
             changes=part.changes,
             out=folder,
             folds=part.folds,
@@ -120,7 +119,7 @@ def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds
         if id(part) not in settings:
             settings[id(part)] = part.settings(places)
         with looking(cell.row.title), differing(part.part.made_up):
-            failure = run_cell(cell, "inprocess", settings[id(part)])
+            failure = run_cell(cell, settings[id(part)])
         summary = cell.summary()
         told = f"{summary.mean_test:.4f}, {summary.seconds:.0f} s" if summary else f"FAILED: {failure}"
         where = f"{part.folder.parent.name}/{part.folder.name}"

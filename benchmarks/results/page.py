@@ -182,7 +182,7 @@ def changed(row: str) -> bool:
 def command(part: Part) -> str:
     """Return the `medsilo compare` that runs a part."""
     words = ["medsilo", "compare", *(["--plan", part.plan] if part.plan else ["--task", part.task])]
-    words += ["--seeds", ",".join(map(str, range(part.seeds))), "--engine", "inprocess", "--at-once", "1"]
+    words += ["--seeds", ",".join(map(str, range(part.seeds))), "--at-once", "1"]
     words += ["--device", "cpu", *(["--folds", str(part.folds)] if part.folds else [])]
     words += ["--against", part.against, "--primary", part.primary]
     words += [word for change in part.changes for word in ("--set", change)]

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import About, Progress, Round, Summary, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings, read_settings
-from medsilo.study.cells import Engine, Row, base_plan, cells_of
+from medsilo.study.cells import Row, base_plan, cells_of
 from medsilo.study.compare import Study
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ PlanLike = Plan | Mapping[str, Any] | Path | str
 Place = Path | str
 Changes = Sequence[str] | Mapping[str, Any] | str
 Sites = Sequence[str] | Mapping[str, Any]
+Engine = Literal["simulator", "inprocess"]
 WIDE = 24  # letters of a progress bar
 
 
@@ -353,7 +354,6 @@ def compare(
     sites: Sites | None = None,
     model: Any = None,
     loss: given.Loss | None = None,
-    engine: Engine = "inprocess",
     seeds: Sequence[int] = (0,),
     folder: Place | None = None,
     changes: Changes = (),
@@ -383,11 +383,8 @@ def compare(
     settings = _settings("medsilo.compare", data, device)
     place, kept = _place(folder, "comparison")
     cells = cells_of(base, [Row.parse(text) for text in rows], seeds, changed, place)
-    for cell in cells:
-        _check_engine(engine, cell.plan)
-    command = f"medsilo.compare({rows!r}, seeds={list(seeds)!r}, changes={changed!r})"
-    about = About(title=f"{', '.join(rows)} on {base.task.title}", command=command, machine=device)
-    Study(place, about, cells, against, engine=engine, settings=settings, say=say).run()
+    about = About(title=f"{', '.join(rows)} on {base.task.title}", machine=device)
+    Study(place, about, cells, against, settings=settings, say=say).run()
     done = Comparison(place)
     done._kept = kept
     return done

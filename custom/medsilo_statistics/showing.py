@@ -195,7 +195,7 @@ def survival_chart(number: int, curves: Curves, label: str) -> Markup | None:
     title = f"Survival by {label}, with bands of 95 %"
     last = max(place for one in series for place in one.places or ())
     about = {"x_label": label, "y_label": "share", "y_ticks": [0, 0.25, 0.5, 0.75, 1], "last_x": last, "unit": label}
-    return charts.line_chart(series, key=f"survival-{number}", title=title, width=charts.WIDE, **about)  # type: ignore[arg-type]
+    return charts.line_chart(series, key=f"survival-{number}", title=title, **about)  # type: ignore[arg-type]
 
 
 def forest(key: str, title: str, rows: Sequence[tuple[str, float, float]], ratio: bool) -> Markup | None:

@@ -100,18 +100,10 @@ def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sign", "engine"),
-    [
-        (signal.SIGTERM, "inprocess"),
-        pytest.param(signal.SIGKILL, "simulator", marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, "inprocess", marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, "simulator", marks=pytest.mark.long),
-    ],
-)
-def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, tmp_path: Path) -> None:
     arguments = ["--task", "synthetic-activity", "--methods", "local,fedavg", "--seeds", "0", "--set", LONG]
-    where = ["--out", str(tmp_path / "study"), "--engine", engine, "--at-once", "2"]
+    where = ["--out", str(tmp_path / "study"), "--at-once", "2"]
     with command(tmp_path, "compare", *arguments, *where) as process:
         cells = [Record(tmp_path / "study" / name) for name in ("local-0", "fedavg-0")]
         wait_until(lambda: all(len(cell.rounds()) >= 1 for cell in cells), 240, "a round of both")

@@ -60,7 +60,6 @@ SIGNATURES = {
         "sites",
         "model",
         "loss",
-        "engine",
         "seeds",
         "folder",
         "changes",
@@ -401,7 +400,7 @@ def test_a_comparison_is_that_of_the_command_line(tmp_path: Path) -> None:
     assert found.table.loc["fedavg", "mean"] == found.verdict.rows[1].score.mean
     assert found.table.loc["little", "difference"] == found.verdict.rows[2].difference.mean.mean
     assert len(found.runs) == 6 and found.runs["local", 1].plan.seed == 1
-    assert "medsilo.compare" in found.report().read_text("utf-8")
+    assert "little: algorithm.name=fedavg training.learning_rate=0.001" in found.report().read_text("utf-8")
     again = medsilo.compare(rows, **values, say=said.append)  # type: ignore[arg-type]
     assert len(said) == 8 and again.verdict.rows == found.verdict.rows  # all were there
 

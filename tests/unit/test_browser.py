@@ -11,7 +11,6 @@ import pytest
 from medsilo.core.files import write_json
 from medsilo.report import page
 from medsilo.report.gains import write_sheets
-from medsilo.report.start_page import StartFacts, write_start_page
 from medsilo.report.study_page import write_demo, write_study
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import HospitalGain, PairedDifference
@@ -48,7 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict
 
 
 def others(folder: Path, study: Study) -> dict[str, Path]:
-    """Pages of other kinds: a comparison with every verdict, its sheet, the demo, a check, init."""
+    """Pages of other kinds: a comparison with every verdict, its sheet, the demo, a check."""
     shown = folder / "gains"
     shutil.copytree(study.folder, shown)
     gain = PairedDifference(mean=0.1, low=-0.05, high=0.2, p=0.1, seeds=3, adjusted=0.3, sure=False)
@@ -64,11 +63,7 @@ def others(folder: Path, study: Study) -> dict[str, Path]:
         files[name] = write_study(shown, folder / f"{name}.html")
     files["sheet"] = write_sheets(shown, lambda run: ["Numbers."])[0]
     files["demo"] = write_demo(shown, "harmofl")
-    found = ["12 images in 3 folders", "2 classes"]
-    choices = [("job/plan.yaml", "training.rounds", "12", "as it is small"), ("medsilo.yaml", "data", "x", "given")]
-    checked = {"st-anna": ("GO", [("data", "what is said", "what to do")])}
-    started = StartFacts(found, choices, checked, [("compare", "medsilo compare")], study.folder / "harmofl-0")
-    return files | {"start": write_start_page(started, folder / "start.html")}
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -192,13 +187,6 @@ def test_axe_finds_nothing_and_no_column_is_cut(
             assert tab.faults() == []
             assert tab.ask("document.documentElement.scrollWidth") <= width
             assert path.stat().st_size < 2_000_000
-
-
-def test_the_reasons_of_a_start_are_read_on_a_phone(pages: dict[str, Path], tab: Browser) -> None:
-    tab.size(400, 900, phone=True)
-    tab.open(pages["start"])
-    ends = "[...document.querySelectorAll('.reasons td')].map(one => one.getBoundingClientRect().right)"
-    assert 0 < tab.ask(f"Math.max(...{ends})") <= 400
 
 
 def test_axe_finds_what_is_wrong(tmp_path: Path, tab: Browser) -> None:

@@ -49,7 +49,6 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("run jobs/fedavg --engine inproces", "did you mean inprocess?"),
         ("compare --seeds a,b", "--seeds: 'a,b' is not a list of different numbers, like 0,1,2"),
         ("compare --seeds 1,1", "is not a list of different numbers"),
-        ("compare --protocol mine", "choose one of paper, released-code, clinical"),
         ("demo --seeds x", "--seeds: 'x' is not a list of different numbers"),
         ("fetch ID", "--kit is missing: your own kit"),
         ("nnunet plann", "nnunet: 'plann' is no command; did you mean plan?"),

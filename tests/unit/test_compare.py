@@ -22,8 +22,7 @@ from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Row, cells_of, run_cell
-from medsilo.study.compare import command_line
-from tests.conftest import make_plan, wanted
+from tests.conftest import make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
 
@@ -57,22 +56,6 @@ def test_cells_go_seed_by_seed_and_wrong_rows_are_named_before_anything_runs(tmp
         cells_of(base, [Row("a b", ()), Row("a+b", ())], [0], [], tmp_path)
 
 
-def test_a_protocol_brings_what_it_says_of_each_method() -> None:
-    command = ["compare", "--task", "synthetic-histology", "--protocol", "released-code", "--seeds", "0"]
-    fedavg = wanted([*command[:-4], "--protocol", "paper", "--seeds", "0", "--methods", "fedavg"]).all_cells()[0]
-    with pytest.raises(PlanError, match="fedavg: protocol: 'released-code' says nothing of fedavg"):
-        wanted([*command, "--methods", "fedavg,harmofl"]).all_cells()
-    command += ["--methods", "harmofl,fedsm"]
-    harmofl, fedsm = wanted(command).all_cells()
-    assert [cell.plan.protocol for cell in (fedavg, harmofl, fedsm)] == ["paper", "released-code", "released-code"]
-    method: Any = harmofl.plan.algorithm
-    assert (method.amplitude.band, method.amplitude.decay) == (0, 0)
-    assert harmofl.plan.network.norm == "batch-statistics" != fedavg.plan.network.norm  # type: ignore[attr-defined]
-    assert fedsm.plan.algorithm.selector == "vgg11"  # type: ignore[attr-defined]
-    with pytest.raises(PlanError, match="selector: 'compact', but protocol 'released-code' of fedsm has 'vgg11'"):
-        wanted([*command, "--row", "small: algorithm.name=fedsm algorithm.selector=compact"]).all_cells()
-
-
 def test_rounds_until_a_level_is_reached() -> None:
     result = CellResult(validation=[0.1, None, 0.4, 0.6, 0.5], measuring=1)
     assert rounds_to(0.4, result) == 1
@@ -82,24 +65,13 @@ def test_rounds_until_a_level_is_reached() -> None:
     assert rounds_to(None, result) is None
 
 
-def test_the_page_shows_a_command_for_everybody() -> None:
-    given = ["compare", "--row", "a b: seed=1", "--data", "/home/me/data", "--out", "x", "--title", "n", "--seeds", "0"]
-    assert command_line(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
-    given = ["compare", "--data=/home/me/data", "--title=n", "--settings", "/home/me", "--set=seed=1"]
-    assert command_line(given) == "medsilo compare --data DATA --settings LOCAL --set seed=1"
-    assert (
-        command_line(["compare", "-o", "/home/me", "-o/home/me", "--json", "--seeds", "0"])
-        == "medsilo compare --seeds 0"
-    )
-
-
 def test_a_comparison_is_filled_once_and_says_what_failed(
     plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "study"
     arguments = ["compare", "--plan", str(plan), "--methods", "fedavg,local", "--seeds", "0", "--out", str(out)]
     arguments += ["--row", "diverging: algorithm.name=fedavg training.learning_rate=1000 training.rounds=30"]
-    arguments += ["--engine", "inprocess", "--at-once", "1", "--device", "cpu"]
+    arguments += ["--at-once", "1", "--device", "cpu"]
     arguments += ["--set", "participation.sites=[hospital-x,hospital-y]"]
     assert main(arguments) == 1
     heard = capsys.readouterr()
@@ -134,7 +106,7 @@ def test_a_slow_start_is_not_counted_for_every_round(
     monkeypatch.setattr("medsilo.study.compare.run_cell", run_with_a_slow_start)
     monkeypatch.setattr("medsilo.study.cells.run_cell", lambda *_: "not run here")
     arguments = ["compare", "--plan", str(plan), "--methods", "fedavg,local", "--minutes", "30", "--at-once", "1"]
-    arguments += ["--engine", "inprocess", "--device", "cpu", "--set", "training.rounds=100", "-o", str(tmp_path / "o")]
+    arguments += ["--device", "cpu", "--set", "training.rounds=100", "-o", str(tmp_path / "o")]
     assert main(arguments) == 1
     told = capsys.readouterr()
     assert "3 seeds (6 runs) take about" in told.out and "give --minutes" not in told.err
@@ -143,7 +115,7 @@ def test_a_slow_start_is_not_counted_for_every_round(
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "medsilo.cli", "compare", "--plan", str(plan), "--methods", "local,fedavg,fedbn"]
-    command += ["--seeds", "0", "--engine", "inprocess", "--at-once", "1", "--set", "training.rounds=3", "--out"]
+    command += ["--seeds", "0", "--at-once", "1", "--set", "training.rounds=3", "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, str(whole)], check=True, capture_output=True, timeout=120)
     process = subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL, start_new_session=True)
@@ -173,7 +145,7 @@ def test_a_comparison_goes_on_inside_a_run(stop: str, tmp_path: Path, monkeypatc
         cells_of(make_plan("fedavg", *SMALL), [Row.parse("fedavg")], [0], changes, tmp_path / name)[0]
         for name in ("whole", "cut")
     )
-    assert run_cell(whole, "inprocess", settings) == ""
+    assert run_cell(whole, settings) == ""
 
     def ends(line: Round) -> None:
         if line.round == 2:
@@ -188,7 +160,7 @@ def test_a_comparison_goes_on_inside_a_run(stop: str, tmp_path: Path, monkeypatc
     ask = Loop.ask
     monkeypatch.setattr(Loop, "ask", lambda self, sites, outgoing, *rest: (
         began.append(outgoing(sites[0]).facts["round"]), ask(self, sites, outgoing, *rest))[1])  # fmt: skip
-    assert run_cell(cell, "inprocess", settings) == ""
+    assert run_cell(cell, settings) == ""
     assert {0, 3, 4} <= set(began) and 1 not in began  # the checkpoint after round 2 may not have been whole yet
     assert json.loads((cell.folder / "provenance.json").read_text())["started"] == made
     one, other = (read_summary(one.folder) for one in (whole, cell))
@@ -218,7 +190,7 @@ def test_what_a_run_can_not_go_on_from_begins_anew(fault: str, tmp_path: Path) -
         (checkpoint,) = cell.folder.glob("checkpoints/round-*")
         checkpoint.write_bytes(b"x")
     (cell.folder / "left").touch()
-    assert run_cell(cell, "inprocess", settings) == "" and cell.summary()
+    assert run_cell(cell, settings) == "" and cell.summary()
     assert not (cell.folder / "left").exists()
 
 
@@ -236,7 +208,7 @@ def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, ca
     """The second says so at once; when the first is killed, the system lets go."""
     out = tmp_path / "study"
     command = ["compare", "--plan", str(plan), "--methods", "local", "--seeds", "0", "--out", str(out)]
-    command += ["--engine", "inprocess", "--at-once", "1", "--device", "cpu"]
+    command += ["--at-once", "1", "--device", "cpu"]
     package = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "custom")}
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(out / ".locks/comparison")], stdout=subprocess.PIPE, env=package

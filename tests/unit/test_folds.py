@@ -74,7 +74,7 @@ def test_a_comparison_with_folds_is_resumed_and_tells_each_patient_once(
     (tmp_path / "plan.yaml").write_text(make_plan("fedavg", *SMALL).to_yaml())
     out = tmp_path / "study"
     command = ["compare", "--plan", str(tmp_path / "plan.yaml"), "--methods", "fedavg,local", "--seeds", "0,1"]
-    command += ["--folds", "3", "--engine", "inprocess", "--at-once", "1", "--device", "cpu", "--out", str(out)]
+    command += ["--folds", "3", "--at-once", "1", "--device", "cpu", "--out", str(out)]
     assert main(command) == 0
     assert "12/12" in capsys.readouterr().out
     verdict = read_verdict(out)

@@ -102,7 +102,7 @@ def test_the_darker_a_class_the_more_common_and_what_is_not_told_is_no_zero(tmp_
         site: {"cases": own, "classes": {"train": [75, 25, 0] if site == "a" else None}} for site, own in cases.items()
     }
     run = read(save(tmp_path, summary_of("fedavg", "FedAvg", dict.fromkeys(cases), told)))
-    (_, heads, parts), (title, classes, rows) = holdings.tables_of(run)
+    (_, heads, parts), (title, classes, rows) = holdings.tables([run])
     assert [[cell["text"] for cell in cells] for _, cells in parts] == [["4", "2", "–"], ["0", "1", "1"]]
     assert {cell["heat"] for _, cells in parts for cell in cells} == {0}
     assert (heads, title, classes) == (holdings.PARTS, "Training cases by class", ["0", "1", "2"])

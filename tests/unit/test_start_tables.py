@@ -143,7 +143,7 @@ def test_from_tables_to_an_answer(
     assert main(["init", "data", "-o", "study", "--no-train", "--device", "cpu"]) == 0
     assert load_plan(Path("study/job/app/config/plan.yaml")).participation.everyone == ("a", "b")
     monkeypatch.setattr("medsilo.study.compare.seeds_within", lambda minutes, took: 3)  # else it is the machine's speed
-    command = "compare --plan study/job --methods local,fedavg --settings study --engine inprocess --at-once 1 -o out"
+    command = "compare --plan study/job --methods local,fedavg --settings study --at-once 1 -o out"
     changes = ["--set", "training.rounds=1"]
     assert main([*command.split(), *changes, "--minutes", "1", "--seeds", "0"]) == 1
     assert "leave out --seeds" in capsys.readouterr().err

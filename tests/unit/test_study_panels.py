@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from medsilo.report import page, panels
-from medsilo.report.panels import Subject
 from medsilo.report.read import read, read_all
 from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_summary
@@ -104,7 +103,7 @@ def test_frequencies_and_thresholds_are_those_of_every_seed(copy: Study) -> None
         for tested, curve, place in zip(TESTED, CURVES, (1, 2), strict=True)
     ]
     tell(copy, FEDSM, "super_model", *changes)
-    text, parsed = section(copy, "super-models")
+    parsed = section(copy, "super-models")[1]
     start = next(place for place, row in enumerate(parsed.rows) if row[0] == "Test cases")
     assert parsed.rows[start][1:] == ["global", *SITES]
     for line, site in zip(parsed.rows[start + 1 :], SITES, strict=False):
@@ -114,8 +113,6 @@ def test_frequencies_and_thresholds_are_those_of_every_seed(copy: Study) -> None
     assert parsed.row("Threshold γ")[1:] == ["0", "0.7", "1"]
     assert parsed.row("seed 0")[1:] == ["0.500", "0.625chosen", "0.250"]
     assert parsed.row("seed 1")[1:] == ["0.750", "0.125", "0.750chosen"]
-    assert text.count('class="line"') == 2 + 2 and text.count('class="ring"') == 2  # in the chart and in its legend
-    assert "seed 0: 0.500 after 0 γ, 0.250 after 1. seed 1: 0.750 after 0 γ, 0.750 after 1." in text
 
 
 def test_the_validation_cases_are_told_as_they_were_chosen(panels_study: Study) -> None:
@@ -136,42 +133,38 @@ def test_a_site_that_shared_in_one_seed_only_has_its_column_and_is_named(copy: S
 # HarmoFL's images
 
 
-def test_one_pair_of_images_a_site(panels_study: Study) -> None:
+def test_one_pair_of_images_a_site_of_the_first_seed(panels_study: Study) -> None:
     text, _ = section(panels_study, "harmonised")
     shown = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
     first = folder_of(panels_study, "harmofl", 0)
-    pairs = [picture(first / f"sites/{site}/pictures/{kind}-1.png") for site in SITES for kind in ("before", "after")]
-    assert shown == pairs and "<small>seed 0</small>" in text
-
-
-def test_rows_with_the_very_same_pictures_are_one_panel(panels_study: Study) -> None:
-    run, other = (read(folder_of(panels_study, "harmofl", seed)) for seed in (0, 1))
-    found = panels.harmonised([Subject("a", [run]), Subject("b", [other]), Subject("c", [run])])
-    assert [one["subject"].label for one in found] == ["a, c", "b"]
+    assert shown == [
+        picture(first / f"sites/{site}/pictures/{kind}-1.png") for site in SITES for kind in ("before", "after")
+    ]
+    assert "<small>seed 0</small>" in text
 
 
 # Overlays
 
 
-def test_overlays_are_those_of_each_row_s_first_seed_site_by_site(panels_study: Study) -> None:
+def test_overlays_are_those_of_each_row_s_first_seed(panels_study: Study) -> None:
     text, parsed = section(panels_study, "overlays")
     titles = ["harmofl", "adafed", FEDSM]
     shown = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
     assert shown == [
         picture(folder_of(panels_study, title, 0) / f"sites/{site}/pictures/test-{which}.png")
-        for site in SITES
         for title in titles
+        for site in SITES
         for which in ("best", "median", "worst")
     ]
     runs = {title: read(folder_of(panels_study, title, 0)) for title in titles}
-    lines = iter(row for row in parsed.rows if row[0] != "Method")
-    for site in SITES:
-        for title, run in runs.items():
-            assert next(lines) == [f"{title}seed 0", *(f"{one.score:.3f}" for one in run.overlays[site])]
+    lines = iter(row for row in parsed.rows if row[0] != "Site")
+    for run in runs.values():
+        for site in SITES:
+            assert next(lines) == [site, *(f"{one.score:.3f}" for one in run.overlays[site])]
     assert re.findall(r'<details class="fold"( open)?>\s*<summary><h3>(.*?)</h3>', text) == [
-        (" open", A),
-        ("", B),
-        ("", C),
+        (" open", "harmofl, seed 0"),
+        ("", "adafed, seed 0"),
+        ("", f"{FEDSM}, seed 0"),
     ]
 
 
@@ -185,7 +178,7 @@ def test_overlays_that_would_make_the_page_too_large_are_left_out_and_it_says_so
         text, parsed = section(panels_study, "overlays")
         assert text.count("<img ") == 9 * len(left)
         assert ("left out here" in text) == (len(left) < 3)
-        assert not left or parsed.row("Method")[1:] == [kind.capitalize() for kind in left]
+        assert not left or parsed.row("Site")[1:] == [kind.capitalize() for kind in left]
 
 
 KINDS = [("best", "median", "worst"), ("median", "worst"), ("median",)]
@@ -198,18 +191,16 @@ def _drawn(study: Study, title: str) -> list[Any]:
 # Seeds
 
 
-def test_a_missing_seed_is_named_and_the_numbers_are_the_other_s(copy: Study) -> None:
+def test_where_a_seed_is_missing_the_numbers_are_the_other_s(copy: Study) -> None:
     for title in ("adafed", FEDSM, "harmofl"):
         (folder_of(copy, title, 0) / "summary.json").unlink()
     copy.conclude([])
     weights = details_of_one(copy, "adafed").similarity.weights
     text, parsed = section(copy, "similarity")
-    assert '<span class="tag bad">seed 0 missing</span>' in text and "Mean over" not in text
+    assert "Mean over" not in text
     assert parsed.row(A)[1:] == [f"{weight:.3f}" for weight in weights[0]]
-    text, parsed = section(copy, "super-models")
-    assert '<span class="tag bad">seed 0 missing</span>' in text and parsed.row("Pooled validation score")
-    assert "seed 0 missing" in section(copy, "harmonised")[0]
-    assert "adafedseed 1" in [row[0] for row in section(copy, "overlays")[1].rows]
+    assert section(copy, "super-models")[1].row("Pooled validation score")
+    assert "<h3>adafed, seed 1</h3>" in section(copy, "overlays")[0]
 
 
 def details_of_one(study: Study, title: str) -> Details:

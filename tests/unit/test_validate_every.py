@@ -1,6 +1,5 @@
 """Validation after every n-th round only: the same training, scores where they are due, and what follows from fewer."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.protection import planned_answers
 from medsilo.plan import Plan
-from medsilo.report.charts import Series, bridged, validation_chart
 from medsilo.report.page import write
-from medsilo.report.read import read
 from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
@@ -79,23 +76,7 @@ def test_resumed_and_shown(tmp_path: Path) -> None:
     assert all(read_summary(folder).sites[site].test == read_summary(whole).sites[site].test for site in SITES)
     scored = [[site.validation is not None for site in line.sites.values()] for line in read_rounds(folder)]
     assert scored == [[rounds in DUE] * 3 for rounds in range(5)]
-    run = read(folder)
-    assert run.unscored == {1, 3}
     page = write([folder], tmp_path / "page.html", "run").read_text()
     lines = [part.partition("</svg>")[0] for part in page.split('aria-labelledby="curve-0-title"')[1:]]
     paths = [one.partition('d="')[2].partition('"')[0] for one in lines[0].split('class="line"')[1:]]
     assert len(paths) == 3 and all(path.count("M") == 1 and path.count("L") == 3 for path in paths), paths
-
-
-def test_lines_go_on_over_rounds_that_nobody_validates() -> None:
-    one = Series("a", [0.1, None, 0.3, None], ring=2)
-    assert bridged([one], set()) == [one]
-    (over,) = bridged([one], {1})
-    assert (over.values, over.places, over.ring) == ([0.1, 0.3, None], [0, 2, 3], 1)
-
-
-def test_a_curve_goes_on_over_rounds_without_a_score() -> None:
-    """On the page of a hospital and on the live one: one line, not a point by itself at every other round."""
-    drawn = validation_chart([Series("a", [0.5, None, 0.7], 0)], "dice", key="a", last_x=2)
-    assert drawn and re.search(r'class="line" d="M[^M"]+L[^M"]+"', drawn)
-    assert validation_chart([Series("a", [None, None], 0)], "dice", key="a", last_x=2) is None

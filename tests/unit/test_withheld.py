@@ -131,6 +131,6 @@ def test_central_training_withholds_alike() -> None:
 def test_a_comparison_says_when_no_site_tells_a_score(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=1")
     cells = cells_of(plan, [Row("fedavg", ())], [0], [], tmp_path)
-    failure = run_cell(cells[0], "inprocess", SiteSettings(device="cpu", smallest_metric=10_000))
+    failure = run_cell(cells[0], SiteSettings(device="cpu", smallest_metric=10_000))
     assert "withholds its test score" in failure and "smallest_metric" in failure
     assert not cells[0].summary()

@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 stream.reconfigure(errors="simplified")  # a terminal may know fewer letters
     try:
         program = _program(given[0] if given else "")
-        return program.main(given, prog_name="medsilo", standalone_mode=False, obj=given) or 0
+        return program.main(given, prog_name="medsilo", standalone_mode=False) or 0
     except typer.TyperException as error:
         said = one_line(error, given)
     except MedsiloError as error:  # a plug-in's command

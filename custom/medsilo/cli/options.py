@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from medsilo.site.settings import SiteSettings
 
 PRIMARIES = ("mean", "pooled", "worst-site")
-PROTOCOLS = ("paper", "released-code", "clinical")
 
 
 # ---------------------------------------------------------------------------------------------------- values

@@ -122,7 +122,6 @@ def _study(
 
 def compare(
     screen: Screen,
-    ctx: typer.Context,
     *,
     task: Annotated[str | None, option("TASK", "the task, of 'medsilo list' (default: synthetic-histology)")] = None,
     plan: Annotated[Path | None, typer.Option(help="a plan or a job's folder that the rows change")] = None,
@@ -161,17 +160,8 @@ def compare(
     ] = None,
     against: Annotated[str | None, option("ROW", "the row that all are compared with (default: fedavg)")] = None,
     primary: options.Primary = "mean",
-    protocol: Annotated[
-        str | None,
-        option(
-            "PROTOCOL",
-            f"whose numbers every row declares and follows: {', '.join(options.PROTOCOLS)} (default: the plan's)",
-            parser=options.one_of(options.PROTOCOLS),
-        ),
-    ] = None,
     changes: options.Changes,
     out: options.OutFolder = Path("runs/compare"),
-    engine: options.Engine = "simulator",
     at_once: Annotated[int | None, option("N", "runs side by side (default: 2 if they fit)", min=1)] = None,
     title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
     device: options.Device = None,
@@ -197,13 +187,13 @@ def compare(
 
     from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
-    from medsilo.study.compare import Asked, Study, command_line, most_at_once
+    from medsilo.study.compare import Asked, Study, most_at_once
 
-    cells = Asked(task, plan, methods, row, numbers, protocol, changes, out, folds).all_cells()
-    about = About(title=title, command=command_line(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
+    cells = Asked(task, plan, methods, row, numbers, changes, out, folds).all_cells()
+    about = About(title=title, machine=f"{os.cpu_count()} CPU cores")
     settings = options.settings_of(device, data, site_config, **ALL_MINE)
     show, side_by_side = partial(write_study, out), at_once or most_at_once()
-    study = Study(out, about, cells, against, primary, show, engine, settings, side_by_side, screen.say)
+    study = Study(out, about, cells, against, primary, show, settings, side_by_side, screen.say)
     screen.goes_on = "what is finished is kept, and the same command goes on"
     with screen.busy("comparing") as tell_more:
         tell_more(study.under_way)

@@ -15,7 +15,6 @@ from medsilo.study.progress import StudyProgress
 if TYPE_CHECKING:
     from medsilo.check.result import Report
     from medsilo.plan import Plan
-    from medsilo.report.start_page import ShownCase
     from medsilo.site.settings import SiteSettings
 
 
@@ -41,7 +40,7 @@ def init(
 ) -> int:
     """Look at a folder of images, tables or recordings; write medsilo.yaml and a job, each choice with its reason.
 
-    Checks them, trains every hospital alone for a minute or two, and shows on a page what was found. Overwrites nothing
+    Checks them, trains every hospital alone for a minute or two, and writes that run's page. Overwrites nothing
     (docs/start.md).
     """
     if (folder is None) == (example is None):
@@ -51,11 +50,10 @@ def init(
         _write_example(screen, example)
     if folder is None:
         return 0
-    from dataclasses import replace
     from tempfile import TemporaryDirectory
 
     from medsilo.core.text import duration
-    from medsilo.report.start_page import StartFacts, write_start_page
+    from medsilo.runs import paths
     from medsilo.start import looker
     from medsilo.start.trial import alone, keeping_ready, machine_of
     from medsilo.study.boundaries import enough_minutes
@@ -76,23 +74,15 @@ def init(
         a_round = sum(sum(report.seconds) for report in checked.values())  # one hospital after the other
         trial = out / looker.TRIAL if go and not no_train else None
         steps = looker.advice(sight.several, out, stopped, enough_minutes(plan.rounds * a_round))
-        verdicts = {
-            name: (
-                report.verdict,
-                [(one.where, one.what, one.remedy) for one in report.findings if one.severity != "ok"],
-            )
-            for name, report in checked.items()
-        }
-        started = StartFacts(found, told, verdicts, steps)
-        page = write_start_page(started, out / looker.PAGE)
         if trial:
             tried = alone(plan, a_round)
             about = f": about {duration(tried.rounds * a_round)}" if a_round else ""
             screen.say(f"\n{tried.rounds} rounds, every hospital alone and one after the other{about}")
             settings = keeping_ready(options.settings_of(device, None, out, **ALL_MINE), plan, Path(ready))
-            cases = _tried(screen, tried, settings, trial)
-            write_start_page(replace(started, trial=trial, cases=cases), page)
-    screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps), f"\nreport: {page}")
+            _tried(screen, tried, settings, trial)
+    page = trial / paths.REPORT if trial else None
+    screen.say("", *(f"{what}\n    {command}" if command else what for what, command in steps))
+    screen.say(*([f"\nreport: {page}"] if page else []))
     screen.answer(
         found=found,
         choices=[{"file": file, "key": key, "value": value, "why": why} for file, key, value, why in told],
@@ -141,18 +131,16 @@ def _checked(screen: Screen, plan: "Plan", out: Path, ready: Path) -> dict[str, 
     return reports
 
 
-def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:
-    """Run the trial and return the cases of a classification, by hospital."""
+def _tried(screen: Screen, trial: "Plan", settings: "SiteSettings", folder: Path) -> None:
+    """Run the trial, show its scores, and write its page."""
     from medsilo.federation import inprocess
     from medsilo.report.formats import text_table
     from medsilo.report.page import write
     from medsilo.report.read import read_all
     from medsilo.runs import paths
-    from medsilo.start.trial import found_cases
 
     sites = trial.participation.sites
     with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.goal.metric)) as on_round:
         inprocess.run(trial, folder=folder, settings=settings, on_round=on_round)
-    write([folder], folder / paths.REPORT, folder.name)
+    write([folder], folder / paths.REPORT, "Every hospital alone")
     screen.say("\n" + text_table(read_all([folder])))
-    return {site: cases for site in sites if (cases := found_cases(trial, site, settings, folder))}

@@ -7,7 +7,7 @@ from itertools import groupby
 from statistics import mean, median, stdev
 from typing import Any
 
-from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.charts import Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell
 from medsilo.report.read import RunResult
 
@@ -29,7 +29,7 @@ def pictures(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 def _picture(caption: str, note: str, series: Sequence[Series], **how: Any) -> dict[str, Any]:
     legend = [{"name": one.name, "swatch": swatch(one.style, one.joined)} for one in series]
-    chart = line_chart(series, title=caption, width=WIDE, **how)
+    chart = line_chart(series, title=caption, **how)
     return {"caption": caption, "note": note, "chart": chart, "legend": legend, "heads": [], "rows": []}
 
 

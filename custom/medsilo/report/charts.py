@@ -7,9 +7,8 @@ By hand for a reason: drawing libraries write neither classes for the page's col
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Self
 from xml.etree import ElementTree
 
@@ -17,7 +16,7 @@ from markupsafe import Markup
 
 from medsilo.core.text import printable
 
-NARROW, WIDE, HEIGHT = 330, 380, 220
+WIDTH, HEIGHT = 350, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
 COLOURS = 8  # told apart by a colour-blind reader, and from the two inks of references
 INKS = 2
@@ -36,7 +35,7 @@ MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a c
 
 @dataclass(frozen=True)
 class Series:
-    """One line: `values[n]` at `places[n]`, by default at n; None leaves a gap. `ring` circles the point at that n;
+    """One line: `values[n]` at `places[n]`, by default at n; it goes on over None. `ring` circles the point at that n;
     `band` shades from the first to the second of each pair; not `joined`: points without a line."""
 
     name: str
@@ -108,37 +107,6 @@ def band_of(curves: Sequence[Sequence[float | None]]) -> list[tuple[float, float
     return [None if None in column else (min(column), max(column)) for column in columns]
 
 
-def bridged(series: Sequence[Series], skipped: Collection[int]) -> list[Series]:
-    """Return lines that go on over these values, where there was nothing to measure."""
-    if not skipped:
-        return list(series)
-    lines = []
-    for one in series:
-        kept = [n for n in range(len(one.values)) if n not in skipped]
-        values, places = [one.values[n] for n in kept], [one.place(n) for n in kept]
-        band = [one.band[n] for n in kept if n < len(one.band)]
-        ring = kept.index(one.ring) if one.ring in kept else None
-        lines.append(replace(one, values=values, places=places, ring=ring, band=band))
-    return lines
-
-
-def validation_chart(series: Sequence[Series], metric: str, *, key: str, last_x: float) -> Markup | None:
-    """Draw scores by round, over the whole width; rounds in which no site was scored are passed over."""
-    if not values_of(series):
-        return None
-    columns = zip_longest(*(one.values for one in series))
-    skipped = {n for n, column in enumerate(columns) if all(value is None for value in column)}
-    return line_chart(
-        bridged(series, skipped),
-        key=key,
-        title=f"Validation {metric} by round",
-        x_label="rounds",
-        y_label=f"validation {metric}",
-        last_x=last_x,
-        width=WIDE,
-    )
-
-
 def styles(references: Sequence[bool]) -> list[int]:
     """Return a style for each method: 0, 1, 2, … for federations, -1 and -2 for what they are held against."""
     found, counts = [], [0, 0]
@@ -174,7 +142,6 @@ def line_chart(
     y_label: str,
     y_ticks: Sequence[float] = (),
     last_x: float | None = None,
-    width: int = NARROW,
     unit: str = "rounds",
     words: str = "",
     guide: Sequence[tuple[float, float]] = (),
@@ -185,13 +152,13 @@ def line_chart(
     words: the chart in words, where the ends of its lines don't say it; guide: the corners of a thin line to hold
     the others against.
     """
-    svg = Drawing.start(width, HEIGHT, key, title, words or describe(series, unit))
+    svg = Drawing.start(WIDTH, HEIGHT, key, title, words or describe(series, unit))
     if not y_ticks:
         known = values_of(series)
         y_ticks = ticks(min(known), max(known))
     if last_x is None:
         last_x = max(one.place(n) for one in series for n in range(len(one.values)))
-    plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1, width)
+    plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1)
     _axes(svg, plot, y_ticks, x_label, y_label, whole=unit == "rounds")
     if guide:
         corners = "L".join(f"{plot.x(x)} {plot.y(y)}" for x, y in guide)
@@ -255,14 +222,9 @@ class _Plot:
     low: float
     high: float
     last: float
-    width: int
-
-    @property
-    def right(self) -> int:
-        return self.width - RIGHT
 
     def x(self, position: float) -> float:
-        return round(LEFT + position / self.last * (self.right - LEFT), 1)
+        return round(LEFT + position / self.last * (WIDTH - RIGHT - LEFT), 1)
 
     def y(self, value: float) -> float:
         return round(HEIGHT - BOTTOM - (value - self.low) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM), 1)
@@ -271,15 +233,15 @@ class _Plot:
 def _axes(svg: Drawing, plot: _Plot, y_ticks: Sequence[float], x_label: str, y_label: str, whole: bool) -> None:
     decimals = max((len(f"{tick:.10f}".rstrip("0").partition(".")[2]) for tick in y_ticks), default=0)
     for tick in y_ticks:
-        svg.path("gridline", f"M{LEFT} {plot.y(tick)}H{plot.right}")
+        svg.path("gridline", f"M{LEFT} {plot.y(tick)}H{WIDTH - RIGHT}")
         svg.text(f"{tick:.{decimals}f}", LEFT - 7, plot.y(tick) + 4, "end")
     floor = HEIGHT - BOTTOM
-    svg.path("axis", f"M{LEFT} {floor}H{plot.right}")
+    svg.path("axis", f"M{LEFT} {floor}H{WIDTH - RIGHT}")
     for position in ticks(0, plot.last, most=9):
         if position <= plot.last and (position == int(position) or not whole):
             svg.path("axis", f"M{plot.x(position)} {floor}v4")
             svg.text(f"{position:g}", plot.x(position), floor + 17, "middle")
-    centre = (LEFT + plot.right) / 2
+    centre = (LEFT + WIDTH - RIGHT) / 2
     svg.text(x_label, centre, HEIGHT - 6, "middle", **{"class": "label"})
     middle = (TOP + floor) / 2
     svg.text(y_label, 12, middle, "middle", **{"class": "label"}, transform=f"rotate(-90 12 {middle})")
@@ -290,31 +252,15 @@ def _series(svg: Drawing, plot: _Plot, one: Series, every: int, unit: str) -> No
     if edges := [(plot.x(one.place(n)), *map(plot.y, pair)) for n, pair in enumerate(one.band) if pair]:
         around = [f"{x} {low}" for x, low, _ in edges] + [f"{x} {high}" for x, _, high in reversed(edges)]
         group.path("band", f"M{'L'.join(around)}z")
-    path, drawing = [], False
-    for n, value in enumerate(one.values):
-        if value is not None:
-            path.append(f"{'L' if drawing else 'M'}{plot.x(one.place(n))} {plot.y(value)}")
-        drawing = value is not None
-    if path and one.joined:
-        _draw_line(group, one.style, "".join(path))
-    for n, value in enumerate(one.values):
-        if value is None:
-            continue
-        x, y = plot.x(one.place(n)), plot.y(value)
+    known = [(n, value, plot.x(one.place(n)), plot.y(value)) for n, value in enumerate(one.values) if value is not None]
+    if known and one.joined:
+        _draw_line(group, one.style, f"M{'L'.join(f'{x} {y}' for *_, x, y in known)}")
+    for place, (n, value, x, y) in enumerate(known):
         if n == one.ring:
             group.add("circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
-        if _marked(one, n, every):
+        if not one.joined or place % every == 0 or n == one.ring or place == len(known) - 1:
             mark = group.path("mark", marker(one.style, x, y))
             mark.title(f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}")
-
-
-def _marked(one: Series, x: int, every: int) -> bool:
-    """Every point of a short line; of a long one some, its end, the ringed one, and points that no line reaches."""
-    before = one.values[x - 1] if x > 0 else None
-    after = one.values[x + 1] if x + 1 < len(one.values) else None
-    return (
-        not one.joined or x % every == 0 or x in (one.ring, len(one.values) - 1) or (before is None and after is None)
-    )
 
 
 def _draw_line(parent: Drawing, style: int, path: str) -> None:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from medsilo.core.errors import YamlError
 from medsilo.core.text import plain
-from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.charts import Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell, number
 from medsilo.report.read import RunResult
 from medsilo.runs.schema import Decisions, Place
@@ -88,7 +88,6 @@ def _chart(key: str, series: Sequence[Series], x: str, y: str, guide: Sequence[P
         y_label=y,
         y_ticks=ticks(min([0.0, *known]), max([0.0, *known] if key == "benefit" else [1.0])),
         last_x=1.0,
-        width=WIDE,
         unit=f"of {x}",
         guide=guide,
     )

@@ -104,18 +104,6 @@ def limits(runs: Sequence[RunResult]) -> Iterator[str]:
             "Each row is a single run with a single seed. Another seed moves every score, and without repeated runs "
             "nobody can tell a difference between methods from chance."
         )
-    known = [
-        (cases, run.tested_in_words(site), site)
-        for run in runs
-        for site in run.sites
-        if (cases := run.summary.test_cases(site))
-    ]
-    if known:
-        cases, words, site = min(known)
-        detail = f"{site} has the smallest test set, {words}"
-        if all(run.summary.metric == "accuracy" for run in runs):
-            detail += f": one more or less right moves its accuracy by {1 / cases:.3f}"
-        yield f"{detail}."
     yield from limits_of_all(runs)
 
 
@@ -124,11 +112,6 @@ def limits_of_all(runs: Sequence[RunResult]) -> Iterator[str]:
     yield CHOSEN
     if len({run.summary.engine for run in runs}) > 1:
         yield "The runs used different engines, so their times do not compare."
-
-
-def signed(value: float) -> str:
-    """A difference with its sign, three decimals, with a true minus."""
-    return "±0.000" if value == 0 else f"{value:+.3f}".replace("-", "−")
 
 
 def _missing(run: RunResult) -> list[Notice]:
@@ -181,8 +164,8 @@ def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
         "Engine": lambda run: shown(run.summary.engine),
         "Package": lambda run: f"{shown(run.summary.package.version)} ({short(run.summary.package.hash)})",
         "Study": lambda run: shown(run.summary.study),
-        "Started": lambda run: moment_of(run.summary.started),
-        "Ended": lambda run: moment_of(run.summary.ended),
+        "Started (UTC)": lambda run: moment_of(run.summary.started),
+        "Ended (UTC)": lambda run: moment_of(run.summary.ended),
         "Plan hash": lambda run: short(run.summary.plan_hash),
         "Folder": lambda run: run.folder,
     }

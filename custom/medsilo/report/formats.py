@@ -1,10 +1,9 @@
 """Numbers, bytes, moments and table cells as the pages show them; the result as plain text for the terminal."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from medsilo.core.text import plain, size_text
+from medsilo.core.text import duration, plain, size_text
 from medsilo.report.read import RunResult, all_sites, same, spans
 
 MISSING, WITHHELD = "–", "withheld"
@@ -83,25 +82,13 @@ def epsilon(value: float | None) -> str:
 
 
 def moment_of(text: str | None) -> str:
-    """A time of day as people write it."""
-    if text is None:
-        return MISSING
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    if moment.tzinfo is None:
-        return f"{moment:%Y-%m-%d %H:%M:%S}"
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    """A time of day, without parts of a second."""
+    return MISSING if text is None else text[:19].replace("T", " ")
 
 
 def seconds_text(value: float | None) -> str:
     """Seconds, minutes or hours."""
-    if value is None:
-        return MISSING
-    if value < 600:
-        return f"{value:.1f} s"
-    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+    return MISSING if value is None else duration(value)
 
 
 def bytes_text(value: float | None) -> str:

@@ -134,7 +134,7 @@ def of_comparison(verdict: Verdict, site: str, one: HospitalGain, run: RunResult
         "sheet.html",
         f"Decision sheet for {site}",
         context=f"{verdict.task_title} · {counted(len(verdict.sites), 'hospital')} · {one.method}",
-        answer=Answer(answer(verdict.metric, site, one) + learned([Subject(one.method, [run], verdict.seeds)])),
+        answer=Answer(answer(verdict.metric, site, one) + learned([Subject(one.method, [run])])),
         notices=[],
         facts=dict(_facts(verdict, site, one, run)),
         left=left,

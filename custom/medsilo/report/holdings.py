@@ -17,8 +17,12 @@ PARTS = ("train", "validation", "test")
 Table = tuple[str, Sequence[str], list[tuple[str, list[dict[str, Any]]]]]  # its title, its heads, its rows
 
 
-def tables_of(run: RunResult) -> Iterator[Table]:
-    """Yield the cases by part, and those of the training part by class where a site tells them."""
+def tables(runs: Sequence[RunResult]) -> Iterator[Table]:
+    """Yield the cases by part, and those of the training part by class where a site tells them, of the run with most
+    sites."""
+    run = max(runs, key=lambda run: len(run.sites), default=None)
+    if run is None or not any(run.site(site).cases for site in run.sites):
+        return
     told, unit = [run.site(site) for site in run.sites], "slices" if run.summary.sliced else "cases"
     parts = [[(site.cases or {}).get(part) for part in PARTS] for site in told]
     yield f"{unit.capitalize()} by part", PARTS, _rows(run.sites, parts, 0)
@@ -41,19 +45,6 @@ def _rows(
         cells = [cell(*one, "heat") for one in zip(counts, texts, asides, strict=True)]
         told.append((site, [one | {"heat": shaded * share} for one, share in zip(cells, shares, strict=True)]))
     return told
-
-
-def tables(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """One entry for all runs whose sites have the same: which runs, and its tables."""
-    found: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        own = list(tables_of(run))
-        found.setdefault(repr(own), {"tables": own, "labels": []})["labels"].append(run.label)
-    return [
-        {"label": ", ".join(one["labels"]) if len(found) > 1 else "", "tables": one["tables"]}
-        for one in found.values()
-        if any(cell["value"] for _, cells in one["tables"][0][2] for cell in cells)
-    ]
 
 
 # ---------------------------------------------------------------------------------------------------- what differs

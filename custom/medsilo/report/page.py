@@ -12,7 +12,7 @@ from medsilo.core.errors import reading
 from medsilo.core.text import counted
 from medsilo.registry import LAYERS
 from medsilo.report import by_case, deciding, findings, holdings, panels
-from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks, values_of
+from medsilo.report.charts import Series, line_chart, styles, swatch, ticks
 from medsilo.report.findings import REFERENCES, guessing_at, learned, provenance
 from medsilo.report.formats import WITHHELD, between, cell, score_text
 from medsilo.report.panels import Subject
@@ -50,18 +50,17 @@ def render(runs: Sequence[RunResult], title: str, disclosed: Sequence[holdings.T
         decisions=deciding.section(runs, looks),
         by_case=by_case.pictures(runs),
         attached=attached(runs),
-        overlays=panels.overlays_of_runs(runs),
-        holdings=holdings.tables(runs),
+        overlays=panels.overlays(subjects),
+        holdings=list(holdings.tables(runs)),
         shifts=holdings.shifts(runs),
         disclosed=disclosed,
-        curves=_curves(runs, looks),
+        curves=_curves(runs),
         harmonised=panels.harmonised(subjects),
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
         spent=[(run.label, site, one) for run in runs for site, one in run.spent.items()],
         participation=[_participation(run, n) for n, run in enumerate(runs) if run.summary.method != "central"],
-        agreed=same(runs, _agreed),
         costs=panels.costs(subjects),
         provenance=provenance(runs),
         limits=findings.limits(runs),
@@ -133,15 +132,10 @@ def _figure(site: SiteResult, name: str) -> dict[str, Any]:
     return cell(None, WITHHELD)
 
 
-def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
-    """One chart of all methods' means, one chart per method with its sites, and the numbers behind them."""
+def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
+    """One chart per method with its sites, and the numbers behind them."""
     sites = all_sites(runs)
     alike = same(runs, lambda run: run.summary.metric) is not None
-    means = [
-        line
-        for style, run in zip(looks, runs, strict=True)
-        for line in bridged([Series(run.label, run.mean_curve, style)], run.unscored)
-    ]
     per_run = []
     for position, run in enumerate(runs):
         series = [
@@ -149,25 +143,20 @@ def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
             for style, site in enumerate(sites)
             if any(value is not None for value in run.site(site).validation)
         ]
-        lines = bridged(series, run.unscored)
         per_run.append(
             {
                 "run": run,
-                "chart": _chart(f"curve-{position}", run.label, lines, runs if alike else [run]) if lines else None,
+                "chart": _chart(f"curve-{position}", run.label, series, runs if alike else [run]) if series else None,
                 "rounds": range(last_round([run]) + 1),
             }
         )
-    drawn = [one for one in means if values_of([one])]
-    together = alike and len(runs) > 1 and bool(drawn)
     return {
         "site_legend": [{"name": site, "swatch": swatch(style)} for style, site in enumerate(sites)],
-        "mean_legend": [{"name": one.name, "swatch": swatch(one.style)} for one in drawn],
-        "mean": _chart("curve-mean", "Mean over sites", drawn, runs, WIDE) if together else None,
         "runs": per_run,
     }
 
 
-def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunResult], width: int = NARROW) -> Markup:
+def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunResult]) -> Markup:
     values = [value for run in runs for site in run.sites for value in run.site(site).validation if value is not None]
     metric = runs[0].summary.metric
     return line_chart(
@@ -178,7 +167,6 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunRes
         y_label=f"validation {metric}",
         y_ticks=ticks(min(values), max(values)),
         last_x=last_round(runs),
-        width=width,
     )
 
 
@@ -195,17 +183,7 @@ def _participation(run: RunResult, place: int) -> dict[str, Any]:
         "shares": shares(run, f"shares-{place}"),
         "everyone": everyone,
         "absences": [(f"Round{'s' * (len(own) > 1)} {spans(own)}", *whose) for whose, own in rounds.items()],
-        "agreed": _agreed(run),
     }
-
-
-def _agreed(run: RunResult) -> str:
-    """Return what the plan says about taking part."""
-    agreed = run.summary.agreed
-    if agreed.minimum is None:
-        return ""
-    policy = f"; when one is missing: {agreed.when_missing}" if agreed.when_missing else ""
-    return f"Agreed: at least {counted(agreed.minimum, 'site')}{policy}."
 
 
 def attached(runs: Sequence[RunResult]) -> list[Markup]:

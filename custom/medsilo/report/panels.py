@@ -12,7 +12,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from medsilo.report.charts import Series, line_chart, swatch
 from medsilo.report.formats import MISSING, bytes_text, cell, number, seconds_text
 from medsilo.report.pictures import Dot, dot_chart, dot_ticks, matrix_strip, others
 from medsilo.report.read import OVERLAYS, RunResult, same
@@ -28,14 +27,6 @@ class Subject:
 
     label: str
     runs: Sequence[RunResult]
-    seeds: Sequence[int] = ()  # those that the study asked for
-
-    @property
-    def missing(self) -> str:
-        """The seeds without a run, in words; or nothing."""
-        here = [run.summary.seed for run in self.runs]
-        gone = [str(seed) for seed in self.seeds if seed not in here]
-        return f"seed{'s' if len(gone) > 1 else ''} {', '.join(gone)} missing" if gone else ""
 
     @property
     def several(self) -> bool:
@@ -94,7 +85,7 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     """The models that answered for each site's cases, and the scores of the thresholds that were tried."""
     panels = []
-    for place, subject in enumerate(having(subjects, lambda run: run.summary.details.super_model)):
+    for subject in having(subjects, lambda run: run.summary.details.super_model):
         facts = [one for run in subject.runs if (one := run.summary.details.super_model)]
         sites, rule = facts[0].sites, facts[0].rule
         names = ["global", *(site for site in sites if any(site in one.agreed for one in facts))]
@@ -108,7 +99,7 @@ def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
                 "tables": [(title, _frequencies(told, names, sites)) for title, told in tables],
                 "kept": [site for site in sites if not all(site in one.agreed for one in facts)],
                 "rule": rule,
-                **_thresholds(subject, facts, f"threshold-{place}"),
+                **_thresholds(subject, facts),
             }
         )
     return panels
@@ -134,71 +125,33 @@ def _nearest(gammas: Sequence[float], threshold: float | None) -> int | None:
     return min(range(len(gammas)), key=lambda place: abs(gammas[place] - threshold))
 
 
-def _thresholds(subject: Subject, facts: Sequence[SuperModelFacts], key: str) -> dict[str, Any]:
-    """The pooled validation score by γ, a line for each run; nothing for a rule that knows no γ."""
-    lines = [f"seed {run.summary.seed}" if subject.several else "Pooled validation score" for run in subject.runs]
-    series, rows = [], []
-    for style, (line, one) in enumerate(zip(lines, facts, strict=True)):
-        gammas, scores = [point[0] for point in one.curve], [point[2] for point in one.curve]
-        chosen = _nearest(gammas, one.threshold)
-        series.append(Series(line, scores, style, chosen, gammas))
-        rows.append((line, [cell(score, aside="chosen" if n == chosen else "") for n, score in enumerate(scores)]))
-    if not any(scores for _, scores in rows):
-        return {"chart": None}
-    title, label = f"{subject.label}: pooled validation score by threshold γ", "threshold γ"
-    metric = f"validation {subject.runs[0].summary.metric}"
-    return {
-        "chart": line_chart(series, key=key, title=title, x_label=label, y_label=metric, last_x=1.0, unit="γ"),
-        "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in series] if subject.several else [],
-        "gammas": [f"{gamma:g}" for gamma in series[0].places or ()],
-        "scores": rows,
-    }
+def _thresholds(subject: Subject, facts: Sequence[SuperModelFacts]) -> dict[str, Any]:
+    """Return the pooled validation score by γ, a row for each run; nothing for a rule that knows no γ."""
+    rows = []
+    for run, one in zip(subject.runs, facts, strict=True):
+        chosen = _nearest([point[0] for point in one.curve], one.threshold)
+        cells = [cell(score, aside="chosen" if n == chosen else "") for n, (_, _, score) in enumerate(one.curve)]
+        rows.append((f"seed {run.summary.seed}" if subject.several else "Pooled validation score", cells))
+    return {"gammas": [f"{gamma:g}" for gamma, *_ in facts[0].curve], "scores": rows}
 
 
 def harmonised(subjects: Sequence[Subject], most: int | None = None) -> list[dict[str, Any]]:
-    """Images before and after, of the first run that has some and at most so many a site.
-
-    Rows with the very same pictures, as of a sweep that changes only the step, are one panel.
-    """
-    panels: dict[str, dict[str, Any]] = {}
-    for subject in having(subjects, lambda run: run.pictures):
-        first = next(run for run in subject.runs if run.pictures)
-        pictures = {site: pairs[:most] for site, pairs in first.pictures.items()}
-        panel = {"subject": subject, "pictures": pictures, "first": first}
-        alike = panels.setdefault(repr(pictures), panel)
-        if alike is not panel:
-            alike["subject"] = replace(alike["subject"], label=f"{alike['subject'].label}, {subject.label}")
-    return list(panels.values())
-
-
-def overlays_of_runs(runs: Sequence[RunResult]) -> dict[str, Any]:
-    """A table for each run, a line for each site."""
-    tables = [
-        {"label": run.label, "lines": [(site, "", own) for site, own in run.overlays.items()]}
-        for run in runs
-        if run.overlays
+    """Return images before and after, of each subject's first run that has some, and at most so many a site."""
+    first = [(subject, subject.runs[0]) for subject in having(subjects, lambda run: run.pictures)]
+    return [
+        {"subject": subject, "pictures": {site: pairs[:most] for site, pairs in run.pictures.items()}, "first": run}
+        for subject, run in first
     ]
-    return {"head": "Site", "kinds": OVERLAYS, "tables": tables}
 
 
-def overlays_of_study(subjects: Sequence[Subject]) -> dict[str, Any]:
-    """A table for each site, a line for each row: its first seed. What makes the page too large is left out."""
-    shown = [(subject.label, subject.runs[0]) for subject in having(subjects, lambda run: run.overlays)]
-    sites = dict.fromkeys(site for _, run in shown for site in run.overlays)
-    tables = [
-        {
-            "label": site,
-            "lines": [
-                (label, f"seed {run.summary.seed}", run.overlays[site]) for label, run in shown if site in run.overlays
-            ],
-        }
-        for site in sites
-    ]
-    drawn = [one for _, run in shown for own in run.overlays.values() for one in own]
+def overlays(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """A table for each subject's first run, a line for each site. What makes the page too large is left out."""
+    first = [subject.runs[0] for subject in having(subjects, lambda run: run.overlays)]
+    drawn = [one for run in first for own in run.overlays.values() for one in own]
     for kinds in (OVERLAYS, ("median", "worst"), ("median",), ()):
         if sum(len(one.image) for one in drawn if one.which in kinds) <= MOST_OVERLAYS:
             break
-    return {"head": "Method", "kinds": kinds, "tables": tables}
+    return {"kinds": kinds, "tables": [(run.label, run.overlays) for run in first]}
 
 
 def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:

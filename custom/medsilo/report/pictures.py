@@ -115,14 +115,13 @@ def _number(value: float | None) -> str:
 
 LEFT, WIDTH, RIGHT, LANE, CLOCK = 96, 480, 104, 20, 22
 STEADY = 0.005  # by which a share may move and still be drawn as one number
-MARKS = {"refused": "✕", "lost": "○", "missed": "○"}
+MARKS = {"refused": "✕", "lost": "○"}
 
 
 def timeline(run: RunResult, key: str) -> Markup:
     """A row for each site: dark while it worked, light while it waited or sent, marked where it is missing."""
     lengths = [line.seconds or 0.0 for line in run.rounds]
-    timed = all(lengths)
-    starts = [0.0, *accumulate(lengths if timed else [1.0] * len(lengths))]
+    starts = [0.0, *accumulate(lengths)]
     scale = WIDTH / (starts[-1] or 1)
     absent = {(one.site, one.round): one for one in run.absences()}
     words, height = [], len(run.sites) * LANE + CLOCK
@@ -141,7 +140,7 @@ def timeline(run: RunResult, key: str) -> Markup:
                 mark.text(MARKS[one.kind], round((start + end) / 2, 1), top + 11, "middle")
             elif site in line.answered:
                 told = line.sites.get(site)
-                share = min((told.seconds if told else 0) / lengths[number], 1) if timed else 1
+                share = min(told.seconds / lengths[number], 1) if told and lengths[number] else 0.0
                 middle = start + share * (end - start)
                 worked.append(f"M{start:.1f} {top}H{middle:.1f}v14H{start:.1f}z")
                 waited.append(f"M{middle:.1f} {top}H{end:.1f}v14H{middle:.1f}z")
@@ -157,7 +156,7 @@ def timeline(run: RunResult, key: str) -> Markup:
     for second in ticks(0, starts[-1], most=9):
         if second <= starts[-1]:
             svg.text(f"{second:g}", round(LEFT + second * scale, 1), height - 6, "middle")
-    svg.text("seconds" if timed else "rounds", LEFT + WIDTH + 6, height - 6)
+    svg.text("seconds", LEFT + WIDTH + 6, height - 6)
     svg.element[1].text = " ".join(words)
     return svg.markup()
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from itertools import accumulate, groupby, zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ LARGEST_PICTURE = 2_000_000  # bytes
 Interval = tuple[float, float]
 DRAWN = ("concordance", "dice")  # metrics of which single cases are drawn
 OVERLAYS = ("best", "median", "worst")
-Kind = Literal["refused", "lost", "missed"]
+Kind = Literal["refused", "lost"]
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,6 @@ class Absence:
     round: int
     kind: Kind
     reason: str
-
-    @classmethod
-    def said(cls, site: str, number: int, kind: Kind, reason: str) -> "Absence":
-        """The reason may repeat the kind ("lost: no answer") or be the only one to know it."""
-        for word in ("refused", "lost"):
-            if reason.startswith(f"{word}: "):
-                return cls(site, number, word, reason.removeprefix(f"{word}: "))
-        return cls(site, number, kind, reason)
 
     @property
     def text(self) -> str:
@@ -110,37 +102,17 @@ class RunResult:
         return counted(cases, "slice" if self.summary.sliced else "case") + of
 
     @property
-    def validated(self) -> list[tuple[float | None, ...]]:
-        """The validation scores of all sites after 0, 1, 2, … rounds."""
-        return list(zip_longest(*(self.site(site).validation for site in self.sites)))
-
-    @property
     def mean_curve(self) -> list[float | None]:
         """Validation, mean over sites; no value where a site has none: over fewer sites it would jump for no reason."""
-        return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in self.validated]
-
-    @property
-    def unscored(self) -> set[int]:
-        """The numbers of rounds after which no site has a value: those that the plan does not validate."""
-        return {n for n, scores in enumerate(self.validated) if all(score is None for score in scores)}
-
-    @property
-    def traffic(self) -> list[float]:
-        """The bytes that all sites sent and got after 0, 1, 2, … rounds."""
-        rounds = [sum(sent.bytes_up + sent.bytes_down for sent in line.sites.values()) for line in self.rounds]
-        return [0.0, *accumulate(map(float, rounds))]
+        by_round = zip_longest(*(self.site(site).validation for site in self.sites))
+        return [None if None in scores else sum(filter(None, scores)) / len(scores) for scores in by_round]
 
     def absences(self) -> list[Absence]:
-        """Every site and round without a part in the result, from both files, in order of the rounds."""
-        found: dict[tuple[int, str], tuple[Kind, str]] = {}
-        for site in self.sites:
-            found |= {(number, site): ("missed", why) for number, why in self.site(site).missed.items()}
-        for line in self.rounds:
-            for site in set(line.asked) - set(line.answered):
-                found.setdefault((line.round, site), ("missed", "no answer is recorded"))
-            found |= {(line.round, site): ("lost", why) for site, why in line.lost.items()}
-            found |= {(line.round, site): ("refused", why) for site, why in line.refused.items()}
-        return [Absence.said(site, number, *told) for (number, site), told in sorted(found.items())]
+        """Every site and round without a part in the result, in order of the rounds."""
+        lines = self.rounds
+        refused = [Absence(site, one.round, "refused", why) for one in lines for site, why in one.refused.items()]
+        lost = [Absence(site, one.round, "lost", why) for one in lines for site, why in one.lost.items()]
+        return sorted([*refused, *lost], key=lambda one: (one.round, one.site))
 
 
 def read(folder: Path) -> RunResult:

@@ -3,26 +3,26 @@
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from medsilo.core.text import counted
 from medsilo.report import deciding, findings, holdings, panels
-from medsilo.report.charts import WIDE, Series, band_of, bridged, line_chart, styles, swatch, ticks, values_of
+from medsilo.report.charts import Series, band_of, line_chart, styles, swatch, values_of
 from medsilo.report.findings import REFERENCES, STANDS_OUT, Answer, Notice, guessing_at, learned, provenance
 from medsilo.report.formats import between, cell, number
 from medsilo.report.gains import first_screen
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Dot
-from medsilo.report.read import RunResult, last_round, read
+from medsilo.report.read import RunResult, read
 from medsilo.report.template import fill, save
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import Level, PairedDifference, Verdict, VerdictRow
 from medsilo.study.words import points
 
-MEGABYTE = 1e6
 DARKEST = 0.3  # the gain whose cell is darkest
 ENDPOINTS = {"mean": "Mean over sites", "pooled": "Pooled over cases", "worst-site": "Worst site"}
 FEW = 6  # seeds that are named one by one
@@ -55,10 +55,10 @@ def render(
 ) -> str:
     """The page as text; it depends on nothing but these."""
     runs = [run for own in found.values() for run in own]
-    about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
+    about, rows = verdict.about, verdict.rows
     looks = styles([row.method in REFERENCES for row in rows])
     chances = guessing_at(verdict.sites, runs)
-    subjects = [Subject(title, own, seeds) for title, own in found.items()]
+    subjects = [Subject(title, own) for title, own in found.items()]
     return fill(
         template,
         about.title,
@@ -75,17 +75,17 @@ def render(
         joining=[(row.title, [_shaded(row.joining[site]) for site in verdict.sites]) for row in _gaining(verdict)],
         dots=_dots(verdict, looks, chances),
         guessing=any(chances),
-        holdings=holdings.tables(runs),
+        holdings=list(holdings.tables(runs)),
         shifts=holdings.shifts(runs),
         disclosed=holdings.disclosed(statistics) if statistics else (),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
-        curves=_curves(found, looks, verdict.metric),
+        curve=_curve(found, looks, verdict.metric),
         figures=_figures(found),
         decisions=deciding.section(
             [own[0] for own in found.values() if own],
             [look for look, own in zip(looks, found.values(), strict=True) if own],
         ),
-        overlays=panels.overlays_of_study(subjects),
+        overlays=panels.overlays(subjects),
         harmonised=panels.harmonised(subjects, most=1),
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
@@ -146,9 +146,8 @@ def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
 def _difference(found: PairedDifference | None) -> dict[str, Any]:
     if found is None:
         return cell(None)
-    interval = f"{findings.signed(found.low)} to {findings.signed(found.high)}"
     look = ("higher" if found.mean > 0 else "lower") if found.sure else ""
-    return cell(found.mean, findings.signed(found.mean), interval, look)
+    return cell(100 * found.mean, points(found.mean), f"{points(found.low)} to {points(found.high)}", look)
 
 
 def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], list[dict[str, Any]]]:
@@ -203,28 +202,17 @@ def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None
     return panels.site_scores(verdict.metric, verdict.sites, methods, chances)
 
 
-def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
-    """Validation, mean over sites and seeds, against rounds and against bytes."""
-    by_round, by_bytes = [], []
+def _curve(found: Rows, looks: Sequence[int], metric: str) -> Markup | None:
+    """Validation, mean over sites and seeds, by round."""
+    lines = []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         curves = [run.mean_curve for run in runs]
-        line = Series(title, [_mean(column) for column in zip(*curves, strict=False)], style, band=band_of(curves))
-        if not values_of([line]):
-            continue
-        skipped = set.intersection(*(run.unscored for run in runs))
-        places = [statistics.mean(column) / MEGABYTE for column in zip(*(run.traffic for run in runs), strict=False)]
-        end = len(places)
-        sent = replace(line, values=line.values[:end], band=line.band[:end], places=places)
-        by_round += bridged([line], skipped)
-        by_bytes += bridged([sent], skipped)
-    if not by_round:
-        return []
-    known = values_of(by_round)
-    draw = partial(line_chart, y_label=f"validation {metric}", y_ticks=ticks(min(known), max(known)), width=WIDE)
-    title, runs = f"Validation {metric} by", [run for runs in found.values() for run in runs]
-    rounds = draw(by_round, key="curve-rounds", title=f"{title} round", x_label="rounds", last_x=last_round(runs))
-    label = "megabytes that all sites sent and got"
-    return [rounds, draw(by_bytes, key="curve-bytes", title=f"{title} bytes", x_label=label, unit="MB")]
+        means = [_mean(column) for column in zip(*curves, strict=False)]
+        lines.append(Series(title, means, style, band=band_of(curves)))
+    if not values_of(lines):
+        return None
+    title, label = f"Validation {metric} by round", f"validation {metric}"
+    return line_chart(lines, key="curve-rounds", title=title, x_label="rounds", y_label=label)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

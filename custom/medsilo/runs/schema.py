@@ -597,7 +597,6 @@ class About(RecordPart):
     """The words on a comparison's page beside its numbers."""
 
     title: str = Field(description="the page's title")
-    command: str = Field("", description="the command that repeats it")
     machine: str = Field("", description="the machine in words")
     cells: Count = Field(0, description="runs that were asked for")
     failures: list[str] = Field([], description="what failed, one line each")

@@ -24,7 +24,7 @@ from medsilo.core.text import duration, size_text
 from medsilo.plan import Plan
 from medsilo.registry import PAGE_ACTIONS
 from medsilo.report import template
-from medsilo.report.charts import Series, validation_chart
+from medsilo.report.charts import Series, line_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
 from medsilo.site.ledger import ledgers
 from medsilo.site.policy import read_policy
@@ -301,5 +301,13 @@ def _chart(rows: tuple[Row, ...], planned: int) -> Any:
             value, place = float(row["validation"]), float(row["validated_round"])
             values.append(value)
             places.append(place)
-    line = Series("this hospital", values, places=places)
-    return validation_chart([line], "score", key="own", last_x=max([planned, *places]))
+    if not values:
+        return None
+    return line_chart(
+        [Series("this hospital", values, places=places)],
+        key="own",
+        title="Validation score by round",
+        x_label="rounds",
+        y_label="validation score",
+        last_x=max([planned, *places]),
+    )

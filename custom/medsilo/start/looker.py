@@ -139,7 +139,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> li
     counted = f"medsilo statistics {job} {given} -o {out / 'cases'}"
     if several:
         steps.append(("how many patients each hospital has of each class, and how many an interval needs:", counted))
-        command = f"medsilo compare --plan {job} --methods local,fedavg --minutes {minutes} {given} --engine inprocess"
+        command = f"medsilo compare --plan {job} --methods local,fedavg --minutes {minutes} {given}"
         return [*steps, ("does joining pay for these hospitals?", command)]
     return [
         *steps,
@@ -148,7 +148,7 @@ def advice(several: bool, out: Path, stopped: Sequence[str], minutes: int) -> li
     ]
 
 
-JOB, TRIAL, CHECKS, PAGE = "job", "trial", "check", "start.html"
+JOB, TRIAL, CHECKS = "job", "trial", "check"
 WIDTH = 118
 OF_PLAN = (
     "What all hospitals agree on, drafted by 'medsilo init' from one folder: read it, and change what you know better.",
@@ -162,7 +162,7 @@ OF_SETTINGS = (
 
 def refuse_to_overwrite(out: Path, folder: Path) -> None:
     """Raise an error where something of a start is in the way, or where the output would lie among the data."""
-    there = [name for name in (FILE_NAME, JOB, TRIAL, CHECKS, PAGE) if (out / name).exists()]
+    there = [name for name in (FILE_NAME, JOB, TRIAL, CHECKS) if (out / name).exists()]
     if there:
         raise MedsiloError(
             f"{out / there[0]} exists and stays as it is; choose another folder with --out, or remove it"

@@ -1,4 +1,4 @@
-"""Try a plan on this machine: every hospital trains alone for some rounds, and what it then finds."""
+"""Try a plan on this machine: check each hospital, and let it train alone for some rounds."""
 
 import sys
 from collections.abc import Iterator
@@ -7,26 +7,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from shutil import disk_usage
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader
-
 from medsilo.check.rehearsal import free_memory
 from medsilo.check.result import Report
 from medsilo.check.visit import Visit, check
-from medsilo.deploy.source import open_source
 from medsilo.plan import Plan
-from medsilo.report.start_page import ShownCase
-from medsilo.runs import paths
 from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.start.fitting import Machine
 from medsilo.start.looker import place_of
-from medsilo.tasks.overlays import curves_of, pixels_of, write_png
 from medsilo.tasks.own.folder import FolderTask
 
 LEAST, MOST = 2, 12  # rounds; small plans have learned something after twelve
 TIME = 90.0  # seconds of training, in which as many rounds are made as fit
-CASES = 6  # that are shown of each hospital
 MOST_READY = 10  # GiB of images that are kept ready while 'medsilo init' works
 
 
@@ -75,25 +66,3 @@ def alone(plan: Plan, seconds: float) -> Plan:
     """Return the plan of the trial: as many rounds of so many seconds as fit."""
     rounds = int(min(max(TIME / seconds if seconds else MOST, LEAST), MOST))
     return plan.with_changes(["algorithm.name=local", f"training.rounds={rounds}", "participation.unseen=[]"])
-
-
-@torch.inference_mode()
-def found_cases(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> list[ShownCase]:
-    """Return test cases of a hospital's classification, from the surest to the least sure; none of other tasks."""
-    if not plan.task.goal.classifies or plan.task.shape is None or len(plan.task.shape) < 2:
-        return []
-    test = plan.task.site_data(site, plan.participation.sites, plan.seed, settings.of(site).data).test
-    model, names = open_source(folder, site).network, plan.task.goal.label_names
-    batches = [(inputs, targets, model(inputs).double().softmax(1)) for inputs, targets in DataLoader(test, 16)]
-    inputs, targets, probabilities = (torch.cat(several) for several in zip(*batches, strict=True))
-    own = probabilities.gather(1, targets[:, None])[:, 0]
-    order = own.argsort(descending=True, stable=True).tolist()
-    chosen = [order[place] for place in np.unique(np.linspace(0, len(order) - 1, CASES).round().astype(int))]
-    cases = []
-    for number, case in enumerate(chosen, 1):
-        path = paths.site_folder(folder, site) / paths.PICTURES / f"case-{number}.png"
-        own_range = float(inputs[case].min()), float(inputs[case].max())
-        write_png(path, curves_of(inputs[case]) if inputs[case].dim() == 2 else pixels_of(inputs[case], *own_range))
-        right, found = names[int(targets[case])], names[int(probabilities[case].argmax())]
-        cases.append(ShownCase(right, found, float(own[case]), path))
-    return cases

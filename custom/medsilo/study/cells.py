@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.lifeline import end_family, end_with
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
-from medsilo.flare import simulator
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
@@ -24,7 +23,6 @@ from medsilo.runs.record import Record, alone
 from medsilo.runs.schema import STOPPED, Summary
 from medsilo.site.settings import SiteSettings
 
-Engine = Literal["simulator", "inprocess"]
 ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
 LET_GO = 30.0  # seconds in which processes of a comparison that was killed have ended
 ANOTHER = "another comparison runs it now; wait for its end, or give another --out"
@@ -154,9 +152,7 @@ def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
         raise PlanError(f"{row.title}: {error}") from error
 
 
-def fill(
-    cells: Sequence[Cell], engine: Engine, settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]
-) -> None:
+def fill(cells: Sequence[Cell], settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]) -> None:
     """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
     left = [cell for cell in cells if not cell.summary()]
     for cell in left:
@@ -164,10 +160,10 @@ def fill(
             cell.plan.task.check_source(settings.of(site).data)
     if at_once == 1:  # here: a script needs no `if __name__ == "__main__"` then
         for cell in left:
-            done(cell, run_cell(cell, engine, settings))
+            done(cell, run_cell(cell, settings))
         return
     with ProcessPoolExecutor(at_once, get_context("spawn"), end_with, (os.getpid(),)) as pool:
-        waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in left}
+        waiting = {pool.submit(run_cell, cell, settings): cell for cell in left}
         try:
             for future in as_completed(waiting):
                 done(waiting[future], future.result())
@@ -184,15 +180,17 @@ def fill(
             raise
 
 
-def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
+def run_cell(cell: Cell, settings: SiteSettings) -> str:
     """Run one cell, or go on with it where it was stopped; what went wrong, in a line, or nothing.
 
-    Pooled methods run in process. A process of an earlier comparison, which is ending, is waited for.
+    A process of an earlier comparison, which is ending, is waited for.
     """
-    simulated = engine == "simulator" and not cell.plan.algorithm.pooled
     try:
         with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, f"{cell.name}: {ANOTHER}", LET_GO):
-            _run(cell, simulated, settings)
+            resumes = _was_stopped(cell)
+            if not resumes:
+                shutil.rmtree(cell.folder, ignore_errors=True)
+            inprocess.run(cell.plan, folder=cell.folder, resume=resumes, settings=settings)
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
@@ -203,26 +201,13 @@ def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
     return ""
 
 
-def _run(cell: Cell, simulated: bool, settings: SiteSettings) -> None:
-    resumes = _was_stopped(cell, simulated)
-    if not resumes:
-        shutil.rmtree(cell.folder, ignore_errors=True)
-    if not simulated:
-        inprocess.run(cell.plan, folder=cell.folder, resume=resumes, settings=settings)
-    elif resumes:
-        simulator.resume(cell.folder, settings)
-    else:
-        simulator.run(cell.plan, cell.folder, settings)
-
-
-def _was_stopped(cell: Cell, simulated: bool) -> bool:
+def _was_stopped(cell: Cell) -> bool:
     """Return whether a cell was stopped or killed in its middle, and the same medsilo can go on with it.
 
     One that failed starts again: it may be its state that is damaged.
     """
     record = Record(cell.folder)
-    by_simulator = (cell.folder / paths.JOB).is_dir()
-    if cell.plan.algorithm.pooled or by_simulator != simulated:
+    if cell.plan.algorithm.pooled:
         return False
     try:
         if not record.can_go_on():

@@ -1,9 +1,7 @@
 """medsilo compare: methods and seeds on one task, cell by cell, and the page that says what came out."""
 
-import json
 import math
 import os
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,10 +13,9 @@ import psutil
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import make_folder, write_json
-from medsilo.core.text import counted
+from medsilo.core.text import counted, duration
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
-from medsilo.registry import METHODS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
 from medsilo.runs.record import Record, alone
@@ -28,7 +25,6 @@ from medsilo.study.boundaries import LEAST, seeds_within
 from medsilo.study.cells import (
     ANOTHER,
     Cell,
-    Engine,
     Row,
     base_plan,
     cells_of,
@@ -45,7 +41,6 @@ BAR = 20
 LOOKS = 6  # about, of a comparison that ends with its answer
 FAR = 1.5  # times the minutes that there are: by one round no more is sure
 SELDOM = 10  # times what a page takes, before the next is written while runs go on
-HERE = {"--data": "DATA", "--settings": "LOCAL"}  # options that name folders of this machine
 
 
 def most_at_once() -> int:
@@ -64,7 +59,6 @@ class Study:
     against: str | None = None  # the row that all are held against; by default FedAvg's
     primary: Endpoint = "mean"  # the question that was declared before
     show: Callable[[], object] = lambda: None  # writes the page, after each run
-    engine: Engine = "inprocess"
     settings: SiteSettings = field(default_factory=SiteSettings)
     at_once: int = 1  # cells side by side
     say: Callable[[str], object] = lambda line: None
@@ -114,12 +108,12 @@ class Study:
         with TemporaryDirectory(dir=self.folder) as place:
             trial = replace(first, plan=short, folder=Path(place) / "trial")
             started = time.monotonic()
-            if run_cell(trial, self.engine, self.settings):
+            if run_cell(trial, self.settings):
                 return  # what failed is told of the whole run
             took, lines = time.monotonic() - started, Record(trial.folder).rounds()
         a_round = lines[-1].seconds or 0.0
         all_seeds = LEAST * runs * (took + (first.plan.rounds - short.rounds) * a_round) / self.at_once
-        known = f"by a trial of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {_time(all_seeds)}"
+        known = f"by a trial of {first.row.title}, {LEAST} seeds ({LEAST * runs} runs) take about {duration(all_seeds)}"
         if all_seeds > FAR * 60 * minutes:
             raise MedsiloError(f"{known}; give --minutes {math.ceil(all_seeds / 60)} or more, or fewer rounds")
         self.say(known)
@@ -132,8 +126,8 @@ class Study:
             least = math.ceil((start + LEAST * took) / 60)
             raise MedsiloError(f"{LEAST} seeds take about {least} minutes; give --minutes {least} or more")
         self.say(
-            f"one seed took {_time(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
-            f"{minutes:g} minutes, about {_time(planned * took)} in all, and less if the answer comes before"
+            f"one seed took {duration(took)} ({len(self.cells)} runs, {rounds} rounds): {planned} seeds have room in "
+            f"{minutes:g} minutes, about {duration(planned * took)} in all, and less if the answer comes before"
         )
         return planned
 
@@ -156,13 +150,14 @@ class Study:
             result = f"{summary.metric} {summary.mean_test:.4f}" if summary else f"FAILED: {failure}"
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
-            self.say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
+            told = f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}"
+            self.say(f"{told}  (about {duration(left)} left)")
             if (now := time.monotonic()) >= due:
                 self.conclude(failures)
                 self.show()
                 due = time.monotonic() + SELDOM * (time.monotonic() - now)
 
-        fill(self.cells, self.engine, self.settings, self.at_once, done)
+        fill(self.cells, self.settings, self.at_once, done)
         self.conclude(failures)
         return failures
 
@@ -191,34 +186,6 @@ class Study:
         return verdict
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _told_apart(argument: str) -> list[str]:
-    """Return --data=FOLDER as --data FOLDER, and -oFOLDER as -o FOLDER."""
-    if argument.startswith("--"):
-        return argument.split("=", 1)
-    return ["-o", argument[2:]] if argument.startswith("-o") and argument != "-o" else [argument]
-
-
-def command_line(arguments: Sequence[str]) -> str:
-    """The command as another person would give it: without the words about it, and without this machine's folders."""
-    kept: list[str] = []
-    words = iter([part for argument in arguments for part in _told_apart(argument)])
-    for argument in words:
-        if argument in ("--title", "--out", "-o"):
-            next(words, None)
-        elif argument == "--json":
-            continue
-        elif argument in HERE:
-            kept += [argument, HERE[argument]]
-            next(words, None)
-        else:
-            kept.append(argument)
-    return "medsilo " + shlex.join(kept)
-
-
 # ---------------------------------------------------------------------------------------------------- asking
 @dataclass(frozen=True)
 class Asked:
@@ -229,7 +196,6 @@ class Asked:
     methods: Sequence[str]
     row: Sequence[str]
     seeds: Sequence[int]
-    protocol: str | None
     changes: Sequence[str]
     out: Path
     folds: int | None = None
@@ -245,8 +211,6 @@ class Asked:
         else:
             plan = parse_plan(base_plan(), task)
         rows = [Row.parse(text) for text in [*",".join(self.methods).split(","), *self.row] if text]
-        if self.protocol:
-            rows = [_under(row, self.protocol, plan) for row in rows]
         if not rows:
             raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
         rows = [_suited(row, plan, self.changes) for row in rows]
@@ -270,19 +234,3 @@ def _suited(row: Row, plan: Plan, changes: Sequence[str]) -> Row:
                 plan_of(plan, own, changes)
                 return own
     return row
-
-
-def _under(row: Row, protocol: str, plan: Plan) -> Row:
-    """The row with all that the protocol says of its method; what the row says itself must agree with it."""
-    method = METHODS.get(row.method or plan.algorithm.name)
-    said = method.protocols.get(protocol, {}) if method else {}
-    name = [change for change in row.changes if change == f"algorithm.name={row.method}"]
-    rest = [change for change in row.changes if change not in name]
-    # What a plan lacks, as some networks lack norms, can't break the rule either.
-    values = [f"{key}={json.dumps(value)}" for key, value in said.items() if _has(plan, key)]
-    return replace(row, changes=(*name, f"protocol={protocol}", *values, *rest))
-
-
-def _has(plan: Plan, key: str) -> bool:
-    section, _, name = key.partition(".")
-    return section == "algorithm" or hasattr(getattr(plan, section), name)

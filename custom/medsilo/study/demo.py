@@ -46,8 +46,6 @@ def demo_study(output: Path, rounds: int, seeds: Sequence[int], say: Callable[[s
     if folder.exists():
         raise MedsiloError(f"run folder {folder} exists; wait a second and try again")
     cells = cells_of(demo_plan(rounds), [Row.parse(text) for text in ROWS], seeds, [], folder)
-    about = About(
-        title="Demo: three synthetic hospitals", command="medsilo demo", machine=f"{os.cpu_count()} CPU cores"
-    )
+    about = About(title="Demo: three synthetic hospitals", machine=f"{os.cpu_count()} CPU cores")
     settings = SiteSettings(device="cpu", studies=None)
     return Study(folder, about, cells, TOGETHER, settings=settings, at_once=AT_ONCE, say=say)

@@ -39,7 +39,7 @@ from medsilo.study.evidence import (
     sensitivity,
 )
 from medsilo.study.scores import scores_in
-from medsilo.study.words import in_patients, points
+from medsilo.study.words import in_patients, in_points, points
 
 DEFAULT = "fedavg"
 LITTLE = 0.02  # a gain that is worth no federation
@@ -305,7 +305,7 @@ class Statistics:
                 f"No federated method is surely better than {self.against} {self.where}: no interval stays "
                 f"above zero after correction for {len(differences)} comparisons.{rest}"
             )
-        listed = "; ".join(f"{row.title} by {with_interval(held[row])}" for row in ahead)
+        listed = "; ".join(f"{row.title} by {in_points(held[row])}" for row in ahead)
         text = f"Better than {self.against} {self.where}: {listed}.{rest}"
         rivals = {row: self._difference(ahead[0], row, endpoint=self.primary) for row in held if row != ahead[0]}
         tested = _tested({row: difference for row, difference in rivals.items() if difference})
@@ -356,8 +356,3 @@ def _tested(found: Mapping[Key, Difference], error: float = 1 - LEVEL) -> dict[K
         )
         for key, difference in found.items()
     }
-
-
-def with_interval(found: PairedDifference) -> str:
-    """Return a difference as people read it."""
-    return f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})".replace("-", "−")

@@ -13,7 +13,6 @@ from medsilo.core.files import write_bytes
 
 # Okabe and Ito's orange, sky blue, bluish green, yellow, vermilion and reddish purple; more structures start again.
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167))
-CURVES, CURVE = 12, (0, 90, 140)  # signals of a series that are drawn, and their colour
 TILE, COLUMNS, LINE = 256, 4, 16  # pixels of a montage's tile, tiles in a row, pixels of a line of its legend
 SMALLEST = 192  # pixels of an overlay's shorter side, so that its lines stay thin beside the image
 THERE, FOUND = (0, 114, 178), (230, 159, 0)  # Okabe and Ito's blue and orange
@@ -27,19 +26,6 @@ def pixels_of(image: Tensor, low: float, high: float) -> np.ndarray:
         image = image[:, image.shape[1] // 2]
     values = ((image.float().cpu() - low) / max(high - low, 1e-12)).clamp(0, 1).mul(255).round().byte().numpy()
     return values.transpose(1, 2, 0) if len(values) == 3 else values[0]
-
-
-def curves_of(series: Tensor) -> np.ndarray:
-    """Return the first signals of a series [signals, steps] as curves below each other, [TILE, TILE, 3]."""
-    page = Image.new("RGB", (TILE, TILE), "white")
-    pen, shown = ImageDraw.Draw(page), series[:CURVES].double().tolist()
-    lane = TILE / len(shown)
-    for place, own in enumerate(shown):
-        low, high = min(own), max(own)
-        across = np.linspace(0, TILE - 1, len(own))
-        heights = (np.array(own) - low) / max(high - low, 1e-12)
-        pen.line([*zip(across, lane * (place + 0.9 - 0.8 * heights), strict=True)], fill=CURVE)
-    return np.array(page)
 
 
 def colours_of(pixels: np.ndarray) -> np.ndarray:
