@@ -18,6 +18,7 @@ from medsilo.core.spill import stored
 from medsilo.mixing import contributions
 from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from tests.mixed import result_of
 
 WEIGHTS = torch.tensor([[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [0.1, 0.6, 0.3]], dtype=torch.float64)
 MAKERS = {
