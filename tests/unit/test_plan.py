@@ -329,7 +329,6 @@ def test_another_method_drops_the_former_ones_numbers() -> None:
         "amplitude": None,
         "perturbation": None,
         "weighting": "samples",
-        "keeps": "batch-norm",
     }
     assert changed.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.01
     assert plan.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.5  # the same method keeps them
