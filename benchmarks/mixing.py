@@ -152,7 +152,7 @@ def in_files(play: Round) -> Round:
 
 
 def on_disk(play: Round) -> Round:
-    """What waits lies on the disk, as all but 512 MiB of it does."""
+    """A round in which all that waits lies on the disk, as what is over 512 MiB does."""
 
     def play_on_disk(models: Iterable[Model], count: int) -> list[Any]:
         usual, contributions.MEMORY = contributions.MEMORY, 0

@@ -20,7 +20,7 @@ FACTS = {
     "local": ("nothing", "0", "none", "what every federation has to beat"),
     "fedavg": (MODEL, "1", "none", "first of all: hospitals whose images are alike"),
     "fedprox": (MODEL, "1", "none; `partial` makes stragglers", "long local training, or hospitals of different speed"),
-    "fedbn": ("model without batch norm", "0.98", "none", "other scanners, stains or intensities at each hospital"),
+    "fedbn": ("model without norms", "0.98", "none", "other scanners, stains or intensities at each hospital"),
     "silobn": (
         "model without batch norm's statistics",
         "0.99",
@@ -130,20 +130,20 @@ FACTS = {
         "stains and scanners whose look differs, and one model for all ([evidence](harmofl.md))",
     ),
     "adafed": (
-        "feature statistics, model without batch norm; the statistics once; cases that are declared public, read at "
+        "feature statistics, model without norms; the statistics once; cases that are declared public, read at "
         "the server",
         "0.98",
         "pre-training at the server, one measuring pass",
         "groups of hospitals that resemble each other ([evidence](adafed.md))",
     ),
     "d-adafed": (
-        "feature statistics, model without batch norm; as AdaFed",
+        "feature statistics, model without norms; as AdaFed",
         "0.98",
         "as AdaFed",
         "as AdaFed, by one layer alone",
     ),
     "f-adafed": (
-        "model without batch norm, feature statistics; the statistics once",
+        "model without norms, feature statistics; the statistics once",
         "0.98",
         "none",
         "as AdaFed, without public cases",

@@ -244,7 +244,7 @@ FILE = {"pretraining": {"source": "file"}}
 OF_METHODS: dict[str, tuple[Choices, Choices]] = {
     "fedavg, two gradients": ({"name": "fedavg", "perturbation": {}}, {}),
     "fedprox": ({"name": "fedprox"}, {}),
-    "fedbn": ({"name": "fedbn", "keeps": "norms"}, {}),
+    "fedbn": ({"name": "fedbn"}, {}),
     "fedper": ({"name": "fedper"}, {}),
     "feddyn": ({"name": "feddyn"}, {}),
     "fedrdn": ({"name": "fedrdn"}, MEASURES),
@@ -252,7 +252,7 @@ OF_METHODS: dict[str, tuple[Choices, Choices]] = {
     "mr-mtl": ({"name": "mr-mtl"}, {}),
     "harmofl": ({"name": "harmofl", "amplitude": None}, {}),
     "harmofl, an amplitude": (HARMONISED, MEASURES),
-    "adafed": ({"name": "adafed", "keeps": "norms", **FILE}, MEASURES),
+    "adafed": ({"name": "adafed", **FILE}, MEASURES),
     "d-adafed": ({"name": "d-adafed", **FILE}, MEASURES),
     "fedsm": ({"name": "fedsm", "selector_sync": "server-adam"}, {}),
 }

@@ -299,7 +299,7 @@ def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path)
     norms = set(batch_norm_names(study.transport.participants[SITES[0]].participant.state.model))
     reply = next(r for t, n, *_, r in study.transport.carried if (t, n) == ("round", 2))
     assert bool(norms & set(reply.groups["model"])) == (share == "weighted")
-    assert set(reply.groups) == ({"model", "batch-norm"} if share == "mean" else {"model"})
+    assert set(reply.groups) == ({"model", "norms"} if share == "mean" else {"model"})
     ends = [participant.participant.state.model.state_dict() for participant in study.transport.participants.values()]
     alike = all(torch.equal(ends[0][name], ends[1][name]) for name in norms)
     assert alike == (share == "mean")
@@ -419,10 +419,10 @@ def test_the_leaks_are_listed(method: str, numbers: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ bad input
-@pytest.mark.parametrize("method", ["adafed", "f-adafed"])
-def test_a_network_without_batch_norm_is_refused(method: str) -> None:
-    with pytest.raises(PlanError, match=f"{method} keeps batch norm at the sites, but this network has none"):
-        make_plan(method, "network.name=activity-cnn", "network.norm=group")
+@pytest.mark.parametrize(("method", "norm", "kept"), [("adafed", "none", "norms"), ("f-adafed", "group", "batch norm")])
+def test_a_network_without_the_norms_is_refused(method: str, norm: str, kept: str) -> None:
+    with pytest.raises(PlanError, match=f"{method} keeps {kept} at the sites, but this network has none"):
+        make_plan(method, "network.name=activity-cnn", f"network.norm={norm}")
 
 
 def test_d_adafed_needs_features_only() -> None:

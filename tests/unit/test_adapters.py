@@ -212,8 +212,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedsm": {},
     "harmofl": {},
+    "fedbn": {},
     "adafed": {"pretraining": {"epochs": 1}},
-    "fedbn": {"keeps": "norms"},
     "ditto": {},
 }
 

@@ -17,8 +17,6 @@ pytestmark = pytest.mark.slow
 SITES = ("brno", "graz")
 OPEN = {"device": "cpu", "public_data": True, "smallest_average": 1, "smallest_metric": 1}  # hospitals are tiny
 OTHERWISE: dict[str, dict[str, Any]] = {  # than by its name alone
-    "adafed": {"keeps": "norms"},
-    "fedbn": {"keeps": "norms"},
 }
 # another server's step, another state, other weights: nnU-Net's networks see what one of the other methods gives them
 ALIKE = (

@@ -27,9 +27,9 @@ STEPS = ["algorithm.selector_sync=server-adam"]
 FILE = ["algorithm.pretraining.source=file", "privacy.statistics.epsilon=0.5"]
 MORE = {
     "harmofl": ["algorithm.amplitude=null"],
-    "fedbn": ["algorithm.keeps=norms"],
+    "fedbn": [],
     "fedrdn": ["privacy.statistics.epsilon=0.5"],
-    "adafed": ["algorithm.keeps=norms", *FILE],
+    "adafed": FILE,
     "d-adafed": FILE,
     "fedsm": STEPS,
 }
@@ -72,7 +72,7 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
         ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "algorithm.personal_method"),
         ("fedsm", ["algorithm.selector_sync=closed-form"], "sums over a hospital's features are no noisy gradients"),
         ("fedavg", ["training.truncate=true"], "training.truncate"),
-        ("adafed", ["network.norm=batch", "algorithm.keeps=batch-norm"], "BatchNorm1d of network model"),
+        ("adafed", ["network.norm=batch"], "BatchNorm1d of network model"),
         ("adafed", ["algorithm.pretraining.source=share"], "a share of the cases is declared public"),
         ("adafed", ["privacy.statistics=null"], "set privacy.statistics.epsilon"),
         ("fedavg", ["privacy.statistics.epsilon=0.5"], "nothing leaves before training under this plan"),

@@ -40,6 +40,16 @@ def norm_layers(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if isinstance(layer, NORM_TYPES)]
 
 
+def local_norms(module: nn.Module) -> list[nn.Module]:
+    """Return every batch norm; of a network without any, every norm."""
+    return [*batch_norm_layers(module)] or norm_layers(module)
+
+
+def local_norm_names(module: nn.Module) -> list[str]:
+    """State-dict names of the tensors of `local_norms`, which FedBN and AdaFed keep at a site."""
+    return _names_within(module, set(local_norms(module)))
+
+
 def batch_norm_buffer_names(module: nn.Module) -> list[str]:
     """State-dict names of the running statistics and counters of every batch norm."""
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.learning.layers import batch_norm_layers, head_layers, norm_layers
+from medsilo.learning.layers import batch_norm_layers, head_layers, local_norms
 
 Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
-Layers = Literal["all", "norms", "last"]
+Layers = Literal["all", "last"]
 
 MEASURED: Mapping[Layers, tuple[Callable[[nn.Module], Sequence[nn.Module]], str]] = {  # and what is told without any
-    "all": (batch_norm_layers, "batch norm"),
-    "norms": (norm_layers, "norm"),
+    "all": (local_norms, "norm"),
     "last": (head_layers, "linear or convolution layer to measure the features before"),
 }
 PORTION = 1 << 18  # numbers that are summed at once: their differences from the centre stay in a processor's cache
@@ -76,7 +75,7 @@ class ChannelMoments:
 
 
 def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]:
-    """Return the layers whose inputs are measured: every batch norm, every norm of any kind, or the head alone."""
+    """Return the layers whose inputs are measured: every batch norm (else every norm), or the head alone."""
     of, called = MEASURED[layers]
     if not (found := of(model)):
         raise MedsiloError(f"this network has no {called}; choose another network")

@@ -27,7 +27,7 @@ from medsilo.course.phase import (
     network,
     site_mean,
 )
-from medsilo.learning.layers import batch_norm_names, head_names, norm_names
+from medsilo.learning.layers import head_names, local_norm_names
 from medsilo.learning.statistics import (
     Layers,
     Statistics,
@@ -85,7 +85,8 @@ def uniform_weights(sites: int, self_weight: float | None = None) -> Tensor:
 
 
 class StatisticsMixture(Algorithm):
-    """ψ_i ← Σ_j w_ij ψ_j with W from the sites' statistics; φ_i, the batch norm, stays (Eqs. 2 to 8).
+    """ψ_i ← Σ_j w_ij ψ_j with W from the sites' statistics; φ_i, the batch norm, stays (Eqs. 2 to 8). In a network
+    without batch norm, as a plan with `privacy` has it, φ_i is its norms of any other kind.
 
     What the three AdaFeds share; they differ in what is measured, and when.
     """
@@ -112,28 +113,14 @@ class StatisticsMixture(Algorithm):
         "local",
         description="batch norm stays at the site, is mixed by W like other weights, or is averaged over all sites",
     )
-    keeps: Literal["batch-norm", "norms"] = Field(
-        "batch-norm",
-        description="what is measured and what `bn_share` says of: batch norm, or norms of any kind. A plan with "
-        "`privacy` has no batch norm",
-    )
 
     def networks(self, build: Blueprint) -> Modules:
         model = build()
         self.check({"model": model})  # else a network without these layers would fail below, in other words
         return {"model": model, "statistics": StatisticsHolder(self._channels(model))}
 
-    @property
-    def measured(self) -> Layers:
-        """Return whose statistics are measured."""
-        return "norms" if self.layers == "all" and self.keeps == "norms" else self.layers
-
     def _channels(self, model: nn.Module) -> list[int]:
-        return [input_channels(layer) for layer in measured_layers(model, self.measured)]
-
-    def kept(self, model: nn.Module) -> list[str]:
-        """Return the names of the tensors of what is kept."""
-        return batch_norm_names(model) if self.keeps == "batch-norm" else norm_names(model)
+        return [input_channels(layer) for layer in measured_layers(model, self.layers)]
 
     @property
     def measures(self) -> bool:
@@ -143,11 +130,10 @@ class StatisticsMixture(Algorithm):
     # The groups
     def groups(self) -> tuple[Group, ...]:
         """Return what is mixed after a round of training."""
-        kept = self.keeps.replace("-", " ")
-        title = {"local": f"model without {kept}", "weighted": "model", "mean": "model"}[self.bn_share]
-        mixed = network("model") if self.bn_share == "weighted" else network("model", but=self.kept)
+        title = "model without norms" if self.bn_share == "local" else "model"
+        mixed = network("model") if self.bn_share == "weighted" else network("model", but=local_norm_names)
         model = Group("model", mixed, self.mixer, personal=True, title=title, found=self._found)
-        norms = Group(self.keeps, self._norms, site_mean, title=kept)
+        norms = Group("norms", self._norms, site_mean)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
     def statistics(self) -> Group:
@@ -166,7 +152,7 @@ class StatisticsMixture(Algorithm):
 
     def _norms(self, modules: Modules) -> Tensors:
         everything = modules["model"].state_dict()
-        return {name: everything[name] for name in self.kept(modules["model"])}
+        return {name: everything[name] for name in local_norm_names(modules["model"])}
 
     def mixer(self, server: ServerSide) -> SimilarityMix:
         """Return Eq. 2 with W as it follows from what was measured so far."""
@@ -255,10 +241,7 @@ class AdaFed(StatisticsMixture):
         return {**modules, "pretrained": copy.deepcopy(modules["model"]).requires_grad_(False)}
 
     def check(self, modules: Modules) -> None:
-        remedy = "set network.norm=batch or choose d-adafed"
-        if self.keeps == "batch-norm":
-            remedy += "; to keep group or instance norms at the sites, set algorithm.keeps=norms"
-        require(self.kept(modules["model"]), self.name, self.keeps.replace("-", " "), remedy)
+        require(local_norm_names(modules["model"]), self.name, "norms", "set network.norm=batch or choose d-adafed")
 
     def private(self) -> Private:
         """Return how f is made and its statistics leave without telling more than their account says."""
@@ -313,7 +296,7 @@ class AdaFed(StatisticsMixture):
 
     def measure(self, bench: Workbench) -> float:
         """Run f over the training data; no network learns."""
-        what = bench.modules["pretrained"], bench.data(), bench.compute.device, self.measured
+        what = bench.modules["pretrained"], bench.data(), bench.compute.device, self.layers
         if bench.private:
             noisy = bench.private.noisy_mean(moments_of_cases(*what))
             self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))

@@ -39,7 +39,10 @@ class Updates:
     @cached_property
     def norms(self) -> Tensor:
         """[sites]"""
-        return sum(columns.square_().sum(1) for _, columns in self.blocks()).sqrt()
+        squares = torch.zeros(len(self.sites), dtype=torch.float64)
+        for _, columns in self.blocks():
+            squares += columns.square_().sum(1)
+        return squares.sqrt()
 
     def blocks(self) -> Iterator[tuple[Block, Tensor]]:
         """Yield blocks and all sites' numbers of them: [sites, columns] in double precision; may be changed."""
