@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from medsilo.extend import Algorithm, Group, MedsiloError, Phase, Training, Workbench, layers
+from medsilo.extend import Algorithm, Group, MedsiloError, Workbench, layers
 
 THUMBNAIL = 8  # values along each side of the picture that one vector of features has to give
 
@@ -44,9 +44,8 @@ class MaskedImages(Algorithm):
     def cautions(self, sites: Sequence[str]) -> list[str]:
         return ["scores are those of a head that does not train: they say nothing of the backbone"]
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        groups = tuple(Group(name, _all_of(name)) for name in ("model", "decoder"))
-        return [Phase("train", training.rounds, groups, self.work)]
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(Group(name, _all_of(name)) for name in ("model", "decoder"))
 
     def work(self, bench: Workbench) -> float:
         """Train both networks, by images alone."""

@@ -1,11 +1,11 @@
 """A hospital's own adapter beside the shared one, the idea of Med-DualLoRA: both act, and one travels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from torch import Tensor, nn
 
-from medsilo.extend import Algorithm, Group, MedsiloError, OwnModels, Phase, Private, Training
+from medsilo.extend import Algorithm, Group, MedsiloError, OwnModels, Private
 from medsilo_adapters.low_rank import OWN, add_own
 
 
@@ -30,8 +30,8 @@ class OwnAdapter(Algorithm):
         if not any(f".{OWN}." in name for name in modules["model"].state_dict()):
             raise MedsiloError(f"algorithm.name: {self.name} needs a network with adapters; set network.name=tuned")
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds, (Group("model", self.shared, title="model without the own adapter"),))]
+    def groups(self) -> tuple[Group, ...]:
+        return (Group("model", self.shared, title="model without the own adapter"),)
 
     def shared(self, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
         """Return what of the model travels."""

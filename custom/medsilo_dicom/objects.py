@@ -33,14 +33,6 @@ def code_of(name: str) -> StructureCode:
     return next((known for known in (getattr(group, word, None) for group in lists) if known), codes.SCT.Tissue)
 
 
-def parsed(text: str) -> StructureCode:
-    """Return the code that a hospital writes as scheme:value:meaning."""
-    from pydicom.sr.coding import Code
-
-    scheme, value, meaning = text.split(":", 2)
-    return Code(value, scheme, meaning)
-
-
 MAKER = "medsilo"
 RESEARCH = "Research result by medsilo, not a diagnosis"
 MAY_BE_EMPTY = (

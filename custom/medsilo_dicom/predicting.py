@@ -21,7 +21,7 @@ from medsilo.extend import (
 )
 from medsilo_dicom.header import NOT_SLICES, SECONDARY, Header, library, network, read_tree, words_of
 from medsilo_dicom.node import address_of, send
-from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, parsed, report, segmentation, sources_of
+from medsilo_dicom.objects import MadeBy, StructureCode, class_report, code_of, report, segmentation, sources_of
 from medsilo_dicom.series import make_series, scan_of_series
 
 VOLUME = "volume_ml_"  # before a structure's name
@@ -86,11 +86,10 @@ def promise_of(found: Mapping[str, Any]) -> str:
 def predict_series(asked: PredictionRequest) -> int:
     """Predict the series below folders (or among files) that are volumes, or should be; return how many failed."""
     library()
-    plan, data = asked.source.plan, asked.data
+    plan = asked.source.plan
     found = [file for path in asked.given for file in (files_below(path)[0].values() if path.is_dir() else [path])]
-    own = {name: parsed(code) for name, code in (data.codes if data else {}).items()}
     structures = plan.task.goal.label_names[1:] if isinstance(plan.task.goal, Segmentation) else ()
-    codes = {name: own.get(name) or code_of(name) for name in structures}
+    codes = {name: code_of(name) for name in structures}
     maker = MadeBy(f"{asked.source.facts['kind']} {plan.algorithm.name} {plan.task.name}"[:64], __version__, plan.hash)
     series = {
         uid: headers

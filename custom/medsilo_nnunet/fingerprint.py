@@ -329,28 +329,21 @@ def _properties(channel: FloatHistogram) -> dict[str, float]:
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class HeldCases(Message):
-    """By what a hospital reads its data for a study, and trains."""
-
-    reader: Reader  # the class with which nnU-Net reads its files
-    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
-
-
 class MeasuredSite(Message):
-    """The whole message of a hospital: what it holds for which question, and the fingerprint of it."""
+    """The whole message of a hospital: the fingerprint of its data for a question, and by what it reads and trains."""
 
     question: Hash
     told: Fingerprint
-    holding: HeldCases
+    reader: Reader  # the class with which nnU-Net reads its files
+    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
 
-    def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
-        """Return the fingerprint; raises Refused where it is of another question, or of other channels."""
+    def check(self, question: SegmentationQuestion) -> None:
+        """Raise Refused where it is of another question, or of other channels."""
         if self.question != question.hash:
             raise Refused("it answers another question; measure again with the study's")
         told, channels = len(self.told.channels), len(question.channels)
         if told != channels:
             raise Refused(f"it tells of {told} channels, and the study has {channels}")
-        return self.told
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
@@ -386,7 +379,7 @@ def measured(
         least *= data.most_of_a_patient
     samples = samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)
-    return MeasuredSite(question=question.hash, holding=HeldCases(reader=data.reader, memory=memory), told=own)
+    return MeasuredSite(question=question.hash, told=own, reader=data.reader, memory=memory)
 
 
 def memory_of(settings: SiteSettings) -> float | None:

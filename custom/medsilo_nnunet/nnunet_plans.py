@@ -9,7 +9,7 @@ from medsilo.extend import Command, MedsiloError, Screen, folder_of_settings, op
 from medsilo_nnunet import PLANNERS
 
 if TYPE_CHECKING:
-    from medsilo_nnunet.fingerprint import Fingerprint, HeldCases
+    from medsilo_nnunet.fingerprint import MeasuredSite
     from medsilo_nnunet.question import SegmentationQuestion
 
 QuestionFile = Annotated[
@@ -89,19 +89,18 @@ def plan(
     from medsilo_nnunet.question import read_question
 
     asked = read_question(question)
-    holdings: dict[str, HeldCases] = {}
-    told: list[Fingerprint] = []
+    sites: dict[str, MeasuredSite] = {}
     for path in files:
-        if path.stem in holdings:
+        if path.stem in sites:
             raise MedsiloError("two files are of one hospital; give each once")
-        holdings[path.stem], fingerprint = _read(path, asked)
-        told.append(fingerprint)
+        sites[path.stem] = _read(path, asked)
+    told = [one.told for one in sites.values()]
     whole = Fingerprint.merged(told)
     with screen.busy("planning"):
-        made = make_plans(asked, whole, holdings, planner, memory)
-        unsure = unsure_keys(made.plans, told, lambda own: make_plans(asked, own, holdings, planner, memory).plans)
+        made = make_plans(asked, whole, sites, planner, memory)
+        unsure = unsure_keys(made.plans, told, lambda own: make_plans(asked, own, sites, planner, memory).plans)
     write_json(out, made.plans)
-    screen.say(f"plans: {out}, of {whole.cases} cases of {len(holdings)} hospitals, for {made.memory:g} GB")
+    screen.say(f"plans: {out}, of {whole.cases} cases of {len(sites)} hospitals, for {made.memory:g} GB")
     screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small), unsure=unsure)
     if unsure:
         screen.warn(f"each number covers several cases, so that exact ones might change {', '.join(unsure)}")
@@ -112,7 +111,7 @@ def plan(
     return 1 if made.too_small else 0
 
 
-def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Fingerprint]":
+def _read(path: Path, asked: "SegmentationQuestion") -> "MeasuredSite":
     """Read a hospital's file; an error names the file."""
     import json
 
@@ -121,7 +120,8 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Finger
 
     try:
         sent = MeasuredSite.read(json.loads(path.read_text("utf-8")))
-        return sent.holding, sent.fingerprint(asked)
+        sent.check(asked)
+        return sent
     except Refused as error:
         raise MedsiloError(f"{path.name}: {error}") from error
     except (OSError, ValueError, RecursionError) as error:

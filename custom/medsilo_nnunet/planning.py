@@ -16,7 +16,7 @@ import torch
 
 from medsilo.extend import MedsiloError, needing, write_json
 from medsilo_nnunet import NEEDED, PLANNERS
-from medsilo_nnunet.fingerprint import Fingerprint, HeldCases
+from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite
 from medsilo_nnunet.nnunet_files import SETTINGS
 from medsilo_nnunet.question import SegmentationQuestion
 
@@ -36,7 +36,7 @@ class MadePlans:
 def make_plans(
     question: SegmentationQuestion,
     fingerprint: Fingerprint,
-    holdings: Mapping[str, HeldCases],
+    sites: Mapping[str, MeasuredSite],
     planner: str = PLANNERS[0],
     memory: float | None = None,
 ) -> MadePlans:
@@ -44,10 +44,10 @@ def make_plans(
 
     memory: GB that a GPU must have; by default what the planner is made for, or what the smallest hospital has.
     """
-    readers = sorted({one.reader for one in holdings.values()})
+    readers = sorted({one.reader for one in sites.values()})
     if len(readers) != 1:
         raise MedsiloError(f"nnU-Net reads the hospitals' files with {' and '.join(readers)}; agree on one file format")
-    known = {site: one.memory for site, one in holdings.items() if one.memory is not None}
+    known = {site: one.memory for site, one in sites.items() if one.memory is not None}
     kind = _planner(planner)
     usual = float(inspect.signature(kind).parameters["gpu_memory_target_in_gb"].default)
     target = memory or min([usual, *known.values()])

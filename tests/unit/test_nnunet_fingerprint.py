@@ -13,7 +13,6 @@ from medsilo_nnunet.fingerprint import (
     CaseFacts,
     Fingerprint,
     FloatHistogram,
-    HeldCases,
     MeasuredSite,
     covering,
     extents_of,
@@ -179,9 +178,9 @@ def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
     asked = federation(1).question
 
     two = asked.model_copy(update={"channels": ("T1", "T2")})
-    sent = MeasuredSite(question=two.hash, holding=HeldCases(reader="SimpleITKIO"), told=Fingerprint.read(good()))
+    sent = MeasuredSite(question=two.hash, reader="SimpleITKIO", told=Fingerprint.read(good()))
     with pytest.raises(Refused, match="tells of 1 channels, and the study has 2"):
-        sent.fingerprint(two)
+        sent.check(two)
 
 
 def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
@@ -190,8 +189,8 @@ def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
 
 def test_a_message_is_of_the_question_that_was_asked() -> None:
     asked = federation(1).question
-    holding = HeldCases(reader="SimpleITKIO")
-    sent = MeasuredSite(question=asked.hash, holding=holding, told=Fingerprint.read(good()))
-    assert MeasuredSite.read(json.loads(sent.model_dump_json())).fingerprint(asked).cases == 4
+    sent = MeasuredSite(question=asked.hash, reader="SimpleITKIO", told=Fingerprint.read(good()))
+    MeasuredSite.read(json.loads(sent.model_dump_json())).check(asked)
+    assert sent.told.cases == 4
     with pytest.raises(Refused, match="another question"):
-        sent.fingerprint(federation(2).question)
+        sent.check(federation(2).question)

@@ -16,7 +16,7 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo_nnunet import PLANNERS
-from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, HeldCases, facts_of, samples_of
+from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint, MeasuredSite, facts_of, samples_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_network import NnUNetPlans
 from medsilo_nnunet.planning import FOLDERS, make_plans, unsure_keys
@@ -36,10 +36,11 @@ FEDERATIONS, REAL = 200, 10
 INTENSITIES = "foreground_intensity_properties_per_channel"
 
 
-def holdings_of(drawn: Federation, **memory: float) -> dict[str, HeldCases]:
+def holdings_of(drawn: Federation, **memory: float) -> dict[str, MeasuredSite]:
     """Return what each hospital of a federation says that it has."""
     return {
-        site: HeldCases(reader="SimpleITKIO", memory=memory.get(site.replace("-", "_"))) for site in drawn.hospitals
+        site: MeasuredSite.model_construct(reader="SimpleITKIO", memory=memory.get(site.replace("-", "_")))
+        for site in drawn.hospitals
     }
 
 
@@ -169,7 +170,7 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
     assert (fixed.memory, fixed.too_small) == (12, ("hospital-0",))
     assert make_plans(drawn.question, fingerprint, holdings_of(drawn)).memory == 8  # as nnU-Net has it
     assert Path(os.environ[FOLDERS[0]]) == home / "raw"  # put back
-    other = dict(small) | {"hospital-1": HeldCases(reader="NibabelIO")}
+    other = dict(small) | {"hospital-1": MeasuredSite.model_construct(reader="NibabelIO")}
     with pytest.raises(MedsiloError, match="NibabelIO and SimpleITKIO; agree on one"):
         make_plans(drawn.question, fingerprint, other)
 
@@ -204,7 +205,7 @@ def test_hospitals_measure_and_the_lead_plans(tmp_path: Path, capsys: pytest.Cap
     assert checked(NnUNetPlans, made, "plans.json").in_nnunet() == made
 
     sent = json.loads(Path(files[0]).read_text())
-    sent["holding"]["memory"] = 4.5
+    sent["memory"] = 4.5
     Path(files[0]).write_text(json.dumps(sent))
     assert main(["nnunet", "plan", str(asked), *files, "-o", str(plans), "--memory", "8"]) == 1
     assert "hospitals with less memory: st-anna" in capsys.readouterr().err
@@ -229,7 +230,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
         for folder in (folders[site], pool):
             write_volumes(folder, question, names, number, spacing)
     held = {site: RawData.of(folder, question) for site, folder in folders.items()}
-    holdings = {site: HeldCases(reader=data.reader) for site, data in held.items()}
+    holdings = {site: MeasuredSite.model_construct(reader=data.reader) for site, data in held.items()}
     cases = sum(len(data.cases) for data in held.values())
     assert samples_of(cases) == 10**8 // cases
     facts = {site: list(facts_of(data, few)) for site, data in held.items()}

@@ -20,7 +20,7 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
-from medsilo_nnunet.fingerprint import Fingerprint, HeldCases, facts_of
+from medsilo_nnunet.fingerprint import Fingerprint, MeasuredSite, facts_of
 from medsilo_nnunet.nnunet_files import RawData
 from medsilo_nnunet.nnunet_parts import TrainerName
 from medsilo_nnunet.planning import make_plans
@@ -45,7 +45,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_volumes(folder / site, QUESTION, [f"{site}{case}" for case in range(CASES)], 1, (1, 1, between), 48)
         data = RawData.of(folder / site, QUESTION)
         told.append(Fingerprint.of(facts_of(data, 2000), 2000))
-        holdings[site] = HeldCases(reader=data.reader)
+        holdings[site] = MeasuredSite.model_construct(reader=data.reader)
     made = make_plans(QUESTION, Fingerprint.merged(told), holdings)
     (folder / "plans.json").write_text(json.dumps(made.plans))
     return folder

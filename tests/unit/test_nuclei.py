@@ -110,9 +110,18 @@ def test_patients_and_source_images_are_told_by_the_names() -> None:
     assert part_of(tiles[0]) == part_of(tiles[1])
 
 
-@pytest.mark.parametrize("spoil", ["png", "shape", "mask", "absent"])
+SPOILT = {
+    "png": "damaged",
+    "shape": "pixels",
+    "mask": "a mask is absent",
+    "absent": "expected tiles",
+    "few": "leave a part empty",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
 def test_unusable_data_are_refused_without_names_of_files(spoil: str, tmp_path: Path) -> None:
-    folder = draw(tmp_path, ["tnbc"], images=3)
+    folder = draw(tmp_path, ["tnbc"], images=3 if spoil == "few" else 8)
     tile = folder / "tnbc" / "images" / "1001_0.png"
     if spoil == "png":
         tile.write_bytes(b"no picture")
@@ -120,9 +129,9 @@ def test_unusable_data_are_refused_without_names_of_files(spoil: str, tmp_path: 
         save(tile, np.zeros((30, 32, 3), np.uint8))
     elif spoil == "mask":
         (folder / "tnbc" / "masks" / "1001_0.png").unlink()
-    else:
+    elif spoil == "absent":
         (folder / "tnbc" / "images").rename(folder / "tnbc" / "pictures")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=SPOILT[spoil]) as caught:
         Nuclei(size=32).load("tnbc", SETS, 0, folder)
     assert "1001" not in str(caught.value) and str(tmp_path) not in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1

@@ -3,9 +3,9 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,19 +29,11 @@ NEEDS = (
 Row = dict[str, Any]
 
 
-class ScaledTask(Protocol):
-    """A task whose numbers may be standardised by each hospital."""
-
-    @property
-    def needs_scales(self) -> bool: ...
-    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales: ...
-    def own_scales(self, source: DataSource) -> Scales: ...
-
-
-def scales_for(task: ScaledTask, data: DataSource | None, own: Path, plain: Callable[[], Scales]) -> Scales:
+def scales_for(task: Any, data: DataSource | None, own: Path, plain: Callable[[], Scales]) -> Scales:
     """Return how a hospital's numbers are standardised: as in training, or else by all that its own data hold.
 
-    own: the hospital's part of a run; plain: what is taken where no hospital's numbers matter.
+    task: one whose numbers may be standardised by each hospital; own: the hospital's part of a run; plain: what is
+    taken where no hospital's numbers matter.
     """
     if (own / paths.DATA).is_file():
         try:

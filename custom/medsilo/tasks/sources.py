@@ -19,7 +19,6 @@ def as_tuple(value: Any) -> Any:
 
 LONGEST_LIST = 1 << 20  # bytes of a file with patients
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
-Code = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,16}:[A-Za-z0-9._-]{1,16}:[^\\\x00-\x1f]{1,64}$")]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
@@ -62,7 +61,6 @@ class DataSource(Section):
     columns: Columns = Columns()
     label_map: dict[str | int, str | int | Names] = {}  # this site's labels to the plan's; several where one means them
     absent: Names = ()  # structures that nobody drew here, classes nobody looked for, modalities and columns not here
-    codes: dict[str, Code] = {}  # of the plan's structures in DICOM results, as scheme:value:meaning
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
