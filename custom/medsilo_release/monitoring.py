@@ -184,7 +184,7 @@ def write_monitor(watched: Watched, page: Path) -> Path:
     top = max(1.5, *(value or 0 for line in lines for value in line.values)) if longest else 1.5
     chart = charts.line_chart(
         lines, key="control", title="Control charts", x_label=f"{BLOCK} patients each", y_label="share of the limit",
-        y_ticks=[0, 0.5, 1, round(top, 1)], last_x=max(1, longest - 1), width=720, unit="sums",
+        y_ticks=[0, 0.5, 1, round(top, 1)], last_x=max(1, longest - 1), unit="sums",
     )  # fmt: skip
     filled = page_of(
         "monitor.html",

@@ -291,7 +291,8 @@ class _Taking(ItemConsumer):
 
     def __init__(self, arriving: "ArrivingTensors | HeldTensors") -> None:
         super().__init__()
-        self.arriving, self.problem = arriving, None
+        self.arriving = arriving
+        self.problem: MedsiloError | None = None
 
     def consume_items(self, items: list, result: Any) -> Any:
         try:
