@@ -18,14 +18,14 @@ from medsilo.runs.messages import Parcel
 from tests.federation.test_gate import Cells, answer_of, to_parcel
 
 reuse_blocks()  # as the server does
-written, write = [0], os.pwrite
+written, write = [0], os.pwritev
 
-def counted(file, content, place):
-    done = write(file, content, place)
+def counted(file, parts, place):
+    done = write(file, parts, place)
     written[0] += done
     return done
 
-os.pwrite = counted
+os.pwritev = counted
 model = {f"layer {place}": torch.randn(3_000_000) for place in range(4)}
 sent = 2 * sum(tensor.nbytes for tensor in model.values())
 cells, mean = Cells(), WeightedMean()

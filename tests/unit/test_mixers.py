@@ -239,21 +239,21 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     """Everything that still fits is written before the step fails."""
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
-    room, write = [400], os.pwrite
+    room, write = [400], os.pwritev
 
-    def write_what_fits(file, content, place):
+    def write_what_fits(file, parts, place):
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        done = write(file, content[: room[0]], place)
+        done = write(file, [b"".join(parts)[: room[0]]], place)
         room[0] -= done
         return done
 
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    monkeypatch.setattr(os, "pwrite", write_what_fits)
+    monkeypatch.setattr(os, "pwritev", write_what_fits)
     mixer = WeightedMean()
     mixer.start(list("abc"))
     for _ in range(2):
-        with pytest.raises(MedsiloError, match="No space left on device") as raised:
+        with pytest.raises(MedsiloError, match=r"b: .*No space left on device") as raised:
             mixer.add(*sent[1])
     assert raised.value.private == tempfile.gettempdir()
     assert tempfile.gettempdir() not in str(raised.value)
@@ -269,7 +269,7 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     wanted = play(WeightedMean(), sent)["a"]
     filed = [(site, dict(zip(own, stored(own.values()), strict=True)), weight) for site, own, weight in sent]
     monkeypatch.setattr(contributions, "MEMORY", 0)
-    monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(os, "pwritev", lambda *_: pytest.fail("written again"))
     mixer = WeightedMean()
     mixer.start(list("abc"))
     before = in_files()

@@ -3,8 +3,10 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from io import FileIO
+from pathlib import Path
 from typing import NoReturn
 from weakref import WeakValueDictionary
 
@@ -14,6 +16,8 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError
 
 ALIGNED = 64  # bytes
+AT_ONCE = 1000  # parts that the system takes in one call
+Buffer = bytes | memoryview
 # What safetensors calls the types of numbers.
 TYPES = {
     torch.float64: "F64",
@@ -32,10 +36,12 @@ TYPES = {
 class Spill:
     """The file. Numbers lie in it as they do in memory, one tensor after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str | Path | None = None) -> None:
+        """`folder` is the system's for temporary files if not given."""
+        self.folder = folder
         self.end = 0
         try:  # unbuffered: what does not fit must show at once, not in some later call
-            self._file: FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (lives as long as this)
+            self._file: FileIO = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 (lives as long as this)
         except OSError as error:
             self._refuse(error)
 
@@ -47,39 +53,62 @@ class Spill:
         raise MedsiloError(
             f"the disk does not take it ({error.strerror or type(error).__name__}): free some room for temporary files "
             "on the server",
-            private=tempfile.gettempdir(),
+            private=str(self.folder or tempfile.gettempdir()),
         ) from error
 
     def append(self, tensor: Tensor) -> int:
         """Return where the tensor begins. When the disk is full, what it had is still there."""
-        begin, rest = self.end, bytes_of(tensor)
+        begin = self.end
         try:
-            while rest:  # a full disk takes a part of it, and says why when it is asked for the rest
-                written = os.pwrite(self._file.fileno(), rest, self.end)
-                self.end, rest = self.end + written, rest[written:]
+            self.end = self._write([bytes_of(tensor)], begin)
         except OSError as error:
             self.shorten(begin)
             self._refuse(error)
         return begin
 
+    def write(self, parts: Sequence[Buffer], begin: int) -> None:
+        """Put these parts, one behind the other, in the place of what lay there."""
+        try:
+            for first in range(0, len(parts), AT_ONCE):
+                begin = self._write(parts[first : first + AT_ONCE], begin)
+        except OSError as error:
+            self._refuse(error)
+
+    def _write(self, parts: Sequence[Buffer], begin: int) -> int:
+        """Return where they end."""
+        end = begin + sum(map(len, parts))
+        begin += os.pwritev(self._file.fileno(), parts, begin)
+        while begin < end:  # a full disk takes a part of it, and says why when it is asked for the rest
+            rest = memoryview(b"".join(parts))[begin - end :]
+            begin += os.pwritev(self._file.fileno(), [rest], begin)
+        return end
+
     def align(self) -> None:
         """Let the next tensor begin where any type of numbers may be mapped."""
         self.end += -self.end % ALIGNED
 
-    def mapped(self) -> Tensor:
-        """Return all bytes as a tensor that is read from the file when it is looked at, and outlives this object.
+    def mapped(self, begin: int = 0) -> Tensor:
+        """Return all bytes from there on as a tensor that is read from the file when it is looked at, and outlives this
+        object.
 
         It is not to be changed: what memory holds of it is dropped now and then (`let_go`), and read again.
         """
-        if not self.end:
+        if self.end == begin:
             return torch.empty(0, dtype=torch.uint8)
         try:
-            content = mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_COPY)
+            content = mmap.mmap(self._file.fileno(), self.end - begin, access=mmap.ACCESS_COPY, offset=begin)
         except (OSError, ValueError) as error:
             raise MedsiloError(f"what was stored on the server's disk cannot be mapped: {error}") from error
         numbers = torch.frombuffer(content, dtype=torch.uint8)
         _MAPPED[numbers.data_ptr()] = content
         return numbers
+
+    def places(self, size: int, count: int) -> "list[Slot]":
+        """Return so many more places at the end, each for tensors of so many bytes (`size_of`)."""
+        begin, step = self.end, size + -size % mmap.PAGESIZE
+        self.shorten(begin + step * count)  # which makes it longer
+        parts = self.mapped(begin).split(step) if step else [torch.empty(0, dtype=torch.uint8)] * count
+        return [Slot(self, begin + step * number, part) for number, part in enumerate(parts)]
 
     def shorten(self, end: int) -> None:
         """Give back what comes after."""
@@ -88,6 +117,34 @@ class Spill:
 
 
 _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by the address where a file begins
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A stretch of a spill, for the tensors of one who sent some, and then of another."""
+
+    spill: Spill
+    begin: int
+    content: Tensor  # as it is mapped
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the same tensors as they lie in the file from now on."""
+        found, end, parts = dict[str, Tensor](), 0, list[Buffer]()
+        for name, tensor in tensors.items():
+            found[name] = self.content[end : end + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            parts += bytes_of(tensor), bytes(-tensor.nbytes % ALIGNED)
+            end += _aligned(tensor.nbytes)
+        self.spill.write(parts, self.begin)  # at once, so that the system holds it in large pieces
+        return found
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes that tensors take in a spill."""
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
+
+
+def _aligned(size: int) -> int:
+    return size + -size % ALIGNED
 
 
 Stretch = tuple[mmap.mmap, int, int]  # of a mapped file, from and to which byte
