@@ -169,7 +169,7 @@ def test_two_hospitals_train_from_csv_and_duckdb_by_the_command(
         return tmp_path / "runs" / name
 
     first, second = run("one", (as_csv, as_duckdb)), run("two", (as_parquet, as_csv))
-    scores = [site["test"]["score"] for site in json.loads((first / "summary.json").read_text())["sites"].values()]
+    scores = [site["test"]["accuracy"] for site in json.loads((first / "summary.json").read_text())["sites"].values()]
     assert len(scores) == 2 and min(scores) > 0.8, scores
     models = [(run / "global/last.safetensors").read_bytes() for run in (first, second)]
     assert models[0] == models[1]

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,9 @@ def test_tables_of_other_programs_are_read_alike(tmp_path: Path) -> None:
         tmp_path / "a.dta", write_index=False, version=118
     )
     assert first_lines(tmp_path / "a.dta", 9) == expected
+    if find_spec("pyarrow"):  # medsilo[parquet]
+        pandas.DataFrame(lines, columns=["who", "dose", "kind"]).to_parquet(tmp_path / "a.parquet")
+        assert first_lines(tmp_path / "a.parquet", 9) == expected
     (tmp_path / "b.dta").write_bytes(b"no table")
     with pytest.raises(DataError, match="can't be read; export it again"):
         first_lines(tmp_path / "b.dta", 9)

@@ -77,12 +77,13 @@ S = TypeVar("S", bound=Sheet)
 Read = tuple[list[str], Iterator[tuple[str, list[str]]]]  # a table's columns, and its lines with their places
 
 
-def read_sheet(path: Path, needed: Mapping[str, str], besides: Sequence[str] = ()) -> Sheet:
-    """Return columns of a table. needed: their names there, with the plan's; besides: columns that it may lack."""
+def read_sheet(path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> Sheet:
+    """Return columns of a table. needed: their names there, with the plan's; besides: columns that it may lack, None:
+    all that it has."""
     return read_into(Sheet({}), path, needed, besides)
 
 
-def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str] = ()) -> S:
+def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None = ()) -> S:
     """Give the lines of a table to a sheet, and return it."""
     try:
         size = path.stat().st_size
@@ -123,8 +124,8 @@ def mixes_patients(path: Path) -> bool:
 def first_lines(path: Path, most: int) -> list[list[str]]:
     """Return the first lines of a table, that with its columns' names among them."""
     if path.suffix.lower() in PARQUET or path.suffix.lower() in OFFICE:
-        head = _names_in(path)
-        return [head, *(cells for _, cells in read_sheet(path, dict(zip(head, head, strict=True))).lines[:most])]
+        sheet = read_sheet(path, {}, None)
+        return [[*sheet.columns], *(cells for _, cells in sheet.lines[:most])]
     with _opened(path) as file:
         return [[plain(cell.strip()) for cell in cells] for _, cells in islice(_rows(file), most)]
 
@@ -141,7 +142,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
         raise DataError("the table can't be read as CSV; export it again", f"{path}: {error}") from error
 
 
-def _csv(sheet: S, file: TextIO, needed: Mapping[str, str], besides: Sequence[str]) -> S:
+def _csv(sheet: S, file: TextIO, needed: Mapping[str, str], besides: Sequence[str] | None) -> S:
     rows = _rows(file)
     head = [plain(name.strip()) for name in next(rows, (1, []))[1]]
     sheet.columns = _of(head, needed, besides)
@@ -185,7 +186,7 @@ def _bounded(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str]) -> dict[str, int]:
+def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str] | None) -> dict[str, int]:
     """Return the places of these columns in a sheet's lines; there must be one each."""
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
@@ -195,14 +196,14 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str]) 
             "they are called here, or add them",
             private=", ".join(missing),
         )
-    wanted = dict.fromkeys([*needed, *(name for name in besides if name in head)])
+    wanted = dict.fromkeys([*needed, *(head if besides is None else (name for name in besides if name in head))])
     counted = Counter(head)
     if twice := [name for name in wanted if counted[name] > 1]:
         raise DataError("the table has a column twice that is read; rename one of them", private=", ".join(twice))
     return {name: place for place, name in enumerate(wanted)}
 
 
-def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str]) -> S:
+def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str] | None) -> S:
     try:
         import pyarrow.parquet as parquet
         from pyarrow import ArrowException
@@ -225,14 +226,6 @@ def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[
     except (ArrowException, OSError, ValueError) as error:
         raise DataError("the table can't be read as Parquet; export it again", f"{path}: {error}") from error
     return sheet
-
-
-def _names_in(path: Path) -> list[str]:
-    """Return the columns of a table that is no CSV file."""
-    if path.suffix.lower() in OFFICE:
-        return _names_of(_frame(path))
-    sheet = _parquet(Sheet({}), path, {}, ())
-    return list(sheet.columns)
 
 
 def _office(path: Path) -> Read:
