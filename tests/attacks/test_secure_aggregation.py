@@ -174,8 +174,7 @@ def test_an_honest_servers_numbers_are_not_always_the_last_and_one(tmp_path: Pat
     with pytest.raises(Aborted):
         lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run", joined(cut)))
     lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"), resume=True)
-    found = numbers_of(tmp_path / "run")
-    assert found["a"] == found["b"] == found["c"] and len(found["a"]) == 3 and found["d"] == found["a"][::2]
+    assert numbers_of(tmp_path / "run") == {"a": [1, 2, 3], "b": [1, 2, 3], "c": [1, 2, 3], "d": [1, 3]}
 
 
 def joined(lie: Callable[[str, Parcel], Parcel | Missing]) -> Callable[[str, Parcel], Parcel | Missing]:
@@ -183,7 +182,7 @@ def joined(lie: Callable[[str, Parcel], Parcel | Missing]) -> Callable[[str, Par
 
 
 def test_a_server_that_stopped_before_it_wrote_the_number(tmp_path: Path) -> None:
-    """It comes with a larger one: no number has two agreements."""
+    """It comes with number 1 again, is told that 1 was the last, and goes on with 2: no number has two agreements."""
     plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", sites=HOSPITALS)
 
     def stop(site: str, asked: Parcel) -> Parcel:
@@ -193,10 +192,29 @@ def test_a_server_that_stopped_before_it_wrote_the_number(tmp_path: Path) -> Non
 
     with pytest.raises(Aborted):
         lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run", stop))
-    before = {path: path.read_bytes() for path in tmp_path.glob("run/sites/*/sealing-*.json")}
+    before = {path: path.read_bytes() for path in tmp_path.glob("run/sites/*/sealing-1.json")}
     lead(plan, tmp_path / "run", Hospitals(plan, tmp_path / "run"), resume=True)
-    assert all(len(numbers) == 2 for numbers in numbers_of(tmp_path / "run").values())
+    assert numbers_of(tmp_path / "run") == {site: [1, 2] for site in HOSPITALS}
     assert len(before) == 4 and all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize("last, often", [(999_000, False), (900, True)])
+def test_a_hospital_that_makes_numbers_up_costs_nobody_else_anything(last: int, often: bool, tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *RULES, "transport.sealing=pairwise", *GO_ON, sites=HOSPITALS)
+    hospitals = Hospitals(plan, tmp_path / "run")
+    honest_answer = hospitals.script
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        found = honest_answer(site, asked, work)
+        letters = asked.facts.get("sealing", {})
+        if site == "d" and asked.facts["task"] == "agree" and not isinstance(found, Missing):
+            number = letters["agreement"]["number"] + last if often else last
+            found[0][1].facts["sealing"] = {"last": {"agreement": number}}
+        return found
+
+    hospitals.script = script
+    server = lead(plan, tmp_path / "run", hospitals)
+    assert [line.answered for line in server.rounds] == [["a", "b", "c"]] * plan.rounds
 
 
 def test_a_server_that_goes_back_to_keys_of_an_earlier_agreement(tmp_path: Path) -> None:
@@ -206,7 +224,7 @@ def test_a_server_that_goes_back_to_keys_of_an_earlier_agreement(tmp_path: Path)
     lead(plan, tmp_path / "run", second, resume=True)
     for site, asked in first.sent:
         if asked.facts["task"] in ("offer", "confirm", "unmask"):
-            with pytest.raises(MedsiloError, match=r"the server: it goes back to agreement \d+; the last is \d+"):
+            with pytest.raises(MedsiloError, match="the server: it goes back to agreement 1; the last is 2"):
                 second.participants[site].answer(asked)
 
 

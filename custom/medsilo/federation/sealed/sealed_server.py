@@ -1,6 +1,5 @@
 """The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,8 +14,10 @@ from medsilo.federation.accepting import check_forms, check_numbers
 from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Exchange, Questioner
 from medsilo.federation.sealed.what import (
+    MOST_AHEAD,
     WORDS,
     Blocks,
+    Current,
     Held,
     KeyAgreement,
     Matrix,
@@ -84,31 +85,39 @@ class SealedServer(RoundAggregation):
     def agree(self, joined: Mapping[str, Joined]) -> None:
         """Let the sites agree on fresh keys; without those that drop out meanwhile, as far as the plan allows it."""
         super().agree(joined)
-        left = [site for site in self.state.sites if site in joined]
+        left, ahead = [site for site in self.state.sites if site in joined], dict[str, int]()
         transport, heaviest = self.plan.transport, max(joined[site].cases.train or 1 for site in left)
         while True:
-            # By the clock: a server that stopped before it wrote its last number has a larger one all the same.
-            self.store.agreement = max(self.store.agreement + 1, int(1000 * time.time()))
+            self.store.agreement = max(self.store.agreement, *ahead.values(), 0) + 1
             terms = terms_of(self.plan, self.asker.study, left)
             told = KeyAgreement(number=self.store.agreement, sites=tuple(left), heaviest=heaviest)
-            here = self._agree(terms, told)
-            if here == left:
+            here = self._agree(terms, told, ahead)
+            if here == left and max(ahead.values(), default=0) < told.number:
                 break
             left = here
         self.terms, self.blocks = terms, Blocks(self.plan, terms, heaviest)
         facts = {"mode": transport.sealing, "keys": self.keys, "protects": transport.promises}
         self.state.details["sealing"] = facts
 
-    def _agree(self, terms: Terms, agreement: KeyAgreement) -> list[str]:
-        """Do the two steps; returns who is left after the first one that somebody did not do."""
+    def _agree(self, terms: Terms, agreement: KeyAgreement, ahead: dict[str, int]) -> list[str]:
+        """Do the two steps; returns who is left after the first one that somebody did not do.
+
+        ahead: takes the last agreement of sites that know a later one, each once.
+        """
         gathering, told = Gathering(terms, self.signer), {"agreement": agreement.facts()}
 
         def introduced(site: str, letters: Letters) -> None:
+            if "last" in letters and site not in ahead:
+                last = Current.read(site, letters["last"]).agreement
+                if last > agreement.number + MOST_AHEAD:
+                    raise Refused(f"{site}: it can't have agreed on keys {last} times")
+                ahead[site] = last
+                return
             gathering.add(site, Introduction.read(site, letters.get("introduction")))
             self._unmasked[site] = dict(Unmasked.read(site, letters.get("unmasked")).sums)
 
         here = self._agreed(terms.sites, told, introduced)
-        if here == list(terms.sites):
+        if here == list(terms.sites) and max(ahead.values(), default=0) < agreement.number:
             self._assembly = gathering.assembly()
             signed = all(own.certificates for own in self._assembly.introductions)
             self.keys = Certified.said if signed else Unsigned.said
@@ -391,7 +400,8 @@ class SealedServer(RoundAggregation):
                     mean = sums.read(block, opened, sum(self._weights(own, survivors.sites).values()))
                     self._hand_over(own, mean, survivors.sites)
                 else:
-                    held = Held(agreement=self.store.agreement, claim=claim)
+                    divisor, agreement = len(survivors.sites), self.store.agreement
+                    held = Held(agreement=agreement, round=number, divisor=divisor, claim=claim.facts())
                     readers = [site for site in survivors.sites if key in (WORDS, words_for(site))]
                     self.store.keep(own.name, readers, SealedResult({WORDS: opened[block.name]}, held))
 

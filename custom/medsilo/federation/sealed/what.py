@@ -18,7 +18,7 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
 from medsilo.sealing.channels import KEY_BOX, LOCKED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
-from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName, SumClaim
+from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
 from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
@@ -30,13 +30,14 @@ Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_lengt
 Matrix = Mapping[str, Sequence[float]]  # site → its row of weights, in the order of the sites
 
 
-AgreementNumber = Annotated[int, Field(ge=1, le=1 << 53)]
+AgreementNumber = Annotated[int, Field(ge=1, le=1_000_000)]
+MOST_AHEAD = 1000  # that a site's last number may be beyond the server's, which stopped before it could write its own
 
 
 class KeyAgreement(Letter):
     """The terms on which a study begins to seal.
 
-    number: larger each time that it starts again, with fresh keys. heaviest: no site has more training cases.
+    number: counts the times that it started again, with fresh keys. heaviest: no site has more training cases.
     """
 
     number: AgreementNumber
@@ -45,10 +46,15 @@ class KeyAgreement(Letter):
 
 
 class Held(Letter):
-    """The facts that a site needs to open a group's tensors: under which keys, and whose numbers are in them."""
+    """The facts that a site needs to open a group's tensors.
+
+    round: in which it was sealed. divisor: what the sum is divided by. claim: whose numbers are in it.
+    """
 
     agreement: AgreementNumber
-    claim: SumClaim
+    round: RoundNumber
+    divisor: Annotated[int, Field(ge=1, lt=1 << 52)]
+    claim: dict[str, Any]
 
 
 class Current(Letter):
@@ -242,7 +248,7 @@ class SealedStore:
     """Sealed results by group and site, of the last round that concerns each site."""
 
     def __init__(self) -> None:
-        self.agreement = 0  # the number of the last that the study was begun with
+        self.agreement = 0  # how often the study has agreed on keys
         self.proofs: list[dict[str, Any]] = []  # who spoilt what: each site has the keys with which it can be checked
         self._kept: dict[str, list[tuple[list[str], SealedResult]]] = {}  # by group: whose each result is
 
