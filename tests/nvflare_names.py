@@ -498,29 +498,26 @@ def decomposer(module: Any) -> None:
     assert "dict" in str(inspect.signature(found.download).return_annotation)
 
 
-@relies("app_opt.pt.tensor_downloader", "download_tensors")
+@relies("fuel.f3.streaming.cacheable", "ItemConsumer.__init__ ItemConsumer.consume_items")
 def fetching(module: Any) -> None:
-    """The way in which a decomposer fetches tensors takes a function that gets them as they come; what that returns
-    None for is not kept. An exception in it ends the fetching."""
-    takes(
-        module.download_tensors,
-        from_fqcn="server",
-        ref_id="id",
-        per_request_timeout=1.0,
-        cell=None,
-        secure=False,
-        optional=False,
-        abort_signal=None,
-        progress_cb=None,
-        tensors_received_cb=print,
-    )
-    import torch
-    from safetensors.torch import save
+    """What is fetched is given to a function of ours as it comes, a list in each reply, and the next reply is asked for
+    meanwhile; what went wrong is noted."""
+    got: list[Any] = []
+    consumer = type("Own", (module.ItemConsumer,), {"consume_items": lambda self, items, so_far: got.append(items)})()
+    assert consumer.consume("id", {"next": 1}, [1, 2]) == {"next": 1} and got == [[1, 2]]
+    assert consumer.supports_pipelining and consumer.error is None
+    consumer.download_failed("id", "why")
+    assert consumer.error == "why"
 
-    got: list[dict] = []
-    consumer = module.TensorConsumer(lambda tensors: got.append(tensors), {})
-    consumer.consume("id", {}, [save({"w": torch.ones(2)})])
-    assert torch.equal(got[0]["w"], torch.ones(2)) and consumer.result == {}
+
+@relies("fuel.utils.fobs.datum", "Datum.blob_datum")
+def bytes_beside(module: Any) -> None:
+    """Bytes that are wrapped go beside a message's body from where they lie, and come back as bytes in such a wrap."""
+    lobs, content = import_module(f"{MODULES}.fuel.utils.fobs.lobs"), bytearray(b"content")
+    parts = lobs.dump_to_bytes([1, module.Datum.blob_datum(memoryview(content))], buffer_list=True)
+    assert any(isinstance(part, memoryview) and part.obj is content for part in parts)
+    one, came = lobs.load_from_bytes(parts)
+    assert one == 1 and isinstance(came, module.Datum) and came.value == b"content" and type(came.value) is bytes
 
 
 @relies(
@@ -702,7 +699,7 @@ def blobs(module: Any) -> None:
 @relies(
     "fuel.f3.streaming.download_service",
     "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF ProduceRC.OK _PropKey.CANCEL _PropKey.REF_ID",
-    "_PropKey.STATE",
+    "_PropKey.STATE download_object",
 )
 def downloads(module: Any) -> None:
     """Tensors are fetched over this channel and topic, until a reply says that there are no more. A request names the
@@ -713,6 +710,18 @@ def downloads(module: Any) -> None:
     )
     source_holds(module._download_object, "req_payload = {_PropKey.REF_ID: ref_id}", "new_state != request_state")
     assert module.ProduceRC.EOF not in (module.ProduceRC.OK, module.ProduceRC.ERROR)
+    takes(
+        module.download_object,
+        from_fqcn="server",
+        ref_id="id",
+        per_request_timeout=1.0,
+        cell=None,
+        consumer=None,
+        secure=False,
+        optional=False,
+        abort_signal=None,
+        progress_cb=None,
+    )
 
 
 @relies(

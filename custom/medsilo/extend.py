@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core import shelf, text
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full
-    from medsilo.core.files import load_yaml, read_bounded, read_yaml, why_unread, write_bytes, write_json
+    from medsilo.core.files import load_yaml, read_bounded, read_yaml, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.deploy import model_card, predict, predicted_rows, watch

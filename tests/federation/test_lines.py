@@ -295,7 +295,7 @@ def test_pieces_make_the_tensors_that_they_came_from() -> None:
         "empty": torch.zeros(0, 5),
     }
     pieces = in_pieces(tensors, 32)
-    assert len(pieces) > 20 and max(piece.nbytes for piece in pieces.values()) <= 32
+    assert len(pieces) > 15 and max(piece.nbytes for piece in pieces.values()) <= 32
     pieces = dict(unpacked(over_the_wire(packed(name, piece))) for name, piece in pieces.items())
     for whole in (in_one(dict(reversed(pieces.items()))), arrived(pieces), arrived(dict(reversed(pieces.items())))):
         assert whole.keys() == tensors.keys()

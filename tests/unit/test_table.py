@@ -221,7 +221,7 @@ def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: st
     [
         ("harmofl", "mlp", "classification", "columns have no spectrum"),
         ("fedper", "linear", "classification", "needs features"),
-        ("fedbn", "linear", "classification", "batch norm"),
+        ("fedbn", "linear", "classification", "keeps norms at the sites, but this network has none"),
         ("moon", "linear", "classification", "needs features"),
         ("fedsm", "mlp", "survival", "risks of two models can't be compared"),
         ("fedsm-ensemble", "mlp", "classification", "one number"),
