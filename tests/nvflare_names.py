@@ -800,8 +800,8 @@ def streams(module: Any) -> None:
     "NoReply SessionClosed SystemInfo.client_info.last_connect_time SystemInfo.client_info.name",
 )
 def session_words(module: Any) -> None:
-    """Each kind of failure is an exception of its own; a system's facts say since when it is up and when each client was
-    heard last."""
+    """Each kind of failure is an exception of its own; a system's facts say since when it is up, and when each client
+    was heard last."""
     kinds = [module.AuthenticationError, module.AuthorizationError, module.InternalError, module.JobNotFound]
     kinds += [module.JobNotRunning, module.NoConnection, module.NoReply, module.SessionClosed]
     kinds += [module.InvalidTarget]
