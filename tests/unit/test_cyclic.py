@@ -1,6 +1,6 @@
 """Cyclic weight transfer against a loop written out in plain torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import torch
 
 from medsilo.core.errors import PlanError
 from medsilo.federation import inprocess
+from medsilo.methods.cyclic import Cyclic
 from medsilo.runs.messages import Parcel
 from medsilo.runs.reading import read_rounds
 from tests.conftest import SITES, make_plan
@@ -18,8 +19,9 @@ from tests.unit.test_harmofl import assert_resumes
 ROUNDS = 5
 
 
-def test_a_model_goes_from_hospital_to_hospital(tmp_path: Path) -> None:
-    plan = make_plan("cyclic", *SMALL, f"training.rounds={ROUNDS}")
+@pytest.mark.parametrize("order", ["fixed", "drawn"])
+def test_a_model_goes_from_hospital_to_hospital(order: str, tmp_path: Path) -> None:
+    plan = make_plan("cyclic", *SMALL, f"training.rounds={ROUNDS}", f"algorithm.order={order}")
     run = inprocess.run(plan, folder=tmp_path / "run")
     lines = read_rounds(tmp_path / "run")
     turns = [next(site for site, own in line.sites.items() if own.train_loss is not None) for line in lines]
@@ -31,11 +33,21 @@ def test_a_model_goes_from_hospital_to_hospital(tmp_path: Path) -> None:
         train_by_hand(plan, models[site], optimizers[site], data[site], site, number, 0.0)
         state = {name: tensor.clone() for name, tensor in models[site].state_dict().items()}
     assert_close(run.models[SITES[0]].state_dict(), state)
-    assert turns == [*SITES, *SITES[:2]]
+    assert sorted(turns[:3]) == SITES and (turns == [*SITES, *SITES[:2]]) == (order == "fixed")
     for line, turn in zip(lines, turns, strict=True):
         assert line.asked == line.answered == SITES and None not in {own.validation for own in line.sites.values()}
         sent = {site for site, own in line.sites.items() if own.bytes_up > 10_000}
         assert sent == {turn} and line.sites[turn].share == 1.0
+
+
+def test_every_cycle_has_each_hospital_once_in_an_order_of_its_own() -> None:
+    def cycles(method: Cyclic, seed: int) -> list[Sequence[str]]:
+        turns = [method.turn(number, SITES, seed) for number in range(1, 61)]
+        return [turns[first : first + 3] for first in range(0, 60, 3)]
+
+    drawn = cycles(Cyclic(order="drawn"), 0)
+    assert all(sorted(cycle) == SITES for cycle in drawn) and len({tuple(cycle) for cycle in drawn}) == 6
+    assert drawn == cycles(Cyclic(order="drawn"), 0) != cycles(Cyclic(order="drawn"), 1)
 
 
 def test_a_model_out_of_turn_is_refused_and_a_missed_turn_leaves_the_model_as_it_is(tmp_path: Path) -> None:

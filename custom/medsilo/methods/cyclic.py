@@ -4,9 +4,13 @@ JAMIA 2018."""
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
+from pydantic import Field
+
 from medsilo.core.errors import PlanError
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.phase import Group, Phase, network
+from medsilo.learning.seeds import generator_for
 from medsilo.learning.training import Training
 from medsilo.mixing.forms import Form, Unsealable
 from medsilo.mixing.mixers import UniformMean
@@ -29,9 +33,12 @@ class Cyclic(Algorithm):
 
     title = "Cyclic weight transfer"
     paper = "Chang et al. 2018"
-    protocols = {"paper": BY_ITSELF}
+    protocols = {"paper": {**BY_ITSELF, "algorithm.order": "fixed"}}
 
     name: Literal["cyclic"] = "cyclic"
+    order: Literal["fixed", "drawn"] = Field(
+        "fixed", description="the hospitals' order in a cycle: by name, or drawn for each cycle"
+    )
 
     def phases(self, training: Training) -> Sequence[Phase]:
         model = Group(
@@ -45,8 +52,11 @@ class Cyclic(Algorithm):
         return [Phase("train", training.rounds, (model,), self.work, turn=self.turn, says=(told,))]
 
     def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
-        """Return whose turn it is: in the order of the hospitals' names."""
-        return sites[(number - 1) % len(sites)]
+        """Return whose turn it is."""
+        cycle, place = divmod(number - 1, len(sites))
+        if self.order == "drawn":
+            place = int(torch.randperm(len(sites), generator=generator_for(seed, "cycle", cycle))[place])
+        return sites[place]
 
     def suits(self, training: Training) -> None:
         if self.amplitude and not self.amplitude.released_alone:
