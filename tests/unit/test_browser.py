@@ -207,7 +207,7 @@ def test_the_study_s_panels_are_seen(pages: dict[str, Path], tab: Browser) -> No
     tab.open(pages["study"])
     for name in PANELS:
         assert tab.ask(f"document.querySelector('#{name}').offsetHeight") > 100
-        assert tab.ask(f"document.querySelectorAll('#{name} :is(img, svg, .heat)').length") > 0
+        assert tab.ask(f"document.querySelectorAll('#{name} :is(img, svg, .heat, table)').length") > 0
     assert tab.ask("[...document.images].filter(i => !i.naturalWidth).length") == 0
     assert tab.ask("document.querySelectorAll('#overlays details[open] img').length") == 9
     assert tab.complaints == []

@@ -245,7 +245,9 @@ def test_the_check_on_a_click(visitor: Visitor, home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_the_record_on_a_click(served: PageServer, home: Home, tmp_path: Path) -> None:
+def test_the_record_on_a_click(
+    served: PageServer, home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A real browser: the button, its files, and what lands in the folder of downloads."""
     plan = f"/plan/{home.plan.hash}"
     with chromium(tmp_path / "profile") as tab:
@@ -268,7 +270,8 @@ def test_the_record_on_a_click(served: PageServer, home: Home, tmp_path: Path) -
     written = {path.name: path.read_bytes() for path in (tmp_path / "typed").iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "page").iterdir()} == written
     assert {*names} == {"record.zip", *written} and len(written) == 8
-    assert main(["record", "--verify", str(tmp_path / "page"), "--kit", str(home.folder)]) == 0
+    key = capsys.readouterr().out.split()[-1]
+    assert main(["record", "--verify", str(tmp_path / "page"), "--key", key]) == 0
 
 
 def test_a_file_that_no_action_made_is_not_served(visitor: Visitor, home: Home) -> None:
