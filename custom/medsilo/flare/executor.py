@@ -29,6 +29,7 @@ from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.around import answering
 from medsilo.federation.bounds import request_bounds
 from medsilo.federation.limits import Clock
+from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
@@ -68,6 +69,8 @@ ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
 
 class MedsiloExecutor(Executor):
     """Answers the coordinator's parcels; every failure becomes a refusal whose text is fit to leave the site."""
+
+    participant_class: type[Participant] = Participant  # the benchmarks' has another
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +160,7 @@ class MedsiloExecutor(Executor):
         self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
         clock = Clock(self.folder, settings.limits)
         note(self.folder, kind="began", plan=plan.hash, method=plan.algorithm.title, rounds=plan.rounds, lead=lead)
-        return answering(place, permission), clock
+        return answering(place, permission, self.participant_class), clock
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""
