@@ -29,6 +29,7 @@ from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming import blob_streamer
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
+from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_CHANNEL,
     STREAM_DATA_TOPIC,
@@ -49,6 +50,7 @@ from medsilo.flare.gate import DEEPEST, MOST_OPEN, Gate, check_body, check_outli
 from medsilo.flare.janitor import MOST as SERVERS_MOST
 from medsilo.flare.janitor import BoundedStreams
 from medsilo.flare.patches import BUFFER, LEFTOVERS, MOST_KEPT, MOST_LEFT, MOST_STREAMS, Streams
+from medsilo.flare.pieces import _Pieces
 from medsilo.flare.wire import let_tensors_travel, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 from tests.conftest import make_plan
@@ -208,6 +210,29 @@ def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
 
     monkeypatch.setattr("medsilo.flare.pieces.Spill", lambda: SimpleNamespace(append=full, align=lambda: None))
     assert "the disk does not take it (No space left on device)" in cells.refused(answer_of(large))
+    assert cells.takes()
+
+
+@pytest.mark.parametrize(
+    "items",
+    [["text"], [["w", "F32", [2**40], b"1234"]], [["w", "F32", [1], b"1234"], {}], [["w|0|-1", "F32", [1], b"1234"]]],
+    ids=["a text", "a false shape", "a mapping", "a piece of nothing"],
+)
+def test_a_liar_about_pieces_is_refused_and_the_next_answer_is_taken(
+    items: list[Any], cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as lying:
+        lying.setattr(
+            _Pieces,
+            "produce",
+            lambda self, state, who: (
+                (ProduceRC.EOF, None, {}) if state else (ProduceRC.OK, items, {"next": 1, "pieces": 1})
+            ),
+        )
+        answer = answer_of(Parcel({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"}))
+        assert (
+            "its tensors came in pieces that do not fit" in (why := cells.refused(answer)) or "not what it says" in why
+        )
     assert cells.takes()
 
 
