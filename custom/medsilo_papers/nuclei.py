@@ -114,7 +114,8 @@ def _set_and_organ(site: str) -> tuple[str, str | None]:
 
 
 def images_in(place: Path) -> list[Path]:
-    """All tiles; else images with outlines (XML) beside them or in ../Annotations, or with a mask in a GT folder."""
+    """Return all tiles. Without any, return the images that have outlines (XML beside them or in ../Annotations) or
+    a mask in a GT folder."""
     if (place / "masks").is_dir() and (tiles := files_in(place, "images/*.png")):
         return tiles
     outlined = []

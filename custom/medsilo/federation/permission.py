@@ -76,7 +76,7 @@ class Permission:
         return decision
 
     def begin(self) -> None:
-        """Keep the plan, also one that was approved before it asked, for whoever looks; raises Refused as `check`."""
+        """Keep the plan for people to read, also one that is approved already; raises Refused as `check` does."""
         if self.approvals:
             self._keep()
         self.check()
