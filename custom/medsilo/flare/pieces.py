@@ -110,7 +110,7 @@ def unpacked(piece: Any) -> tuple[str, Tensor]:
         tensor = torch.frombuffer(own, dtype=KINDS[kind]) if own else torch.empty(0, dtype=KINDS[kind])
         return name, tensor.reshape(shape)
     except (ValueError, KeyError, RuntimeError, TypeError, OverflowError) as error:
-        raise Refused("its answer can't be read: a piece of a tensor is not what it says") from error
+        raise Refused("a piece of a tensor is not what it says") from error
 
 
 def side_by_side(pieces: list[Tensor]) -> Tensor:
