@@ -211,9 +211,9 @@ class Consortium:
             member.kill()
 
 
-def wait_until(true: Callable[[], bool], timeout: float, what: str) -> None:
+def wait_until(true: Callable[[], bool], timeout: float, what: str, every: float = 0.2) -> None:
     """Wait for something to become true."""
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"
-        time.sleep(0.2)
+        time.sleep(every)

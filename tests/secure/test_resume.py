@@ -1,5 +1,7 @@
 """A study goes on after real processes were killed: over mutual TLS, with the numbers of an undisturbed run."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,16 @@ def test_killed_servers_cost_no_finished_round(pair: Consortium, tmp_path: Path,
     assert read_summary(record.folder).status == "finished"
 
 
+def start_slowly(pair: Consortium, hospital: str) -> None:
+    """Hold the process of a hospital's next job for some seconds, in which the server's could end."""
+    word = "client.worker_process"
+    wait_until(lambda: bool(pair.family(hospital, word)), 120, "the job's process", every=0.05)
+    (process,) = pair.family(hospital, word)
+    process.suspend()
+    time.sleep(15)
+    process.resume()
+
+
 def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -113,12 +125,16 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     def finished() -> bool:
         return any((folder / "summary.json").exists() for folder in set(studies.glob("*")) - known)
 
-    wait_until(finished, 120, "the study's end")
+    wait_until(lambda: bool(pair.family(SERVER, "runner_process")), 120, "the job's process")
     (process,) = pair.family(SERVER, "runner_process")
-    process.kill()
+    wait_until(finished, 120, "the study's end", every=0.002)
+    process.kill()  # before it has told its end
     assert ended(kit, job) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
     capsys.readouterr()
+    late = threading.Thread(target=start_slowly, args=(pair, TWO[0]))
+    late.start()
     assert cli.main(["resume", job, "--kit", str(kit)]) == 0
+    late.join()
     new = capsys.readouterr().out.strip()
     assert ended(kit, new) == "FINISHED:COMPLETED"
     (folder,) = set(studies.glob("*")) - known  # no second study

@@ -26,10 +26,12 @@ from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.presence import Presence
 from medsilo.flare.transport import Away, FlareTransport, Longest
 from medsilo.flare.wire import let_tensors_travel
+from medsilo.plan import Plan
 from medsilo.runs.reading import AFTER, PROGRESS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
 
+JOINING = 120.0  # seconds: NVFlare waits 15 minutes for a site whose process comes when the job has ended
 TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites; one round if it alone has more
 
 
@@ -105,6 +107,7 @@ class MedsiloController(Controller):
             earlier.check_owner(workspace.submitter_of(fl_ctx))
             self.log_info(fl_ctx, f"{ended.study} was finished when its job ended; this job hands out its results")
             workspace.publish(earlier.folder, fl_ctx)
+            self._look_for_sites(plan, fl_ctx).wait_for_all(JOINING, abort_signal)
             return ended.study
         if earlier and earlier.can_go_on():
             record, resume = earlier, True
@@ -117,16 +120,12 @@ class MedsiloController(Controller):
         away: Away = died
         longest: Longest = float
         if self.engine == "nvflare":
-            sync = fl_ctx.get_engine().sync_clients_from_main_process
-            silence, measured = Patience.of(plan).silence, plan.participation.limit is None
-            patience = silence if measured else math.inf
-            presence = self.presence = Presence(self.gate.cell, self.gate.heard, sync, silence, patience)
-            presence.begin()
+            presence = self._look_for_sites(plan, fl_ctx)
             away = presence.hopeless  # who may come back is waited for
             if plan.participation.when_missing == "continue":
                 least = plan.participation.required
                 away = partial(presence.left_behind, len(plan.participation.sites or sites), least)
-            if measured:  # and the server's own process tells who is there
+            if plan.participation.limit is None:  # and the server's own process tells who is there
                 longest = lambda timeout: LONGEST if presence.sites else timeout  # noqa: E731
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal, away, longest)
         self.gate.allow(answer_bounds(plan))
@@ -141,6 +140,14 @@ class MedsiloController(Controller):
             # What lies in the folder is another job's until this one has written its summary.
             if self.engine == "nvflare" and record.summary() != before:
                 workspace.publish(record.folder, fl_ctx)
+
+    def _look_for_sites(self, plan: Plan, fl_ctx: FLContext) -> Presence:
+        """Learn from now on who is there."""
+        sync, silence = fl_ctx.get_engine().sync_clients_from_main_process, Patience.of(plan).silence
+        patience = silence if plan.participation.limit is None else math.inf
+        self.presence = Presence(self.gate.cell, self.gate.heard, sync, silence, patience)
+        self.presence.begin()
+        return self.presence
 
     def _tell(self, fl_ctx: FLContext, line: Round) -> None:
         missing = plain({**line.refused, **line.lost} or "none")

@@ -31,7 +31,13 @@ from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
-from nvflare.fuel.f3.streaming.download_service import _PropKey
+from nvflare.fuel.f3.streaming.download_service import (
+    OBJ_DOWNLOADER_CHANNEL,
+    OBJ_DOWNLOADER_TOPIC,
+    DownloadStatus,
+    ProduceRC,
+    _PropKey,
+)
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import Stream, StreamError, StreamFuture
 from nvflare.fuel.sec.audit import AuditService
@@ -408,6 +414,22 @@ class AskedPiece:
     def other(self, number: int, together: int) -> Message:
         """Return the request for other pieces of the same tensors, from this number on."""
         return new_cell_message({}, {**self.asked, _PropKey.STATE: {NEXT: number, TOGETHER: together}})
+
+    def confirm(self, cell: Cell, end: Message, source: str) -> None:
+        """Confirm that all have come, where the word that there are no more asks for it, as NVFlare does."""
+        told = end.payload if isinstance(end.payload, dict) else {}
+        if told.get(_PropKey.CONFIRM_EXPECTED):
+            all_came = {
+                _PropKey.CONFIRM: DownloadStatus.SUCCESS,
+                _PropKey.CONFIRM_NONCE: told.get(_PropKey.CONFIRM_NONCE),
+            }
+            message = new_cell_message({}, {_PropKey.REF_ID: self.tensors, **all_came})
+            cell.fire_and_forget(OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC, source, message, optional=True)
+
+
+def no_more() -> Message:
+    """Return the word that there are no more pieces."""
+    return make_reply(ReturnCode.OK, body={_PropKey.STATUS: ProduceRC.EOF})
 
 
 def asked_for(state: dict[str, int] | None) -> tuple[int, int]:

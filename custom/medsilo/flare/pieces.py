@@ -9,7 +9,9 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -41,6 +43,7 @@ from medsilo.flare.patches import (
     AskedPiece,
     asked_for,
     end_reply,
+    no_more,
     pieces_in,
     ping,
     received,
@@ -241,6 +244,7 @@ class _OnTheirWay:
     coming: dict[int, tuple[Future[Message], int]] = field(default_factory=dict)
     next: int = 1  # the first that was not asked for yet
     came: int = 0
+    there: int | None = None  # how many there are, when all have come
     since: float = field(default_factory=monotonic)
     ended: bool = False
 
@@ -428,13 +432,22 @@ class PatientRequests:
         own = ON_THEIR_WAY.get(piece.tensors)
         if own is None:  # not in pieces of ours
             return self._patiently(_OnTheirWay(), request=request, **asked)
-        there, together = own.coming.pop(piece.number, (None, 1))
+        coming, together = own.coming.pop(piece.number, (None, 1))
+        if not coming and piece.number == own.there:  # its sender drops them only then: it could not send one again
+            Thread(target=self._tell_end, args=(piece, request), kwargs=asked, daemon=True).start()
+            return no_more()
         if piece.number == 0:  # how many there are nobody knows yet
             self._ask_ahead(own, piece, 1, 2, asked)
-        reply = there.result() if there else self._patiently(own, request=request, **asked)
-        # The end is asked for when all pieces have come: its sender then drops them, and could not send one again.
-        self._ask_ahead(own, piece, piece.number + together, pieces_in(reply), asked)
+        reply = coming.result() if coming else self._patiently(own, request=request, **asked)
+        after, there = piece.number + together, pieces_in(reply)
+        own.there = there if after >= there > 0 else None
+        self._ask_ahead(own, piece, after, there, asked)
         return reply
+
+    def _tell_end(self, piece: AskedPiece, request: Message, **asked: Any) -> None:
+        """Tell who has the tensors that all have come, while whoever waits for them goes on."""
+        with suppress(RuntimeError):  # the cell has stopped
+            piece.confirm(self.cell, self._patiently(_OnTheirWay(), request=request, **asked), asked["target"])
 
     def _ask_ahead(self, own: _OnTheirWay, piece: AskedPiece, after: int, there: int, asked: dict[str, Any]) -> None:
         """Ask for as many of the next pieces as the line has room for."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -18,6 +18,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import RunProcessKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
@@ -194,6 +195,14 @@ class Presence:
     def begin(self) -> None:
         """Look from now on, until `ended` is set."""
         threading.Thread(target=self._watch, name="presence", daemon=True).start()
+
+    def wait_for_all(self, most: float, abort: Signal) -> None:
+        """Wait until the process of each hospital was heard, for so many seconds at most."""
+        began = monotonic()
+        while not abort.triggered and monotonic() - began < most:
+            if self.sites and all(self.heard.get(site.cell) for site in list(self.sites.values())):
+                return
+            sleep(LOOK / 10)
 
     def _watch(self) -> None:
         while not self.ended.wait(LOOK):
