@@ -594,7 +594,7 @@ def buffers(module: Any) -> None:
     "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
     "Cell.byte_streamer.chunk_size Cell.byte_streamer.send",
     "?Cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
-    "Cell.register_stream_cb",
+    "?Cell.fire_and_forget Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
     "Cell.requests_dict.get.receiving_future.get_progress Cell.send_blob",
     "?Cell.send_request.get_header ?Cell.send_request.payload.items",
@@ -698,17 +698,24 @@ def blobs(module: Any) -> None:
 
 @relies(
     "fuel.f3.streaming.download_service",
-    "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF ProduceRC.OK _PropKey.CANCEL _PropKey.REF_ID",
-    "_PropKey.STATE download_object",
+    "DownloadStatus.SUCCESS OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF ProduceRC.OK _PropKey.CANCEL",
+    "_PropKey.CONFIRM _PropKey.CONFIRM_EXPECTED _PropKey.CONFIRM_NONCE _PropKey.REF_ID _PropKey.STATE _PropKey.STATUS",
+    "download_object",
 )
 def downloads(module: Any) -> None:
     """Tensors are fetched over this channel and topic, until a reply says that there are no more. A request names the
-    tensors and holds the state that came with the piece before, unchanged; the reply holds the next state."""
+    tensors and holds the state that came with the piece before, unchanged; the reply holds the next state. The word
+    that there are no more may ask for a confirmation, by which the sender knows that it can drop them."""
     assert module.OBJ_DOWNLOADER_CHANNEL and module.OBJ_DOWNLOADER_TOPIC
     source_holds(
         module._download_object, "req_payload[_PropKey.STATE] = req_state", "state = payload.get(_PropKey.STATE)"
     )
     source_holds(module._download_object, "req_payload = {_PropKey.REF_ID: ref_id}", "new_state != request_state")
+    source_holds(
+        module._download_object,
+        "_PropKey.CONFIRM: receiver_truth",
+        "confirm_nonce = payload.get(_PropKey.CONFIRM_NONCE)",
+    )
     assert module.ProduceRC.EOF not in (module.ProduceRC.OK, module.ProduceRC.ERROR)
     takes(
         module.download_object,
