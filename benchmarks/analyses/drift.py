@@ -83,7 +83,8 @@ def replay(
         watched.append(WatchedParticipant(network, *given, **more))
         return watched[-1]
 
-    return watched, inprocess.run(plan, sites, settings=settings, kind=site).summary
+    plan = plan.with_changes([f"participation.sites={list(sites)}"])
+    return watched, inprocess.run(plan, settings=settings, kind=site).summary
 
 
 def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:

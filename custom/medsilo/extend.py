@@ -72,7 +72,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.models import architectures
     from medsilo.models.network import MOST_PARAMETERS, Dimensions
     from medsilo.plan import load_plan
-    from medsilo.privacy.accounting import gaussian_for
+    from medsilo.privacy.accounting import noise_for
     from medsilo.privacy.mechanisms import stricter
     from medsilo.registry import TABLES, TASKS
     from medsilo.report import charts

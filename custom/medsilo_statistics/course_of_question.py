@@ -17,7 +17,7 @@ from medsilo.extend import (
     Refused,
     SealedSums,
     SumRequest,
-    gaussian_for,
+    noise_for,
     package_facts,
 )
 from medsilo_statistics.asked_question import Question
@@ -53,7 +53,7 @@ def noise_of(question: Question) -> float:
     """Return the noise of each sum over what one patient changes; 0 without privacy."""
     if question.privacy is None:
         return 0.0
-    return gaussian_for(question.privacy.epsilon, question.privacy.delta, sums_of(question))
+    return noise_for(question.privacy.epsilon, question.privacy.delta, 1.0, sums_of(question))
 
 
 def sums_of(question: Question) -> int:

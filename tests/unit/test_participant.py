@@ -615,13 +615,6 @@ def test_zero_sites_in_process() -> None:
         inprocess.run(plan)
 
 
-def test_sites_may_be_given_and_leave_the_plan_as_it_was(tmp_path: Path) -> None:
-    plan = planned("fedavg", [])
-    run = inprocess.run(plan, ["b", "a"], folder=tmp_path / "run")
-    assert list(run.models) == ["a", "b"]
-    assert plan.participation.sites == tuple(SITES)
-
-
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_a_learning_rate_at_which_training_diverges_ends_with_the_remedy(method: str, tmp_path: Path) -> None:
     plan = planned(method, ["training.learning_rate=1000", "training.rounds=30"])

@@ -13,7 +13,7 @@ from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.learning.statistics import batch_norm_input_statistics, moments_of_cases, statistics_from
 from medsilo.models.architectures import SmallCnn
 from medsilo.plan import Plan
-from medsilo.privacy.accounting import epsilon, gaussian_for
+from medsilo.privacy.accounting import epsilon, noise_for
 from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import SiteSettings
@@ -96,7 +96,7 @@ def test_each_release_is_charged_and_all_together_keep_the_promise(plan: Plan) -
 
 
 def test_the_noise_of_a_release_is_no_more_than_needed() -> None:
-    noise = gaussian_for(0.5, 1e-5, 2)
+    noise = noise_for(0.5, 1e-5, 1.0, 2)
     assert 0.499 < epsilon([Charge(what="x", of=Gaussian(noise=noise, count=2))], 1e-5) <= 0.5
 
 

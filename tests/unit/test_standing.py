@@ -61,7 +61,7 @@ def test_small_models_are_sketched_to_the_last_number():
     one, other = (model_of(vector, 20) for vector in vectors(3000, 2))
     found = standings({"a": sketcher.measure(one, given), "b": sketcher.measure(other, given)})
     wanted = torch.nn.functional.cosine_similarity(*vectors(3000, 2), dim=0)
-    assert found["a"].cosine == pytest.approx(float(wanted), abs=1e-5)
+    assert found["a"].cosine == pytest.approx(float(wanted), abs=1e-4)
     assert found["a"].agreement is None  # nobody else is there to agree with
 
 

@@ -44,14 +44,6 @@ class ServerEnd:
     folder: Path  # the run's
 
 
-@dataclass(frozen=True)
-class Conclusion:
-    """The server's conclusion: facts for the summary's details, and what sites are told before the test."""
-
-    details: Facts
-    told: Facts
-
-
 class Outcome:
     """The end of a study: what is delivered, which model is scored, and what the server concludes.
 
@@ -96,9 +88,10 @@ class Outcome:
             raise Refused("it tells of an outcome, and this method has nothing to tell")
         return None
 
-    def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> Conclusion | None:
-        """Make the outcome of the sites' answers to the delivery."""
-        return None
+    def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> tuple[Facts, Facts]:
+        """Make the outcome of the sites' answers to the delivery; returns facts for the summary's details, and what
+        sites are told before the test."""
+        return {}, {}
 
     def concluded(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
         """Return the details with the sites' answers to the test."""

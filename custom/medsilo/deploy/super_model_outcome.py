@@ -14,7 +14,7 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.core.text import plain
-from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
+from medsilo.course.outcome import Outcome, Part, ServerEnd, SiteEnd
 from medsilo.course.phase import Facts, Group, Phase
 from medsilo.deploy.supermodel import GLOBAL, THRESHOLDS, Origin, Rule, SuperModel, Tuning, assemble, tune
 from medsilo.learning.loop import refuse_nan
@@ -171,7 +171,7 @@ class SuperModelOutcome(Outcome):
             raise Refused(f"a sum of scores is not between 0 and {counted}, the number of its cases")
         return told
 
-    def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> Conclusion:
+    def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> tuple[Facts, Facts]:
         """Find the super model's threshold and keep it."""
         told: dict[str, Choices] = dict(answers)
         sites = end.plan.participation.sites
@@ -207,7 +207,7 @@ class SuperModelOutcome(Outcome):
                 f"the selector names the own hospital of {share:.0%} of validation cases, less than {self.least:.0%}, "
                 f"so the global model answers for every image{self.advice}",
             ]
-        return Conclusion(found, told_to_all)
+        return found, told_to_all
 
     def concluded(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
         return {**details, DETAILS: {**details[DETAILS], "tested": _chosen(answers)}}

@@ -20,7 +20,7 @@ and an answer passes them the other way round. Around the server's channel stand
     channel         NVFlare, or a loop over sites in this process
 
 Two seams are inside of a round, since what stands there needs what the round has: a site's `Envelope` (seams.py)
-and the server's `RoundAggregation` (aggregation.py). Secure aggregation is both; it stands nowhere else.
+and the server's `RoundAggregation` (server_state.py). Secure aggregation is both; it stands nowhere else.
 """
 
 import time
@@ -37,7 +37,6 @@ from medsilo.core.lifeline import forget_most, most_held
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Tensors
 from medsilo.federation.account import Accounting, LedgerWatch, PrivacyAccount
-from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Questioner, Retry, Tell, TurnKeeper
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
@@ -47,7 +46,7 @@ from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_server import SealedServer
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.seams import Channel, Envelope, Missing, Outgoing, Place, Receive, Site, Transport
-from medsilo.federation.server_state import ServerState
+from medsilo.federation.server_state import RoundAggregation, ServerState
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge

@@ -194,10 +194,8 @@ class Coordinator:
                 self.state.go_back_to(chosen)
         if not self.plan.algorithm.outcome.personal:
             self.state.save_common(paths.BEST, chosen)
-        conclusion = self.plan.algorithm.outcome.conclude(end, self._told(delivered))
-        if conclusion:
-            self.state.details |= conclusion.details
-            self.outcome_told = conclusion.told
+        found, self.outcome_told = self.plan.algorithm.outcome.conclude(end, self._told(delivered))
+        self.state.details |= found
         empty = chosen == number
         if self.plan.asking:
             tried = self._end("try", number, selected=chosen, empty=empty)

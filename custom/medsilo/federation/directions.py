@@ -75,22 +75,14 @@ class Sketcher:
         return Direction(norm, (sketch / length).float() if 0 < length < math.inf else None)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """The direction of one update beside the others of a round; None where too few of them show it.
+def standings(directions: Mapping[str, Direction]) -> dict[str, SentUpdate]:
+    """Return how far each site's update goes, and where it points beside the others'.
 
-    cosine: against the mean of the others, each of which counts as if its norm were one, so that neither a long update
-    nor many cases make one site the measure of all. agreement: the mean cosine of two of the others.
+    Each of the others counts as if its norm were one, so that neither a long update nor many cases make one site the
+    measure of all.
     """
-
-    cosine: float | None = None
-    agreement: float | None = None
-
-
-def standings(directions: Mapping[str, Direction]) -> dict[str, Standing]:
-    """Return where each site's update points beside the others'."""
     known = {site: own.sketch.double() for site, own in sorted(directions.items()) if own.sketch is not None}
-    found = dict.fromkeys(directions, Standing())
+    found = {site: SentUpdate(norm=min(rounded(own.norm), LARGEST)) for site, own in directions.items()}
     if len(known) < 2:
         return found
     total, others = torch.stack(list(known.values())).sum(0), len(known) - 1
@@ -99,12 +91,12 @@ def standings(directions: Mapping[str, Direction]) -> dict[str, Standing]:
         squared = float(rest.square().sum())  # others + the cosines of all their ordered pairs
         cosine = _cosine(float(rest @ sketch) / math.sqrt(squared)) if squared > 0 else None
         agreement = _cosine((squared - others) / (others * (others - 1))) if others > 1 else None
-        found[site] = Standing(cosine, agreement)
+        found[site] = found[site].changed(cosine=cosine, agreement=agreement)
     return found
 
 
 def _cosine(value: float) -> float:
-    return max(-1.0, min(1.0, value))
+    return rounded(max(-1.0, min(1.0, value)))
 
 
 DIGITS = 4  # that are recorded
@@ -180,15 +172,9 @@ class RoundDirections:
         """Return the record of the round, by site and group."""
         found: dict[str, dict[str, SentUpdate]] = {}
         for group, directions in self._noted.items():
-            for site, own in standings(directions).items():
-                norm = min(rounded(directions[site].norm), LARGEST)
-                update = SentUpdate(norm=norm, cosine=_short(own.cosine), agreement=_short(own.agreement))
+            for site, update in standings(directions).items():
                 found.setdefault(site, {})[group] = update
         return found
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else rounded(value)
 
 
 def rounded(value: float) -> float:

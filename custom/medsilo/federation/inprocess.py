@@ -1,7 +1,7 @@
 """A study in one process, without NVFlare: the reference that every NVFlare run must equal."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,7 +19,7 @@ from medsilo.federation.permission import Permission
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.federation.protection import take_place
 from medsilo.federation.seams import Line, Place
-from medsilo.plan import Plan, load_plan
+from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import site_folder
@@ -72,8 +72,7 @@ class Loop(Line):
 
 
 def run(
-    plan: Plan | Path | str,
-    sites: Sequence[str] | None = None,
+    plan: Plan,
     *,
     folder: Path | None = None,
     resume: bool = False,
@@ -81,16 +80,13 @@ def run(
     on_round: OnRound = lambda line: None,
     kind: Callable[..., Participant] = Participant,
 ) -> StudyResult:
-    """Run a plan over its sites, or over these.
+    """Run a plan over its sites.
 
     With a `folder` the run tree is written there, and `resume` goes on from its last checkpoint. kind: makes each site,
     to watch it.
     """
-    plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
-    if sites is not None:
-        plan = plan.with_changes([f"participation.sites={list(sites)}"])
     if not plan.participation.sites:
-        raise MedsiloError("zero sites: name them in participation.sites or give `sites`")
+        raise MedsiloError("zero sites: name them in participation.sites")
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         work = _run_central if plan.algorithm.pooled else partial(_run_federated, kind=kind)

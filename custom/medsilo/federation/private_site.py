@@ -24,7 +24,7 @@ from medsilo.course.phase import Phase
 from medsilo.learning.loop import steps_in
 from medsilo.learning.private import PoissonSample, PrivateSteps
 from medsilo.plan import Plan
-from medsilo.privacy.accounting import gaussian_for, geometric_for, noise_for
+from medsilo.privacy.accounting import geometric_for, noise_for
 from medsilo.privacy.mechanisms import (
     MOST_NOISE,
     Charge,
@@ -310,7 +310,7 @@ class PrivateSite:
         """Return the noise on each of these means over the bound, so that all keep to their part of the promise."""
         assert self.numbers.plan.privacy and self.numbers.plan.privacy.statistics
         share = self.numbers.plan.privacy.statistics.epsilon / self.numbers.plan.privacy.epsilon
-        return gaussian_for(share * self.numbers.promise.epsilon, self.numbers.promise.delta, self._released)
+        return noise_for(share * self.numbers.promise.epsilon, self.numbers.promise.delta, 1.0, self._released)
 
     def _releases(self, count: int) -> list[Charge]:
         return [Charge(what="mean over cases", of=Gaussian(noise=self.releasing, count=count))] if count else []

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, ParticipationError
 from medsilo.core.tensors import Groups
 from medsilo.course.phase import Group, Phase, ServerSide, views
 from medsilo.course.structures import mix_by_structure
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.sealed.what import SealedStore
+from medsilo.federation.seams import Missing
 from medsilo.federation.summary import says_of
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
+from medsilo.runs.messages import Joined
 from medsilo.runs.record import Record
 
 
@@ -272,3 +274,39 @@ class ServerState:
             prefix = f"{group}/"
             mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             self.mixers[group].load_state(mine, facts["mixers"][group])
+
+
+class RoundAggregation:
+    """From answers to the next round's tensors, in clear: the mixers take each answer as it comes.
+
+    It is the server's inner seam, where secure aggregation is: a sum is opened when enough sites have answered, before
+    the mixers end the round.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+
+    def agree(self, joined: Mapping[str, Joined]) -> None:
+        """Let those that have joined agree on what they need beside the plan, and somebody have all that it names."""
+        held = [{*answer.absent} for site, answer in joined.items() if site not in self.state.plan.participation.unseen]
+        if lacking := sorted(set.intersection(*held)) if held else []:
+            raise ParticipationError(f"no hospital that trains has {', '.join(lacking)}; take it out of the plan")
+
+    def begin(self, number: int, phase: Phase) -> Mapping[str, Missing]:
+        """Begin a round whose mixers are open; returns the sites that are not in it, and why."""
+        return {}
+
+    def expected(self, phase: Phase) -> Groups:
+        """Return the layout of what sites send in a phase, as it travels."""
+        return self.state.expected(phase)
+
+    def letters(self, site: str, groups: Groups) -> dict[str, Any]:
+        """Return what a site is told beside the tensors that it is sent after it has joined."""
+        return {}
+
+    def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
+        """Take what a site sends, whose form was checked; raises Refused where its numbers can't be."""
+        self.state.take(site, groups, samples, phase)
+
+    def finish(self, number: int) -> None:
+        """Give the mixers what they lack; raises ParticipationError where too few sites help."""

@@ -50,7 +50,8 @@ def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
 def noise_for(epsilon: float, delta: float, rate: float, steps: int, beside: Sequence[Charge] = ()) -> float:
     """Return the least noise, to a thousandth, with which these steps cost at most ε at this δ.
 
-    beside: what else the study releases, which costs, too. Raises MedsiloError where no noise is enough.
+    It is over what one unit changes, in length; at rate 1 a step is a release over all units. beside: what else the
+    study releases, which costs, too. Raises MedsiloError where no noise is enough.
     """
 
     def cost(noise: float) -> float:
@@ -72,14 +73,6 @@ def geometric_for(epsilon: float, delta: float, count: int, sensitivity: int) ->
         return epsilon_of({Geometric(scale=scale, sensitivity=sensitivity): count}, delta)
 
     return _least(cost, f"{count} scores", epsilon, delta)
-
-
-def gaussian_for(epsilon: float, delta: float, count: int) -> float:
-    """Return the least Gaussian noise, to a thousandth, with which so many releases cost at most ε at this δ.
-
-    It is over what one unit changes, in length. Raises MedsiloError where no noise is enough.
-    """
-    return _least(lambda noise: epsilon_of({Gaussian(noise=noise): count}, delta), f"{count} releases", epsilon, delta)
 
 
 def _least(cost: Callable[[float], float], what: str, epsilon: float, delta: float) -> float:

@@ -11,7 +11,6 @@ from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Groups, Tensors, hash_of
 from medsilo.course.phase import Phase, views
 from medsilo.federation.accepting import check_forms, check_numbers
-from medsilo.federation.aggregation import RoundAggregation
 from medsilo.federation.asking import Exchange, Questioner
 from medsilo.federation.sealed.what import (
     MOST_AHEAD,
@@ -30,7 +29,7 @@ from medsilo.federation.sealed.what import (
     words_for,
 )
 from medsilo.federation.seams import Missing
-from medsilo.federation.server_state import ServerState
+from medsilo.federation.server_state import RoundAggregation, ServerState
 from medsilo.mixing.forms import Exchanged, Rows, Summed
 from medsilo.mixing.mixers import Compared, SimilarityMix, WeightedMean
 from medsilo.runs.messages import Joined, Lettered, SiteAnswer, Task
