@@ -29,10 +29,9 @@ from medsilo.registry import METHODS, TASKS
 from medsilo.runs.paths import NOISY_COUNTS, site_folder
 from medsilo.site.settings import make_settings
 from medsilo.tasks.splits import part_alone
-from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import slow_but
 from tests.dicoms import write_segmentation, write_series
-from tests.hospital import affine_of, write_pixels
+from tests.hospital import Volume, affine_of, write_pixels, write_volume
 
 SITES = ["a", "b"]
 ODD = "a-odd"  # before all others, so that they move up when this one leaves
