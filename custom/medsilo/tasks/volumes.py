@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -111,26 +110,18 @@ def read_pair(image_path: Path, mask_path: Path) -> tuple[np.ndarray, np.ndarray
     return image.values[0], mask.values[0]
 
 
-class CaseReader(Protocol):
-    """Reads a case's files."""
+class CaseReader:
+    """Reads a case's files: here one for each channel, and one for the mask."""
 
     def scan(self, entry: Entry) -> Scan:
         """Return a case's image."""
-
-    def mask(self, scan: Scan, path: Path) -> np.ndarray:
-        """Return its mask's values on the image's grid, whole numbers [(D,) H, W]."""
-
-
-class FileReader:
-    """Reads a file for each channel, and one for the mask."""
-
-    def scan(self, entry: Entry) -> Scan:
         first, *others = [read_file(path) for path in entry.images]
         for scan in others:
             refuse_another_place(first, scan, "channels of a case")
         return replace(first, values=np.concatenate([one.values for one in (first, *others)])) if others else first
 
     def mask(self, scan: Scan, path: Path) -> np.ndarray:
+        """Return its mask's values on the image's grid, whole numbers [(D,) H, W]."""
         mask = mask_of(path)
         refuse_another_place(scan, mask, "an image and its mask")
         return mask.values[0]

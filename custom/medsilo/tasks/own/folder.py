@@ -33,7 +33,7 @@ from medsilo.tasks.segmentation import Segmentation, likeliest, loss_by
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
 from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai, whole_images
-from medsilo.tasks.volumes import CaseReader, FileReader, resized, resized_to_nearest
+from medsilo.tasks.volumes import CaseReader, resized, resized_to_nearest
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
@@ -298,7 +298,7 @@ class FolderTask(OwnFolder):
 
     def _reader(self, source: DataSource) -> CaseReader:
         """Return what reads a case's files."""
-        return FileReader()
+        return CaseReader()
 
     def _made(
         self, entry: Entry, reader: CaseReader, classes: dict[str, int], numbers: dict[int, int], lacks: tuple[int, ...]
