@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +13,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder, write_text
 from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
-from medsilo.tasks.segmentation import Segmentation, loss_by
+from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
     patient_names,
@@ -110,7 +109,7 @@ class SyntheticProstate(Task):
 
     @property
     def goal(self) -> Segmentation:
-        return Segmentation(2, partial(loss_by, "dice-ce"), cross_entropy=1.0)
+        return Segmentation(2, dice_and_entropy, cross_entropy=1.0)
 
     @property
     def use(self) -> ImageUse:
