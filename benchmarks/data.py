@@ -26,7 +26,7 @@ from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_folder import ImageFolder
 from medsilo.tasks.own.volume_folder import NiftiFolder
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import Volume, write_volume
+from medsilo.tasks.volumes import write_volume
 
 PATIENTS, EPOCHS, LEAST = 14, 5, 0.8
 
@@ -41,7 +41,6 @@ def seconds(work: Callable[[], object]) -> float:
 def volumes(folder: Path) -> tuple[FolderTask, DataSource]:
     """CT-like volumes of 96 x 96 x 40 with a ball."""
     random = np.random.default_rng(0)
-    affine = np.diag([1.5, 1.5, 3.0, 1.0])
     z, y, x = np.ogrid[:40, :96, :96]
     for number in range(PATIENTS):
         centre = random.uniform(30, 60, 2)
@@ -49,7 +48,7 @@ def volumes(folder: Path) -> tuple[FolderTask, DataSource]:
         values = (random.normal(0, 30, mask.shape) + 120 * mask).astype(np.float32)
         for kind, content in (("images", values), ("labels", mask.astype(np.uint8))):
             (folder / kind).mkdir(parents=True, exist_ok=True)
-            write_volume(folder / kind / f"{number}.nii.gz", Volume(content, affine))
+            write_volume(folder / kind / f"{number}.nii.gz", content, (1.5, 1.5, 3.0))
     task = NiftiFolder(labels=("ball",), size=(64, 64, 32), target_spacing=(1.5, 1.5, 3.0))
     return task, DataSource(folder=folder)
 

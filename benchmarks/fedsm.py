@@ -52,7 +52,7 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.tasks.task import Cases, SiteData
-from medsilo.tasks.volumes import Volume, read_pair, resized_to_majority, write_volume
+from medsilo.tasks.volumes import read_pair, resized_to_majority, write_volume
 from medsilo_papers.public_files import read_labels, read_picture
 
 SITES = ("hospital-a", "hospital-b")
@@ -110,9 +110,8 @@ class Slices(Dataset):
         random = np.random.default_rng(0)
         for volume in range(volumes):
             values = random.normal(400, 100, (slices, size, size)).astype(np.int16).astype(np.float32)
-            affine = np.diag([0.6, 0.6, 3.0, 1.0])
-            write_volume(folder / f"{volume}.nii.gz", Volume(values, affine))
-            write_volume(folder / f"{volume}-mask.nii.gz", Volume((values > 500).astype(np.uint8), affine))
+            write_volume(folder / f"{volume}.nii.gz", values, (0.6, 0.6, 3.0))
+            write_volume(folder / f"{volume}-mask.nii.gz", (values > 500).astype(np.uint8), (0.6, 0.6, 3.0))
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -120,8 +119,8 @@ class Slices(Dataset):
     def __getitem__(self, case: int) -> tuple[Tensor, Tensor]:
         volume, place = self.cases[case]
         image, mask = read_pair(self.folder / f"{volume}.nii.gz", self.folder / f"{volume}-mask.nii.gz")
-        inputs = self.plan.task.inputs_of(image.values[None, place : place + 1])[0] / 400
-        labels = torch.from_numpy(mask.values[None, None, place].astype(np.float32))
+        inputs = self.plan.task.inputs_of(image[None, place : place + 1])[0] / 400
+        labels = torch.from_numpy(mask[None, None, place].astype(np.float32))
         return inputs, (functional.interpolate(labels, inputs.shape[1:], mode="area")[0, 0] > 0.5).long()
 
 

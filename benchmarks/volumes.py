@@ -55,7 +55,7 @@ from medsilo.runs.messages import Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import patients_of
-from medsilo.tasks.volumes import Volume, write_volume
+from medsilo.tasks.volumes import write_volume
 
 SPACINGS = {"a": (1.5, 1.5, 3.0), "b": (1.4, 1.4, 3.2), "c": (1.6, 1.6, 2.8)}
 KEYS = ("image", "label")
@@ -86,7 +86,7 @@ def write_hospital(folder: Path, seed: int, spacing: Sequence[float], size: Size
         values = (random.normal(0, 30, mask.shape) + 120 * mask).astype(np.float32)
         for kind, content in (("images", values), ("labels", mask.astype(np.uint8))):
             (folder / kind).mkdir(parents=True, exist_ok=True)
-            write_volume(folder / kind / f"{number:03}.nii.gz", Volume(content, np.diag([*spacing, 1.0])))
+            write_volume(folder / kind / f"{number:03}.nii.gz", content, spacing)
 
 
 def plan_of(size: Size) -> Plan:

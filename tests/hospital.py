@@ -2,12 +2,34 @@
 
 import csv
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import SimpleITK
+from nibabel import orientations
 
-from medsilo.tasks.volumes import Volume, write_volume
+RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
+
+
+@dataclass(frozen=True)
+class Volume:
+    """values: [D, H, W], slices from foot to head; affine: [4, 4] from voxel (x, y, z) to millimetres, LPS."""
+
+    values: np.ndarray
+    affine: np.ndarray
+
+
+def write_volume(path: Path, volume: Volume, stored_as: str = "LPS") -> None:
+    """Write a NIfTI file whose voxel axes run in the order and directions of `stored_as`, for example "RAS", "PIR"."""
+    affine = RAS_TO_LPS @ volume.affine
+    image = nibabel.Nifti1Image(volume.values.transpose(2, 1, 0), affine)
+    turn = orientations.ornt_transform(orientations.axcodes2ornt("LPS"), orientations.axcodes2ornt(tuple(stored_as)))
+    image = image.as_reoriented(turn)
+    image.set_sform(image.affine, code=1)
+    image.set_qform(image.affine, code=1)
+    nibabel.save(image, path)
 
 
 def ball(shape: tuple[int, int, int], spacing: tuple[float, float, float], seed: int) -> tuple[np.ndarray, np.ndarray]:

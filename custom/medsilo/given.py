@@ -210,7 +210,7 @@ def _goal(kind: Any, every: Sequence[Any]) -> Goal:
     if low < 0 or not 1 <= high < MOST_CLASSES or any(one.is_floating_point() for one in targets):
         raise DataError(f"sites: labels are from {low:g} to {high:g}; give classes as whole numbers 0, 1, 2, ...")
     labels = tuple(map(str, range(int(high) + 1)))
-    return Classification(labels) if kind == KINDS[0] else goal_of(kind, labels[1:], "dice-ce", None)
+    return Classification(labels) if kind == KINDS[0] else goal_of(kind, labels[1:])
 
 
 # ---------------------------------------------------------------------------------------------------- cases

@@ -171,7 +171,7 @@ def _structures(task: DicomFolder, source: DataSource) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class SeriesReader:
+class SeriesReader(volumes.CaseReader):
     """Reads the slices of a series, and a mask from the file that refers to it."""
 
     structures: Mapping[str, int]

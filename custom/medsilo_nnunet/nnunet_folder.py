@@ -283,7 +283,6 @@ class _Patches(Dataset):
     def __init__(self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, seed: int) -> None:
         self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
         self.certain = round(batch * (1 - FOREGROUND))  # the first patch of a batch that has a structure for certain
-        self.mark = ready.mark_in(cases)
         order = seeds.generator_for(seed, "cases")
         self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
 
@@ -296,7 +295,7 @@ class _Patches(Dataset):
         with held.opened(place) as (image, labels, places):
             assert places is not None
             patch, found = self.parts.drawn((image, labels, places), seeds.seed_for(self.seed, number), certain)
-        return patch, _marked(found, self.mark)
+        return patch, _marked(found, held.mark)
 
 
 def _marked(labels: Tensor, mark: int) -> Tensor:

@@ -90,8 +90,8 @@ class Prostate(Task):
         images, masks, cases, patients = [], [], [], []
         for image_path, mask_path in pairs:
             image, mask = volumes.read_pair(image_path, mask_path)
-            organ = (mask.values > 0).astype(np.float32)
-            images.append(self._single(image.values[None]))
+            organ = (mask > 0).astype(np.float32)
+            images.append(self._single(image[None]))
             masks.append((volumes.resized(torch.from_numpy(organ)[:, None], (self.size, self.size))[:, 0] > 0.5).byte())
             reach = self.slices // 2
             shown = np.flatnonzero(organ.any((1, 2)))

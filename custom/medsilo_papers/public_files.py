@@ -75,8 +75,8 @@ class PooledTask(Task):
     at every site.
     """
 
-    alpha: float = Field(
-        default=0.1, gt=0, description="of the Dirichlet distribution: the smaller, the more the sites differ"
+    alpha: splits.Alpha = Field(
+        default=0.1, description="of the Dirichlet distribution: the smaller, the more the sites differ"
     )
     minimum: int = Field(default=40, ge=4, description="cases that every site gets at least")
     split: splits.Split = Field(

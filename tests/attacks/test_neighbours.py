@@ -29,10 +29,9 @@ from medsilo.registry import METHODS, TASKS
 from medsilo.runs.paths import NOISY_COUNTS, site_folder
 from medsilo.site.settings import make_settings
 from medsilo.tasks.splits import part_alone
-from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import slow_but
 from tests.dicoms import write_segmentation, write_series
-from tests.hospital import affine_of, write_pixels
+from tests.hospital import Volume, affine_of, write_pixels, write_volume
 
 SITES = ["a", "b"]
 ODD = "a-odd"  # before all others, so that they move up when this one leaves
@@ -209,17 +208,17 @@ SETTINGS: dict[str, Setting] = {
     "series-overlap": Setting(gappy, {**SERIES, "missing": "split", "step": 3}, CONV, RECORDED),
     "photos": Setting(photographs, {**PHOTOS, "augmentation": FLAT}, data=CLASSES),
     "photos-grey": Setting(grey, {**PHOTOS, "colours": "grey", "intensity": Z_SCORE}, data=CLASSES),
-    "masks": Setting(photographs, {**MASKS, "augmentation": FLAT, "criterion": "dice"}, UNET, OF_NAMES),
+    "masks": Setting(photographs, {**MASKS, "augmentation": FLAT}, UNET, OF_NAMES),
     "masks-pieces": Setting(
         photographs,
-        {**MASKS, "resize": False, "criterion": "dice-background", "intensity": {"kind": "percentiles"}},
+        {**MASKS, "resize": False, "intensity": {"kind": "percentiles"}},
         UNET,
         OF_NAMES,
     ),
     "volumes": Setting(scans, {**VOLUMES, "augmentation": ["flip-z"], "intensity": Z_SCORE}, UNET_3D, OF_NAMES),
     "volumes-pieces": Setting(
         scans,
-        {**VOLUMES, "target_spacing": [2.0, 2.0, 3.0], "criterion": "cross-entropy", "intensity": {"kind": "window"}},
+        {**VOLUMES, "target_spacing": [2.0, 2.0, 3.0], "intensity": {"kind": "window"}},
         UNET_3D,
         OF_NAMES,
     ),

@@ -12,9 +12,8 @@ from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.tasks.volumes import Volume, write_volume
 from tests.federation.test_simulator import assert_same_outcome
-from tests.hospital import affine_of, ball, photograph, write_balls, write_pixels, write_table
+from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
 HOSPITALS = {  # shape, spacing, axes as they are stored
     "north": ((12, 24, 20), (1.5, 1.5, 2.5), "RAS"),

@@ -37,9 +37,10 @@ from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import Volume, mask_of, write_volume
+from medsilo.tasks.volumes import mask_of
 from medsilo_papers.public_files import read_labels
 from tests.conftest import SITES, make_plan
+from tests.hospital import Volume, write_volume
 from tests.sites import site_of
 from tests.unit.test_predict import make_super_model
 

@@ -13,9 +13,8 @@ import torch
 
 from medsilo.cli import main
 from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import make_plan
-from tests.hospital import photograph, write_pixels
+from tests.hospital import Volume, photograph, write_pixels, write_volume
 from tests.unit.test_bundle import make_images, run_bundle
 from tests.unit.test_predict import GRIDS, drawn, oblique, write_run
 

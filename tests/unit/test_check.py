@@ -39,9 +39,8 @@ from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PartFacts, Survey
-from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import METHODS, SITES, make_plan
-from tests.hospital import affine_of, ball, write_balls, write_table
+from tests.hospital import Volume, affine_of, ball, write_balls, write_table, write_volume
 from tests.sites import site_of
 from tests.unit.test_nuclei import draw
 from tests.unit.test_protection import NAMES, STUDY, write_photos

@@ -22,8 +22,9 @@ from medsilo.runs.record import Record
 from medsilo.site.owner import ALL_MINE
 from medsilo.study.judging import run_settings
 from medsilo.tasks.own.patient_table import PatientTable
-from medsilo.tasks.volumes import Volume, mask_of, write_volume
+from medsilo.tasks.volumes import mask_of
 from tests.conftest import SITES, make_plan
+from tests.hospital import Volume, write_volume
 from tests.unit.test_predict import drawn, oblique, small_plan, write_run
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]

@@ -30,8 +30,7 @@ from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PARTS
-from medsilo.tasks.volumes import Volume, write_volume
-from tests.hospital import affine_of, ball, photograph, write_balls, write_pixels, write_table
+from tests.hospital import Volume, affine_of, ball, photograph, write_balls, write_pixels, write_table, write_volume
 
 SECRET = "jane-doe"
 BALL = {"labels": ["ball"], "size": [16, 16, 8], "target_spacing": [2, 2, 3]}

@@ -16,7 +16,8 @@ from medsilo.plan import parse_plan
 from medsilo.tasks.headers import check_dicom
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import Volume, mask_of, write_volume
+from medsilo.tasks.volumes import mask_of
+from tests.hospital import Volume, write_volume
 from tests.unit.test_predict import drawn, oblique, small_plan, write_run
 
 SECRET = b"root:x:0:0 " * 20

@@ -11,6 +11,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from monai.losses import DiceLoss
 from PIL import Image
 from torch.nn import functional
 
@@ -49,7 +50,7 @@ from medsilo.tasks.own.folder import goal_of
 from medsilo.tasks.own.image_patches import augmented, patch
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.own.volume_folder import NiftiFolder
-from medsilo.tasks.segmentation import judged_by
+from medsilo.tasks.segmentation import Segmentation, judged_by
 from medsilo.tasks.sources import DataSource
 from tests.mixed import result_of
 
@@ -129,19 +130,23 @@ def study(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[St
 
 
 # ------------------------------------------------------------------------------------------------ the loss
+NAMES, STRUCTURES = ("background", "ant", "post"), {"ant": (1,), "post": (2,)}
+
+
 def test_what_was_not_drawn_is_one_with_the_background_in_every_loss() -> None:
     output = torch.randn(2, 3, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     labels = torch.tensor([[[0, 1], [0, 1]], [[2, 1], [0, 0]]])
     target = labels | torch.tensor([mark_of([2]), 0])[:, None, None]
     p = output.softmax(1)
     together = torch.stack([p[0, 0] + p[0, 2], p[0, 1]]).log()
-    entropy = goal_of("segmentation", ("ant", "post"), "cross-entropy", None)
+    entropy = Segmentation(NAMES, functional.cross_entropy, STRUCTURES, cross_entropy=1.0)
     first = -together.gather(0, labels[:1]).mean()
     second = functional.cross_entropy(output[1:], labels[1:])
     torch.testing.assert_close(entropy.loss(output, target), (first + second) / 2)
     torch.testing.assert_close(entropy.case_losses(output, target), torch.stack([first, second]))
     # Dice is that of the drawn structure alone
-    dice = goal_of("segmentation", ("ant", "post"), "dice", None)
+    only = DiceLoss(include_background=False, to_onehot_y=True, softmax=True)
+    dice = Segmentation(NAMES, lambda found, right: only(found, right[:, None]), STRUCTURES)
     right = (labels[0] == 1).double()
     by_hand = 1 - (2 * (p[0, 1] * right).sum() + 1e-5) / ((p[0, 1] + right).sum() + 1e-5)
     torch.testing.assert_close(dice.loss(output[:1], target[:1]), by_hand)
@@ -151,7 +156,7 @@ def test_what_was_not_drawn_is_one_with_the_background_in_every_loss() -> None:
     torch.testing.assert_close(doubled(output[:1], target[:1]), heavy)
     # nothing that the hospital can't tell moves the loss: mass between background and the undrawn
     moved = torch.stack([(p[0, 0] + p[0, 2]) / 2, p[0, 1], (p[0, 0] + p[0, 2]) / 2]).log()[None]
-    for goal in (entropy, dice, goal_of("segmentation", ("ant", "post"), "dice-ce", None)):
+    for goal in (entropy, dice, goal_of("segmentation", ("ant", "post"))):
         torch.testing.assert_close(goal.loss(moved, target[:1]), goal.loss(output[:1], target[:1]))
         assert torch.equal(goal.loss(output, labels), goal.criterion(output, labels))  # type: ignore[attr-defined]
 
@@ -165,7 +170,7 @@ def test_a_mark_travels_through_pieces_and_augmentation_and_scores_heed_it() -> 
     for target in (piece[1], moved):
         assert marks_in(target[None]) == [mark_of([2, 15])] and absent_in(mark_of([2, 15])) == [2, 15]
         assert labels_in(target).unique().tolist() == [0, 1]
-    goal = goal_of("segmentation", ("ant", "post"), "dice-ce", None)
+    goal = goal_of("segmentation", ("ant", "post"))
     found = functional.one_hot(torch.zeros(1, 6, 6, dtype=torch.long), 3).permute(0, 3, 1, 2).float()
     target = (labels | mark_of([2]))[None]
     measures = goal.measures(found, target)
@@ -239,7 +244,7 @@ def test_hospitals_that_drew_different_structures_learn_all(study: tuple[StudyRe
 
 
 def test_structures_count_alike_when_a_round_is_chosen() -> None:
-    goal = goal_of("segmentation", ("ant", "post"), "dice", None)
+    goal = goal_of("segmentation", ("ant", "post"))
     assert judged_by(goal, {"a": ["post"], "c": ["t1"]}) == {"dice_ant": ["a", "c"], "dice_post": ["c"]}
     # three drew ant and one post, of which the one hospital's score says as much as three of ant
     assert says_of(goal, {"a": ["post"], "b": ["post"], "d": ["post"], "c": ["ant"]}) == pytest.approx(

@@ -5,9 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from medsilo.core.errors import DataError, PlanError
-from medsilo.tasks.splits import Partition, by_column, dirichlet, iid, proportions
+from medsilo.tasks.splits import Partition, by_column, dirichlet, iid
+from medsilo.tasks.synthetic.activity import SyntheticActivity
+from medsilo_papers.organ_mnist import OrganMnist
 from tests.conftest import over_all
 
 COMBINATIONS = [
@@ -65,29 +68,26 @@ def test_small_alpha_shifts_labels_and_sizes_large_alpha_hardly_does():
     assert max(sizes) > 2 * min(sizes)
 
 
-@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-5, 1e300])
-def test_proportions_survive_extreme_alphas(alpha):
-    shares = proportions(6, alpha, np.random.default_rng(0))
-    assert np.isfinite(shares).all() and shares.min() >= 0 and shares.sum() == pytest.approx(1)
+@pytest.mark.parametrize("alpha", [1e-3, 1e6])
+@pytest.mark.parametrize("sites", [2, 100])
+def test_the_least_and_the_greatest_alpha_of_a_plan_deal_everything(sites, alpha):
+    for seed in range(20):
+        parts = dirichlet(np.arange(600) % 6, sites, alpha, seed=seed, minimum=3)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(600))
 
 
-@pytest.mark.parametrize(
-    ("sites", "alpha", "minimum", "key"),
-    [
-        (0, 1.0, 1, "sites: 0"),
-        (2, 0.0, 1, "alpha: 0.0"),
-        (2, -1.0, 1, "alpha: -1.0"),
-        (2, float("nan"), 1, "alpha: nan"),
-        (2, float("inf"), 1, "alpha: inf"),
-        (2, 1.0, -1, "minimum: -1"),
-        (4, 1.0, 3, "minimum: 4 sites with at least 3 samples each need 12, but there are 10"),
-    ],
-)
-def test_impossible_wishes_are_one_line_errors(sites, alpha, minimum, key):
-    with pytest.raises(PlanError) as caught:
-        dirichlet(np.zeros(10, int), sites, alpha, seed=0, minimum=minimum)
-    assert str(caught.value).startswith(key)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 9e-4, 2e6, float("nan"), float("inf")])
+def test_a_plan_has_no_alpha_for_which_draws_are_no_numbers(alpha):
+    for kind in (Partition, SyntheticActivity, OrganMnist):
+        with pytest.raises(ValidationError, match="alpha"):
+            kind(alpha=alpha)
+
+
+def test_too_few_samples_are_a_one_line_error():
+    with pytest.raises(
+        PlanError, match=r"^minimum: 4 sites with at least 3 samples each need 12, but there are 10;.*$"
+    ):
+        dirichlet(np.zeros(10, int), 4, 1.0, seed=0, minimum=3)
 
 
 @pytest.mark.parametrize(("samples", "sites"), [(1, 1), (7, 3), (60, 7), (1000, 50)])

@@ -71,7 +71,7 @@ WRONG = [
     (["tracking.select=first"], "tracking.select", "first", "'best'"),
     (["participation.timeout=0"], "participation.timeout", "0", "1 or more"),
     (["participation.when_missing=ignore"], "participation.when_missing", "ignore", "'continue'"),
-    (["task.alpha=0"], "task.alpha", "0", "more than 0"),
+    (["task.alpha=0"], "task.alpha", "0", "0.001 or more"),
     (["network.name=activity-cnn", "network.norm=layer"], "network.norm", "layer", "'batch'"),
     # combinations that do nothing or can't be
     (["training.optimizer=adam"], "training", "momentum", "remove momentum"),

@@ -19,8 +19,9 @@ from medsilo.deploy.source import Source, open_source
 from medsilo.deploy.supermodel import Origin, SuperModel, assemble
 from medsilo.models.architectures import SmallCnn
 from medsilo.tasks.scans import read_scan
-from medsilo.tasks.volumes import Volume, mask_of, write_volume
+from medsilo.tasks.volumes import mask_of
 from tests.conftest import make_plan
+from tests.hospital import Volume, write_volume
 from tests.unit.test_files import files_of_at_most
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]

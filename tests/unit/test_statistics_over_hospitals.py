@@ -458,7 +458,7 @@ def test_combat_is_that_of_all_patients_and_a_table_task_reads_it(tmp_path: Path
         source = DataSource(folder=folder, table="cases.combat.yaml")
         found.append(task.rows(task.file(source, folder), source).as_read.numpy())
         with pytest.raises(DataError, match="one patient changes all others"):
-            task.read("h", ["h"], 0, source.with_each_alone())
+            task.read("h", ["h"], 0, source.for_study(each_alone=True))
     np.testing.assert_allclose(np.concatenate(found), wanted, rtol=1e-6)
     assert np.abs(np.concatenate(found).mean(0) - whole[features].mean()).max() > 0.01  # it is not as it was
     (folders[0] / "cases.combat.yaml").write_text("table: ../h1/cases.csv\n")

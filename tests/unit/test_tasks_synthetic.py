@@ -10,7 +10,8 @@ from medsilo.tasks.scans import read_scan
 from medsilo.tasks.synthetic.activity import SyntheticActivity
 from medsilo.tasks.synthetic.histology import SyntheticHistology
 from medsilo.tasks.synthetic.prostate import SyntheticProstate
-from medsilo.tasks.volumes import Volume, mask_of, read_pair, write_volume
+from medsilo.tasks.volumes import mask_of, read_pair
+from tests.hospital import Volume, write_volume
 
 SITES = ["a", "b", "c", "d"]
 
@@ -144,9 +145,11 @@ def test_volumes_survive_their_files(tmp_path, stored_as, suffix):
     mask = Volume((image.values > 0).astype(np.uint8), affine)
     write_volume(tmp_path / f"image{suffix}", image, stored_as)
     write_volume(tmp_path / f"mask{suffix}", mask, "LPS")
-    read, found = read_pair(tmp_path / f"image{suffix}", tmp_path / f"mask{suffix}")
-    assert np.array_equal(read.values, image.values) and np.array_equal(found.values, mask.values)
-    assert read.values.dtype == np.float32 and found.values.dtype == np.int64
+    places = tmp_path / f"image{suffix}", tmp_path / f"mask{suffix}"
+    values, labels = read_pair(*places)
+    assert np.array_equal(values, image.values) and np.array_equal(labels, mask.values)
+    assert values.dtype == np.float32 and labels.dtype == np.int64
+    read, found = read_scan(places[0]), mask_of(places[1])
     assert read.spacing == pytest.approx((0.5, 0.75, 3.0), abs=1e-4)
     np.testing.assert_allclose(read.affine, affine, atol=1e-3)
     np.testing.assert_allclose(found.affine, affine, atol=1e-3)

@@ -24,10 +24,7 @@ def source_of(plan: Plan, settings: SiteSettings, book: Book | None, only_tested
 
     only_tested: whether the site does not train in this study.
     """
-    source = settings.data
-    if source and only_tested:
-        source = source.for_test()
-    source = read_for(plan, source)
+    source = read_for(plan, settings.data, only_tested)
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
         return source
     if book and book.has_key:

@@ -214,7 +214,7 @@ def predict_images(asked: PredictionRequest) -> int:
     named = masks_for(list(channels))
     if any(path.resolve().parent == asked.out.resolve() for path, _ in named):
         raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
-    own_values, lacks = use.own_values(asked.data), use.lacking_of(asked.data)
+    own_values, lacks = (use.own_values(asked.data), use.lacking_of(asked.data)) if asked.data else ({}, ())
     images = [ImageFile(path.name, channels[path], mask, own_values, use, lacks) for path, mask in named]
     return predict_all(asked, images)
 

@@ -42,10 +42,7 @@ class Protection:
 
     def source(self) -> DataSource | None:
         """Return where the data are, with the split that this hospital decides by itself."""
-        source = self.settings.data
-        if source and self.site in self.plan.participation.unseen:
-            source = source.for_test()
-        source = read_for(self.plan, source)
+        source = read_for(self.plan, self.settings.data, self.site in self.plan.participation.unseen)
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
         return with_own_split(source, self.book, self.asker.data)
@@ -87,9 +84,12 @@ class Protection:
             self.book.note(self.asker, told, self.settings.limits)
 
 
-def read_for(plan: Plan, source: DataSource | None) -> DataSource | None:
-    """Return the data as a plan has them read: where it promises privacy, each patient by itself."""
-    return source.with_each_alone() if source and plan.privacy and plan.task.split_by_site else source
+def read_for(plan: Plan, source: DataSource | None, only_tested: bool = False) -> DataSource | None:
+    """Return the data as a plan has them read: where it promises privacy, each patient by itself.
+
+    only_tested: whether the site does not train in this study.
+    """
+    return source and source.for_study(only_tested, bool(plan.privacy) and plan.task.split_by_site)
 
 
 def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:

@@ -87,10 +87,9 @@ class Training(Feature):
         if weights == "none":
             return
         if not task.goal.cross_entropy:
-            instead = ", or task.criterion=dice-ce" if hasattr(task, "criterion") else ""
             yield (
                 f"training.class_weights: the loss of task {task.name} has no cross entropy over classes, which they "
-                f"would change; set none{instead}"
+                "would change; set none"
             )
         elif isinstance(weights, tuple) and len(weights) != task.goal.classes:
             yield (

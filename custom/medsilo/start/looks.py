@@ -13,7 +13,7 @@ from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.volumes import FileReader, read_file
+from medsilo.tasks.volumes import CaseReader, read_file
 
 MOST = 60  # cases that are opened, from all hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities that are told
@@ -168,7 +168,7 @@ def opened(
 
 def _look(entry: Entry) -> Look:
     scan = read_file(entry.images[0])
-    mask = FileReader().mask(scan, entry.label) if isinstance(entry.label, Path) else None
+    mask = CaseReader().mask(scan, entry.label) if isinstance(entry.label, Path) else None
     return look_of(scan, mask, len(scan.values) if len(entry.images) == 1 else len(entry.images))
 
 

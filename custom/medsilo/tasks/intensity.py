@@ -77,19 +77,12 @@ class Bytes(_ByMonai):
     _transform: ClassVar = ("ScaleIntensityRange", {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0})
 
 
-class AsStored(Section):
+class AsStored(_ByMonai):
     """Values stay as they are in the files."""
 
     largest: ClassVar[float] = 65_535.0  # 16 bits
     kind: Literal["none"] = "none"
-
-    def apply(self, image: Tensor) -> Tensor:
-        """[C, ...] to the same shape."""
-        return image
-
-    def in_monai(self) -> list[dict[str, Any]]:
-        """Return the same in a MONAI bundle's words."""
-        return []
+    _transform: ClassVar = ("Identity", {})
 
 
 Intensity = Annotated[ZScore | Percentiles | Window | Bytes | AsStored, Field(discriminator="kind")]

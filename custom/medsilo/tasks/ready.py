@@ -99,6 +99,7 @@ class Cache:
     source: DataSource
     make: Callable[[Entry], PreparedEntry]
     settings: str  # what else `make` depends on
+    mark: int = 0  # on labels, of structures that nobody drew here
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.source)
@@ -115,7 +116,7 @@ class Cache:
             return self._on_disk(entry)
         made = self.make(entry)
         keeps = self.memory.takes(made.inputs, made.targets)
-        return HeldEntry(entry, made.facts, made if keeps else None, None, self.make)
+        return HeldEntry(entry, made.facts, made if keeps else None, None, self.make, self.mark)
 
     def _on_disk(self, entry: Entry) -> "HeldEntry":
         assert self.source.cache_folder is not None
@@ -129,12 +130,12 @@ class Cache:
             facts = made.facts
             self.room -= made.inputs.nbytes + made.targets.nbytes
             if self.room < 0:  # made again whenever it is needed
-                return HeldEntry(entry, facts, None, None, self.make)
+                return HeldEntry(entry, facts, None, None, self.make, self.mark)
             kept = dict(zip(NAMES, (made.inputs, made.targets), strict=True))
             if made.places is not None:
                 kept[PLACES] = made.places
             save_tensors(path, kept, asdict(facts))
-        return HeldEntry(entry, facts, None, path, self.make)
+        return HeldEntry(entry, facts, None, path, self.make, self.mark)
 
     def _key(self, entry: Entry) -> str:
         """Changes with the files, with what is made of them, and with the code that makes it."""
@@ -159,11 +160,13 @@ class HeldEntry:
     made: PreparedEntry | None
     file: Path | None
     make: Callable[[Entry], PreparedEntry] = field(repr=False)
+    mark: int = 0  # on labels, of structures that nobody drew here
 
     def case(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs [C, *grid] and target of one case."""
         inputs, targets, _ = self.kept(number)
-        return inputs, targets if targets.is_floating_point() else targets.long()
+        targets = targets if targets.is_floating_point() else targets.long()
+        return inputs, targets.clamp(min=0) | self.mark if self.mark else targets
 
     @contextmanager
     def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:
@@ -187,9 +190,8 @@ class HeldEntry:
 class ReadyCases(Dataset):
     """The cases of one part; several of one entry, as the slices of a volume, follow each other."""
 
-    def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]], mark: int = 0) -> None:
-        """mark: on the labels, of structures that nobody drew here."""
-        self.held, self.chosen, self.mark = held, chosen, mark
+    def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
+        self.held, self.chosen = held, chosen
         self.ends = list(accumulate(map(len, chosen)))
         self.patients = tuple(one.entry.patient for one, cases in zip(held, chosen, strict=True) for _ in cases)
 
@@ -221,8 +223,7 @@ class ReadyCases(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         held, number = self.at(index)
-        inputs, target = held.case(number)
-        return inputs, target.clamp(min=0) | self.mark if self.mark else target
+        return held.case(number)
 
     def at(self, index: int) -> tuple[HeldEntry, int]:
         """Return a case's entry, and its number there."""
@@ -239,16 +240,6 @@ def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
         return held_case(cases.datasets[part], index - [0, *cases.cumulative_sizes][part])
     assert isinstance(cases, Subset)
     return held_case(cases.dataset, cases.indices[index])
-
-
-def mark_in(cases: Dataset) -> int:
-    """Return the mark on the labels of ready cases, or of some of them, which is one for all of a hospital's."""
-    if isinstance(cases, ReadyCases):
-        return cases.mark
-    if isinstance(cases, ConcatDataset):
-        return mark_in(cases.datasets[0])
-    assert isinstance(cases, Subset)
-    return mark_in(cases.dataset)
 
 
 class LazyCases(Dataset):

@@ -7,7 +7,6 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from medsilo.learning.undrawn import known_in, labels_in, marginal, marks_in
 from medsilo.tasks.goal import Goal
@@ -33,20 +32,16 @@ def dice_of(found: Tensor, right: Tensor) -> Tensor:
     return compute_dice(found, right, include_background=True, ignore_empty=False).float()
 
 
-def loss_by(criterion: str, output: Tensor, target: Tensor) -> Tensor:
-    """Return cross entropy; or MONAI's Dice loss of the structures, alone, with the background as one more, or with
-    cross entropy."""
-    if criterion == "cross-entropy":
-        return functional.cross_entropy(output, target)
-    return _dice(criterion)(output, target[:, None])
+def dice_and_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Return MONAI's Dice loss of the structures and cross entropy, added."""
+    return _dice_and_entropy()(output, target[:, None])
 
 
 @cache
-def _dice(criterion: str) -> nn.Module:
-    from monai.losses import DiceCELoss, DiceLoss
+def _dice_and_entropy() -> nn.Module:
+    from monai.losses import DiceCELoss
 
-    kind = DiceCELoss if criterion == "dice-ce" else DiceLoss
-    return kind(include_background=criterion == "dice-background", to_onehot_y=True, softmax=True)
+    return DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
 
 
 class Segmentation(Goal):

@@ -117,21 +117,15 @@ class DataSource(Section):
         """Return whether the site does not train in this study, so that it needs cases for the test alone."""
         return self._only_tested
 
-    def for_test(self) -> Self:
-        """Return the same data for a site that does not train."""
-        copy = self.model_copy()
-        copy._only_tested = True
-        return copy
-
     @property
     def each_alone(self) -> bool:
         """Return whether a patient's part follows from that patient's name alone, so that nobody moves another."""
         return self._each_alone
 
-    def with_each_alone(self) -> Self:
-        """Return the same data for a study that promises privacy."""
+    def for_study(self, only_tested: bool = False, each_alone: bool = False) -> Self:
+        """Return the same data for a study in which the site does not train, or that promises privacy."""
         copy = self.model_copy()
-        copy._each_alone = True
+        copy._only_tested, copy._each_alone = only_tested, each_alone
         return copy
 
     def parts(self, patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:

@@ -18,6 +18,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.tasks.survey import PARTS
 
 Split = Literal["patient", "paper"]
+Alpha = Annotated[float, Field(ge=1e-3, le=1e6)]  # of a Dirichlet distribution
 NEAR = 1e-9  # by which a product of shares may miss a whole number
 
 
@@ -153,7 +154,7 @@ class Partition(Section):
         description="at random, by class in shares drawn from a Dirichlet distribution, or by the table's `site` "
         "column",
     )
-    alpha: float = Field(0.5, gt=0, description="of the Dirichlet distribution: the smaller, the more the sites differ")
+    alpha: Alpha = Field(0.5, description="of the Dirichlet distribution: the smaller, the more the sites differ")
     minimum: int = Field(3, ge=1, description="patients that every site gets at least")
     seed: int = Field(0, ge=0, lt=2**32, description="another number deals the patients in another way")
 
@@ -175,7 +176,7 @@ class Partition(Section):
 
 def iid(samples: int, sites: int, seed: int, minimum: int = 1) -> list[np.ndarray]:
     """Deals samples to sites at random; sizes differ by at most one. One sorted array of indices per site."""
-    check(samples, sites, 1.0, minimum)
+    check(samples, sites, minimum)
     order = np.random.default_rng(seed_for(seed, "iid")).permutation(samples)
     return [np.sort(order[site::sites]) for site in range(sites)]
 
@@ -199,7 +200,7 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
     The smaller alpha, the fewer classes a site has and the more the sizes of the sites differ.
     """
     classes = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
-    check(len(classes), sites, alpha, minimum)
+    check(len(classes), sites, minimum)
     random = np.random.default_rng(seed_for(seed, "dirichlet"))
     best, least = np.zeros(0, np.int64), math.inf
     for _ in range(DRAWS):
@@ -213,14 +214,8 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
     return [np.flatnonzero(best == site) for site in range(sites)]
 
 
-def check(samples: int, sites: int, alpha: float, minimum: int) -> None:
-    """Raises PlanError when no partition can keep the promises."""
-    if sites < 1:
-        raise PlanError(f"sites: {sites} sites cannot share samples; name at least one")
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise PlanError(f"alpha: {alpha} is not a positive number; take 0.1 for strong label shift, 100 for hardly any")
-    if minimum < 0:
-        raise PlanError(f"minimum: {minimum} samples per site is less than none; take 0 or more")
+def check(samples: int, sites: int, minimum: int) -> None:
+    """Raises PlanError when there are too few samples."""
     if sites * minimum > samples:
         raise PlanError(
             f"minimum: {sites} sites with at least {minimum} samples each need {sites * minimum}, but there are "
@@ -233,19 +228,10 @@ def draw(classes: np.ndarray, sites: int, alpha: float, random: np.random.Genera
     owners = np.zeros(len(classes), np.int64)
     for label in range(classes.max(initial=-1) + 1):
         members = random.permutation(np.flatnonzero(classes == label))
-        ends = np.floor(np.cumsum(proportions(sites, alpha, random)) * len(members))
+        ends = np.floor(np.cumsum(random.dirichlet(np.full(sites, alpha))) * len(members))
         # The last site takes what rounding leaves, so its end is not asked for.
         owners[members] = np.searchsorted(ends[:-1], np.arange(len(members)), side="right")
     return owners
-
-
-def proportions(sites: int, alpha: float, random: np.random.Generator) -> np.ndarray:
-    """One draw from the symmetric Dirichlet distribution, [sites]."""
-    shares = random.dirichlet(np.full(sites, alpha))
-    if np.isfinite(shares).all() and math.isclose(shares.sum(), 1, rel_tol=1e-6):
-        return shares
-    # For an extremely small or large alpha the draw under- or overflows: its limits are one site or equal shares.
-    return np.eye(sites)[random.integers(sites)] if alpha < 1 else np.full(sites, 1 / sites)
 
 
 def fill_up(owners: np.ndarray, sites: int, minimum: int, random: np.random.Generator) -> None:

@@ -66,7 +66,7 @@ class ImageUse(Use):
         inputs: Callable[[Scan], Tensor],
         labels: Callable[[Tensor, tuple[int, ...]], Tensor] | None = None,
         in_monai: InMonai | None = None,
-        own_values: Callable[[DataSource], dict[int, int]] | None = None,
+        own_values: Callable[[DataSource], dict[int, int]] = lambda source: {},
         predictor: str = "images",
         lacking_of: Callable[[DataSource], tuple[int, ...]] = lambda source: (),
     ) -> None:
@@ -76,8 +76,8 @@ class ImageUse(Use):
         places of channels that a hospital's images have not.
         """
         super().__init__(predictor)
-        self.inputs_of, self.in_monai = inputs, in_monai
-        self._labels, self._own_values, self._lacking_of = labels, own_values, lacking_of
+        self.inputs_of, self.in_monai, self._labels = inputs, in_monai, labels
+        self.own_values, self.lacking_of = own_values, lacking_of
 
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
         """Return the images among files, each with its channels' files in order; by default each file is one."""
@@ -87,15 +87,7 @@ class ImageUse(Use):
         """Return one of these images."""
         return read_scan(image[0])
 
-    def lacking_of(self, source: DataSource | None) -> tuple[int, ...]:
-        """Return the places of channels that a hospital's images have not."""
-        return self._lacking_of(source) if source else ()
-
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
         """Return the label of each place of an image, from the network's output for its cases."""
         assert self._labels is not None
         return self._labels(output, scan.values.shape[1:])
-
-    def own_values(self, source: DataSource | None) -> dict[int, int]:
-        """Return the values that labels have in a hospital's own masks, where they may differ from the plan's."""
-        return self._own_values(source) if source and self._own_values else {}

@@ -1,9 +1,8 @@
-"""Images and masks on grids: volumes as NIfTI files in one orientation, a case's files in one place, other grids."""
+"""Images and masks on grids: a case's files in one place, other grids, NIfTI files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch.nn import functional
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.listing import Entry
-from medsilo.tasks.scans import ORIENTATION, Scan, read_scan, refuse_palette
+from medsilo.tasks.scans import Scan, read_scan, refuse_palette
 
 
 def resized(images: Tensor, size: Sequence[int]) -> Tensor:
@@ -47,39 +46,16 @@ def resized_to_majority(labels: np.ndarray, size: tuple[int, int]) -> Tensor:
     return torch.from_numpy(known)[most].long()
 
 
-RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 SAME_PLACE = 1e-2  # in millimetres
 GREATEST = 65_535  # value of a mask
 
 
-@dataclass(frozen=True)
-class Volume:
-    """values: [D, H, W], slices from foot to head; affine: [4, 4] from voxel (x, y, z) to millimetres, LPS."""
-
-    values: np.ndarray
-    affine: np.ndarray
-
-    @property
-    def spacing(self) -> tuple[float, float, float]:
-        """Millimetres between voxels along x, y and z."""
-        x, y, z = np.linalg.norm(self.affine[:3, :3], axis=0)
-        return float(x), float(y), float(z)
-
-
-def write_volume(path: Path, volume: Volume, stored_as: str = ORIENTATION) -> None:
-    """Writes a NIfTI file whose voxel axes run in the order and directions of `stored_as`, for example "RAS", "PIR"."""
+def write_volume(path: Path, values: np.ndarray, spacing: Sequence[float]) -> None:
+    """Write a volume [D, H, W] as NIfTI: x grows to the left, y to the back, z to the head; spacing: along x, y, z."""
     import nibabel
-    from nibabel import orientations
 
-    affine = RAS_TO_LPS @ volume.affine
-    image = nibabel.Nifti1Image(volume.values.transpose(2, 1, 0), affine)
-    turn = orientations.ornt_transform(
-        orientations.axcodes2ornt(ORIENTATION), orientations.axcodes2ornt(tuple(stored_as))
-    )
-    image = image.as_reoriented(turn)
-    image.set_sform(image.affine, code=1)
-    image.set_qform(image.affine, code=1)
-    nibabel.save(image, path)
+    x, y, z = spacing
+    nibabel.save(nibabel.Nifti1Image(values.transpose(2, 1, 0), np.diag([-x, -y, z, 1.0])), path)
 
 
 def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
@@ -121,8 +97,8 @@ def refuse_another_place(one: Scan, other: Scan, what: str) -> None:
         raise DataError(f"{what} lie in different places; export both on one grid")
 
 
-def read_pair(image_path: Path, mask_path: Path) -> tuple[Volume, Volume]:
-    """Read an image, float32, and its mask, int64, on one grid; their axes come nearest to LPS."""
+def read_pair(image_path: Path, mask_path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read an image, float32, and its mask, int64, [D, H, W] on one grid; their axes come nearest to LPS."""
     image, mask = read_scan(image_path), mask_of(mask_path)
     if image.values.ndim != 4 or len(image.values) > 1:
         what = "an image is no volume with one value per voxel; see this site's log for its name"
@@ -131,29 +107,21 @@ def read_pair(image_path: Path, mask_path: Path) -> tuple[Volume, Volume]:
         refuse_another_place(image, mask, "an image and its mask")
     except DataError as error:
         raise DataError(str(error), str(image_path)) from error
-    return Volume(image.values[0], image.affine), Volume(mask.values[0], mask.affine)
+    return image.values[0], mask.values[0]
 
 
-class CaseReader(Protocol):
-    """Reads a case's files."""
+class CaseReader:
+    """Reads a case's files: here one for each channel, and one for the mask."""
 
     def scan(self, entry: Entry) -> Scan:
         """Return a case's image."""
-
-    def mask(self, scan: Scan, path: Path) -> np.ndarray:
-        """Return its mask's values on the image's grid, whole numbers [(D,) H, W]."""
-
-
-class FileReader:
-    """Reads a file for each channel, and one for the mask."""
-
-    def scan(self, entry: Entry) -> Scan:
         first, *others = [read_file(path) for path in entry.images]
         for scan in others:
             refuse_another_place(first, scan, "channels of a case")
         return replace(first, values=np.concatenate([one.values for one in (first, *others)])) if others else first
 
     def mask(self, scan: Scan, path: Path) -> np.ndarray:
+        """Return its mask's values on the image's grid, whole numbers [(D,) H, W]."""
         mask = mask_of(path)
         refuse_another_place(scan, mask, "an image and its mask")
         return mask.values[0]

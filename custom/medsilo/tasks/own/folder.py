@@ -29,11 +29,11 @@ from medsilo.tasks.own.image_patches import Augmentation, augmented, from_window
 from medsilo.tasks.own.own_data import FEWEST, Found, OwnFolder
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.segmentation import Segmentation, likeliest, loss_by
+from medsilo.tasks.segmentation import Segmentation, dice_and_entropy, likeliest
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem, digest
 from medsilo.tasks.use import IN_MONAI, ImageUse, InMonai, whole_images
-from medsilo.tasks.volumes import CaseReader, FileReader, resized, resized_to_nearest
+from medsilo.tasks.volumes import CaseReader, resized, resized_to_nearest
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
@@ -63,11 +63,6 @@ class FolderTask(OwnFolder):
     size: tuple[Length, ...] = Field(default=(96, 96, 32), description="what the network reads in training")
     intensity: Intensity = Field(Percentiles(), description="how intensities are scaled ([your-data.md](your-data.md))")
     augmentation: tuple[Augmentation, ...] = Field(default=(), description="changes by chance in training")
-    criterion: Literal["dice-ce", "dice", "dice-background", "cross-entropy"] = Field(
-        default="dice-ce",
-        description="loss of a segmentation; `dice-background` counts the background as one more structure. A "
-        "classification's is cross entropy",
-    )
     foreground: float = Field(default=0.5, ge=0, le=1, description="share of training pieces with a structure in them")
     overlap: float = Field(default=0.25, ge=0, lt=1, description="of the windows in evaluation")
 
@@ -141,7 +136,7 @@ class FolderTask(OwnFolder):
 
     @property
     def goal(self) -> Goal:
-        return goal_of(self.kind, self.labels, self.criterion, self.voxel)
+        return goal_of(self.kind, self.labels, self.voxel)
 
     @property
     def use(self) -> ImageUse:
@@ -298,7 +293,7 @@ class FolderTask(OwnFolder):
 
     def _reader(self, source: DataSource) -> CaseReader:
         """Return what reads a case's files."""
-        return FileReader()
+        return CaseReader()
 
     def _made(
         self, entry: Entry, reader: CaseReader, classes: dict[str, int], numbers: dict[int, int], lacks: tuple[int, ...]
@@ -402,12 +397,9 @@ class FolderTask(OwnFolder):
 
 
 @cache
-def goal_of(kind: str, labels: tuple[str, ...], criterion: str, voxel: tuple[float, ...] | None) -> Goal:
+def goal_of(kind: str, labels: tuple[str, ...], voxel: tuple[float, ...] | None = None) -> Goal:
     """Return what is learned: structures, which have the labels 1, 2, ..., or classes."""
     if kind == "classification":
         return Classification(labels)
     structures = {name: (number,) for number, name in enumerate(labels, 1)}
-    share = 1.0 if criterion in ("dice-ce", "cross-entropy") else 0.0
-    return Segmentation(
-        (BACKGROUND, *labels), partial(loss_by, criterion), structures, cross_entropy=share, voxel=voxel
-    )
+    return Segmentation((BACKGROUND, *labels), dice_and_entropy, structures, cross_entropy=1.0, voxel=voxel)

@@ -50,20 +50,14 @@ def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, s
 
 
 def _one_of(mask: Tensor, place: float) -> list[int] | None:
-    """One voxel of a mask; every one is as likely. Plane by plane, since a list of all of them would be long."""
-    chosen: list[int] = []
-    while mask.ndim:
-        counts = mask.flatten(1).sum(1) if mask.ndim > 1 else mask.long()
-        ends = counts.cumsum(0)
-        total = int(ends[-1])
-        if not total:
-            return None
-        rank = min(int(place * total), total - 1)
-        index = int(torch.searchsorted(ends, rank, right=True))
-        place = (rank - int(ends[index] - counts[index]) + 0.5) / int(counts[index])
-        chosen.append(index)
-        mask = mask[index]
-    return chosen
+    """One voxel of a mask; every one is as likely. By its plane, since a list of all of them would be long."""
+    ends = mask.flatten(1).sum(1).cumsum(0)
+    if not (total := int(ends[-1])):
+        return None
+    rank = min(int(place * total), total - 1)
+    plane = int(torch.searchsorted(ends, rank, right=True))
+    inside = mask[plane].nonzero()[rank - int(ends[plane])]  # counted from the plane's end
+    return [plane, *inside.tolist()]
 
 
 def _cut(image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float, middle: bool = False) -> Tensor:

@@ -270,13 +270,13 @@ class OwnFolder(OwnData):
             listing.entries = dealt(self.partition, site, sites, listing.entries, found.classes)
         parts = divided(listing, source, self.shares, self.split)
         unfolded = self.model_copy(update={"fold": None})  # files are made ready once for all folds
-        holder = Cache(source, found.make, f"{unfolded.model_dump_json()} {found.settings}")
+        holder = Cache(source, found.make, f"{unfolded.model_dump_json()} {found.settings}", found.mark)
         wrong: defaultdict[str, list[str]] = defaultdict(list)
         held = {part: _held(parts[part], holder, wrong, self.files) for part in PARTS}
         for what, names in wrong.items():
             listing.add("left out", what, names)
         chosen = {part: [self._chosen(one.facts) for one in held[part]] for part in PARTS}
-        ready = {part: ReadyCases(held[part], chosen[part], found.mark) for part in PARTS}
+        ready = {part: ReadyCases(held[part], chosen[part]) for part in PARTS}
         every = [one for part in PARTS for one in held[part]]
         self._note(listing, every, source)
         shown = {part: self._part(ready[part]) for part in PARTS}

@@ -12,7 +12,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.architectures import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.splits import dirichlet
+from medsilo.tasks.splits import Alpha, dirichlet
 from medsilo.tasks.synthetic.hospitals import numbers_for, position_of, split_by_patient
 from medsilo.tasks.task import SiteData, Task
 
@@ -71,7 +71,7 @@ class SyntheticActivity(Task):
     shift: Literal["label", "feature", "both", "none"] = Field(
         "both", description="what differs between sites: labels, devices, both or nothing"
     )
-    alpha: float = Field(default=0.1, gt=0, le=1e6, description="the smaller, the more the sites' labels differ")
+    alpha: Alpha = Field(default=0.1, description="the smaller, the more the sites' labels differ")
     persons: int = Field(default=40, ge=3, le=10_000, description="persons per site on average")
     windows: int = Field(default=80, ge=1, le=10_000, description="windows per person")
     steps: int = Field(default=64, ge=32, le=2048, description="time steps of a window")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +13,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import make_folder, write_text
 from medsilo.models.architectures import UNet
 from medsilo.models.network import Network
-from medsilo.tasks.segmentation import Segmentation, loss_by
+from medsilo.tasks.segmentation import Segmentation, dice_and_entropy
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
     patient_names,
@@ -25,14 +24,14 @@ from medsilo.tasks.synthetic.hospitals import (
 )
 from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.use import ImageUse, InMonai, whole_images
-from medsilo.tasks.volumes import Volume, labels_of_slices, slices_of, write_volume
+from medsilo.tasks.volumes import labels_of_slices, slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
 
 @dataclass(frozen=True)
 class Scanner:
-    """A site's look, how its example is stored, and its patients as a multiple of the smallest site's."""
+    """A site's look, and its patients as a multiple of the smallest site's."""
 
     patients: float
     brightness: float
@@ -43,19 +42,17 @@ class Scanner:
     field_angle: float
     noise: float
     spacing: tuple[float, float, float]
-    stored_as: str
-    tilt: float  # degrees between the slices and the patient's axes
 
 
 SITES = (
-    Scanner(1.00, -0.6, 0.9, 3.0, 0.0, 0.3, 0.0, 0.15, (0.6, 0.6, 3.0), "RAS", 8.0),
-    Scanner(2.00, 0.5, 1.1, 5.0, 0.8, 0.5, 1.6, 0.20, (0.5, 0.5, 3.6), "LPS", -5.0),
-    Scanner(1.00, 0.0, 0.8, 7.0, 1.6, 0.2, 3.1, 0.10, (0.7, 0.7, 3.3), "LAI", 12.0),
-    Scanner(3.00, 0.9, 1.2, 4.0, 2.4, 0.6, 4.7, 0.25, (0.4, 0.4, 2.5), "RSA", 3.0),
-    Scanner(1.25, -0.9, 1.0, 6.0, 0.4, 0.4, 0.8, 0.15, (0.6, 0.5, 3.0), "PIR", -10.0),
-    Scanner(4.00, 0.3, 0.9, 2.0, 1.2, 0.7, 2.4, 0.12, (0.8, 0.8, 4.0), "LPI", 6.0),
-    Scanner(1.50, -0.3, 1.1, 8.0, 2.0, 0.1, 3.9, 0.22, (0.5, 0.6, 2.0), "ASL", -7.0),
-    Scanner(2.50, 0.7, 1.0, 3.5, 2.8, 0.5, 5.5, 0.18, (0.7, 0.6, 3.5), "RPI", 10.0),
+    Scanner(1.00, -0.6, 0.9, 3.0, 0.0, 0.3, 0.0, 0.15, (0.6, 0.6, 3.0)),
+    Scanner(2.00, 0.5, 1.1, 5.0, 0.8, 0.5, 1.6, 0.20, (0.5, 0.5, 3.6)),
+    Scanner(1.00, 0.0, 0.8, 7.0, 1.6, 0.2, 3.1, 0.10, (0.7, 0.7, 3.3)),
+    Scanner(3.00, 0.9, 1.2, 4.0, 2.4, 0.6, 4.7, 0.25, (0.4, 0.4, 2.5)),
+    Scanner(1.25, -0.9, 1.0, 6.0, 0.4, 0.4, 0.8, 0.15, (0.6, 0.5, 3.0)),
+    Scanner(4.00, 0.3, 0.9, 2.0, 1.2, 0.7, 2.4, 0.12, (0.8, 0.8, 4.0)),
+    Scanner(1.50, -0.3, 1.1, 8.0, 2.0, 0.1, 3.9, 0.22, (0.5, 0.6, 2.0)),
+    Scanner(2.50, 0.7, 1.0, 3.5, 2.8, 0.5, 5.5, 0.18, (0.7, 0.6, 3.5)),
 )
 
 
@@ -112,7 +109,7 @@ class SyntheticProstate(Task):
 
     @property
     def goal(self) -> Segmentation:
-        return Segmentation(2, partial(loss_by, "dice-ce"), cross_entropy=1.0)
+        return Segmentation(2, dice_and_entropy, cross_entropy=1.0)
 
     @property
     def use(self) -> ImageUse:
@@ -165,16 +162,6 @@ def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Gener
     return scanner.brightness + stripes + bias + 0.1 * smooth_noise(shape, 2.0, random)
 
 
-def tilted(scanner: Scanner) -> np.ndarray:
-    """The site's affine: its spacing, turned about the x axis by its tilt, some way off the scanner's centre."""
-    angle = np.deg2rad(scanner.tilt)
-    affine = np.eye(4)
-    affine[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
-    affine[:3, :3] *= np.array(scanner.spacing)
-    affine[:3, 3] = (-15.0, -12.0, -30.0)
-    return affine
-
-
 PATIENTS = {"hospital-a": 16, "hospital-b": 20, "hospital-c": 18}
 GREYS, MIDDLE = 200.0, 600.0  # of a unit of the drawn images, and of their zero
 ABOUT = """Drawn volumes of three hospitals that do not exist, written by 'medsilo init --example': no patients.
@@ -193,9 +180,8 @@ def write_example(folder: Path) -> int:
         for kind in ("images", "labels"):
             make_folder(folder / site / kind)
         for patient, (image, mask) in enumerate(zip(images, masks, strict=True), 1):
-            name, affine = f"patient-{patient:02}.nii.gz", tilted(scanner)
             values = np.rint(GREYS * image + MIDDLE).astype(np.int16)
-            write_volume(folder / site / "images" / name, Volume(values, affine), scanner.stored_as)
-            write_volume(folder / site / "labels" / name, Volume(mask.astype(np.uint8), affine), scanner.stored_as)
+            for kind, own in (("images", values), ("labels", mask.astype(np.uint8))):
+                write_volume(folder / site / kind / f"patient-{patient:02}.nii.gz", own, scanner.spacing)
     write_text(folder / "README.txt", ABOUT)
     return sum(PATIENTS.values())
