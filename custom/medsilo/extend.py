@@ -45,12 +45,12 @@ if TYPE_CHECKING:  # for everybody
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.check import demands, leaks
     from medsilo.check.approving import keys_of, plan_in_words
-    from medsilo.check.at_home import KitAtHome, files_of
+    from medsilo.check.at_home import KitAtHome
     from medsilo.cli import options
     from medsilo.cli.options import folder_of_settings, settings_of
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
-    from medsilo.core import shelf, text
+    from medsilo.core import shelf
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full
     from medsilo.core.files import load_yaml, read_bounded, read_yaml, write_bytes, write_json
@@ -62,9 +62,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import Bounds
     from medsilo.federation.inquiry import SealedSums, SummedSite, SumRequest, sealed_bounds
-    from medsilo.federation.private_site import WHAT, how_told
-    from medsilo.federation.protection import SHARES, read_for
-    from medsilo.federation.sealed.identity import KitFiles, key_of
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
     from medsilo.learning import layers, seeds, undrawn
@@ -81,12 +78,11 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.report.template import fill, save
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
-    from medsilo.runs.reading import read_provenance
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Asker, Book, data_set
     from medsilo.site.owner import ALL_MINE
-    from medsilo.site.policy import Policy, read_policy, ways_around
+    from medsilo.site.policy import Policy
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
@@ -112,7 +108,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.metrics import Measures
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
-    from medsilo.tasks.survey import Survey
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
 
 
