@@ -44,27 +44,25 @@ if TYPE_CHECKING:  # for everybody
 
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.check import demands, leaks
-    from medsilo.check.approving import keys_of, plan_in_words
-    from medsilo.check.at_home import KitAtHome, files_of
+    from medsilo.check.approving import plan_in_words
+    from medsilo.check.at_home import KitAtHome
     from medsilo.cli import options
     from medsilo.cli.options import folder_of_settings, settings_of
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
-    from medsilo.core import shelf, text
+    from medsilo.core import shelf
     from medsilo.core.coarse import Resolution
     from medsilo.core.errors import Full
-    from medsilo.core.files import load_yaml, read_bounded, read_yaml, write_bytes, write_json
+    from medsilo.core.files import read_bounded, read_yaml, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
     from medsilo.core.section import Section, checked, in_words
     from medsilo.deploy import model_card, predict, predicted_rows, watch
     from medsilo.deploy.predictor import answering_together
-    from medsilo.deploy.source import copy_model, open_source
+    from medsilo.deploy.source import open_source
     from medsilo.federation.accepting import check_package
     from medsilo.federation.bounds import Bounds
     from medsilo.federation.inquiry import SealedSums, SummedSite, SumRequest, sealed_bounds
-    from medsilo.federation.private_site import WHAT, how_told
-    from medsilo.federation.protection import SHARES, read_for
-    from medsilo.federation.sealed.identity import KitFiles, key_of
+    from medsilo.federation.protection import Protection
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
     from medsilo.learning import layers, seeds, undrawn
@@ -77,24 +75,18 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.registry import TABLES, TASKS
     from medsilo.report import charts
     from medsilo.report.formats import between, cell, shown
-    from medsilo.report.read import picture_of
     from medsilo.report.template import fill, save
     from medsilo.runs import paths
     from medsilo.runs.messages import Message, Name
-    from medsilo.runs.reading import read_provenance
     from medsilo.sealing import signed, signing
     from medsilo.sealing.terms import MOST_SITES
-    from medsilo.site.book import Asker, Book, data_set
-    from medsilo.site.owner import ALL_MINE
-    from medsilo.site.policy import Policy, read_policy, ways_around
+    from medsilo.site.policy import Policy
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
     from medsilo.start.looker import found_lines
     from medsilo.study import judging
-    from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure
-    from medsilo.study.scores import interval_over
     from medsilo.tasks import headers, ready, scans, sheet, splits, survey, survival, volumes
     from medsilo.tasks.listing import (
         RECORDINGS,
@@ -112,7 +104,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.metrics import Measures
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
-    from medsilo.tasks.survey import Survey
     from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
 
 

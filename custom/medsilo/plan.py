@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -201,6 +201,11 @@ class Plan(Section):
         """Every key with its value, defaults included."""
         return self.model_dump(mode="json")
 
+    @property
+    def by_key(self) -> dict[str, Any]:
+        """Every key as it is written after --set, with its value."""
+        return dict(keys_of(self.resolved()))
+
     def to_yaml(self) -> str:
         """The resolved plan as it is written to every run."""
         return _as_yaml(json.dumps(self.resolved()))
@@ -219,6 +224,15 @@ class Plan(Section):
     def with_changes(self, changes: Iterable[str]) -> "Plan":
         """This plan with `a.b=value` changes."""
         return parse_plan(self.resolved(), changes)
+
+
+def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a mapping, as they are written after --set, and their values."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from keys_of(inner, f"{where}.{key}" if where else str(key))
+    else:
+        yield where, value
 
 
 @lru_cache(maxsize=4)

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from medsilo.extend import MedsiloError, package_facts, paths, read_provenance, shelf, text
+from medsilo.extend import MedsiloError, load_plan, package_facts, paths, shelf
 from medsilo_record.facts import Case
 
 OWN = "medsilo"
@@ -21,7 +21,7 @@ Fact = dict[str, str]
 def as_cyclonedx(case: Case, run: Path | None) -> str:
     """Return model.cdx.json. run: a run of this plan."""
     plan, build = case.plan, package_facts()
-    rounds, files = _of_run(run, plan.hash) if run else ([], [])
+    rounds, files = _of_run(run, case) if run else ([], [])
     training = plan.training.model_dump(mode="json")
     facts = [_fact(f"training:{key}", value) for key, value in training.items()]
     facts += [
@@ -92,7 +92,7 @@ def licence_of(facts: metadata.PackageMetadata) -> str:
     classes = [line.rpartition("::")[2].strip() for line in facts.get_all("Classifier") or () if "License ::" in line]
     if not stated and short and len(short) <= LONGEST_LICENCE and short.upper() != "UNKNOWN":
         stated = short
-    return text.plain(stated or ", ".join(classes) or UNKNOWN)
+    return " ".join((stated or ", ".join(classes) or UNKNOWN).split())
 
 
 def _hashes(own: metadata.Distribution, name: str) -> list[Fact]:
@@ -103,9 +103,9 @@ def _hashes(own: metadata.Distribution, name: str) -> list[Fact]:
     return _hash(hashlib.sha256(record.encode()).hexdigest()) if record else []
 
 
-def _of_run(run: Path, plan: str) -> tuple[list[Fact], list[dict[str, Any]]]:
+def _of_run(run: Path, case: Case) -> tuple[list[Fact], list[dict[str, Any]]]:
     """Return the hashes of a run's rounds, and its models with theirs."""
-    if read_provenance(run).plan_hash != plan:
+    if load_plan(run / paths.PLAN, allowed=case.settings.packages).hash != case.plan.hash:
         raise MedsiloError("--run: that run is of another plan; give the plan that lies in the run's folder, plan.yaml")
     lines = (run / paths.ROUNDS).read_bytes().splitlines()
     hashes = (hashlib.sha256(line).hexdigest() for line in lines)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from medsilo.extend import MedsiloError, Section, keys_of, package_facts, read_bounded
+from medsilo.extend import MedsiloError, Section, package_facts, read_bounded
 from medsilo_record.facts import Case, RecordEntry
 
 FILE = "record.json"
@@ -36,7 +36,7 @@ class Filed(Section):
             build=build["hash"],
             hash=case.plan.hash,
             site=case.site,
-            keys={key: str(value)[:20_000] for key, value in keys_of(case.plan.resolved())},
+            keys={key: str(value)[:20_000] for key, value in case.plan.by_key.items()},
             titles={entry.key: entry.title for entry in entries},
             entries={entry.key: entry.says for entry in entries},
         )

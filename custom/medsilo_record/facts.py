@@ -4,27 +4,22 @@ Nothing is typed here that the package says elsewhere: sentences come from the p
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from medsilo.extend import (
-    WHAT,
-    Book,
-    KitFiles,
+    KitAtHome,
     Plan,
     Policy,
     Resolution,
     SiteSettings,
-    Survey,
     demands,
-    how_told,
     leaks,
     package_facts,
     paths,
     plan_in_words,
     stricter,
-    text,
 )
 from medsilo_record.outcomes import promises, table
 
@@ -52,17 +47,14 @@ class RecordEntry:
 
 @dataclass(frozen=True)
 class Case:
-    """One study at one hospital. survey: its data in counts, where they could be read."""
+    """One study at one hospital. home: its kit. counts: its cases and patients, where they could be read."""
 
     plan: Plan
     settings: SiteSettings
     policy: Policy
     site: str = ""
-    survey: Survey = field(default_factory=lambda: Survey({}))
-    book: Book | None = None
-    kit: KitFiles | None = None
-    around: tuple[str, ...] = ()  # what lets a job reach the hospital's own files
-    verdict: str = ""  # of the hospital's engineer over this plan
+    home: KitAtHome | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def synthetic(self) -> bool:
@@ -71,11 +63,11 @@ class Case:
     @cached_property
     def lacks(self) -> dict[str, str]:
         """The conditions of promises that do not hold here: in words."""
-        plan, settings = self.plan, self.settings
+        plan, settings, around = self.plan, self.settings, self.home.around if self.home else []
         coarse = (
             settings.protects(self.synthetic) and settings.patients_in_step(False) and settings.count_unit(False) > 1
         )
-        accepted = self.kit and (settings.approval == "required" or settings.privacy)
+        accepted = self.home and (settings.approval == "required" or settings.privacy)
         found = {
             "privacy": (plan.privacy, "the plan promises no differential privacy"),
             "budget": (plan.privacy and settings.privacy, "no budget of differential privacy is counted"),
@@ -83,7 +75,7 @@ class Case:
             "sealing": (plan.transport.sealed, "the plan seals nothing (transport.sealing)"),
             "approval": (settings.approval == "required", "medsilo.yaml has no approval: required"),
             "accepted": (accepted, "no kit was given, or medsilo.yaml demands neither approval nor privacy"),
-            "strict": (self.kit and not self.around, "; ".join(self.around) or "no kit was given to this record"),
+            "strict": (self.home and not around, "; ".join(around) or "no kit was given to this record"),
             "robust": (plan.mixing.robust, "the plan has no robust rule (mixing.robust)"),
             "cap": (plan.mixing.share_cap, "the plan has no mixing.share_cap"),
         }
@@ -91,9 +83,8 @@ class Case:
 
     def counted(self, what: str) -> int | None:
         """Return the number of cases or patients, in the hospital's own steps; None where it may not be told."""
-        plan, settings = self.plan, self.settings
-        total = sum(getattr(part, what) for part in self.survey.parts.values())
-        hidden = plan.privacy and how_told(plan, settings.privacy, "counts", settings.protects(False)) != "exact"
+        settings, total = self.settings, self.counts.get(what, 0)
+        hidden = self.plan.privacy and not (settings.privacy and "counts" in settings.privacy.public)
         if hidden or self.synthetic or total < settings.least(False):
             return None
         return Resolution(unit=settings.count_unit(False)).count(total)
@@ -111,7 +102,7 @@ def record_of(case: Case) -> list[RecordEntry]:
 def _said(case: Case) -> dict[str, Iterable[str]]:
     """Return the sentences of each entry."""
     plan, build, report = case.plan, package_facts(), _report(case)
-    size = text.size_text(sum(leak.bytes * leak.rounds for leak in leaks.leaks(plan)))
+    size = sum(leak.bytes * leak.rounds for leak in leaks.leaks(plan))
     shares = case.settings.shares(case.synthetic) and not plan.transport.sealed
     own = [group.name for group in plan.course.delivery.given if group.personal and group.stand_in]
     personal = "go to hospitals that agreed, too" if shares and own else "stay here, or the method has none"
@@ -127,7 +118,7 @@ def _said(case: Case) -> dict[str, Iterable[str]]:
         "measures": _measures(case),
         "description": (f"{sentence(name)}: {what.rstrip('.')}." for name, what in plan_in_words(plan)),
         "necessity": [
-            f"{size} of tensors leave in {plan.rounds} rounds.",
+            f"{size:,} bytes of tensors leave in {plan.rounds} rounds.",
             *(line for line in report if line.startswith("No image")),
         ],
         "privacy": _bounds(case),
@@ -236,15 +227,17 @@ def _bounds(case: Case) -> Iterator[str]:
         yield "The plan promises no differential privacy: no bound holds on what the tensors tell of one patient."
     if allowed:
         yield f"This hospital allows ε = {allowed.epsilon:g} at δ = {allowed.delta:g} for all studies of these data."
-        yield from (f"Declared public by this hospital: {WHAT[what]} ({why})." for what, why in allowed.public.items())
+        prices = demands.price_list(plan, case.settings)
+        yield from (f"{sentence(what)}: {price}." for what, price in prices if "declared public" in price)
     else:
         yield "This hospital demands no differential privacy and keeps no budget over several studies."
-    for finding in demands.privacy_findings(plan, case.settings, case.book, case.kit):
+    known = (case.home.book, case.home.files) if case.home else (None, None)
+    for finding in demands.privacy_findings(plan, case.settings, *known):
         if finding.severity == "stops":
             yield f"So this hospital refuses the plan: {finding.what}. To do: {finding.remedy}."
-        elif case.book and allowed:
+        elif case.home and allowed:
             yield f"{finding.what[0].upper()}{finding.what[1:]}."
-    if allowed and not case.book:
+    if allowed and not case.home:
         yield "What earlier studies of these data cost is in the ledger, which only a record made with --kit reads."
 
 
@@ -253,7 +246,10 @@ def _approval(case: Case) -> Iterator[str]:
         yield "No plan runs here that this hospital's engineer has not approved by its hash (approval: required)."
     else:
         yield "Any plan of the consortium runs here without this hospital's approval (approval: none)."
-    yield case.verdict or "No decision of this hospital over this plan is known to this record."
+    if last := case.home.approvals.last(case.plan.hash) if case.home else None:
+        yield ", ".join([f"This plan is {last.verdict} here", *last.limits.words()]) + "."
+    else:
+        yield "No decision of this hospital over this plan is known to this record."
 
 
 def _limits(case: Case) -> Iterator[str]:
@@ -280,7 +276,7 @@ def _risks(case: Case) -> Iterator[str]:
     for promise in promises():
         if promise.when not in case.lacks and promise.not_covered:
             yield f"{sentence(promise.says)}. Left open: {plain_words(promise.not_covered)}."
-    yield from (f"A job may reach files of this hospital: {why}." for why in case.around)
+    yield from (f"A job may reach files of this hospital: {why}." for why in (case.home.around if case.home else ()))
     yield "NVFlare, PyTorch and all packages of model.cdx.json are trusted."
     yield "Whoever administers a machine reads all that lies on it."
 

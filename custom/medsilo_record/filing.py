@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,26 +11,21 @@ from typing import Annotated
 from pydantic import Field
 
 from medsilo.extend import (
-    SHARES,
     KitAtHome,
     MedsiloError,
     Plan,
+    Policy,
     Section,
     SiteSettings,
-    Survey,
-    files_of,
+    demands,
     find_job,
-    folder_of_settings,
-    key_of,
     load_plan,
+    options,
     plan_of,
-    read_for,
-    read_policy,
     read_settings,
     scope_of,
     signed,
     signing,
-    ways_around,
     write_bytes,
 )
 from medsilo_record import bom, linked, officer_pages, outcomes
@@ -76,23 +72,19 @@ def case_of(
         home = KitAtHome.read(kit)
         asked = [one for one in home.approvals.asked() if len(plan) >= 8 and one.hash.startswith(plan.lower())]
         study, scope = (home.plan_of(asked[0]), None) if asked else _plan(plan, changes, home.settings)
-        files, last = files_of(home.kit), home.approvals.last(study.hash)
-        key, policy = key_of(files), read_policy(home.local, scope)
-        verdict = ", ".join([f"This plan is {last.verdict} here", *last.limits.words()]) + "." if last else ""
-        case = Case(study, home.settings, policy, home.kit.name, book=home.book, kit=files, verdict=verdict)
-        case = replace(case, around=tuple(what for what, _ in ways_around(home.local)))
+        key, policy = home.files.signing_key, Policy.read(home.local, scope)
+        case = Case(study, home.settings, policy, home.kit.name, home)
     else:
-        folder = folder_of_settings(local.parent if local and local.is_file() else local)
+        folder = options.folder_of_settings(local.parent if local and local.is_file() else local)
         assert folder
         settings = read_settings(folder)
         study, scope = _plan(plan, changes, settings)
         key = signing.own_key(folder / OWN_KEY, "this hospital's records")
-        case = Case(study, settings, read_policy(folder, scope), site)
+        case = Case(study, settings, Policy.read(folder, scope), site)
     everyone = study.participation.everyone
     if case.site and everyone and case.site not in everyone:
         raise MedsiloError(f"{case.site} is not in this plan, which names {', '.join(everyone)}")
-    assert key
-    return replace(case, survey=_survey(case)), key
+    return replace(case, counts=_counts(case)), key
 
 
 def _plan(given: str, changes: list[str], settings: SiteSettings) -> tuple[Plan, str | None]:
@@ -103,24 +95,21 @@ def _plan(given: str, changes: list[str], settings: SiteSettings) -> tuple[Plan,
     return plan_of(job, changes, None, settings.packages), scope_of(job)
 
 
-def _survey(case: Case) -> Survey:
-    """Return the hospital's data in counts. Who is in which part is drawn separately: only sums over parts are told."""
-    source, sites = read_for(case.plan, case.settings.data), case.plan.participation.everyone
-    if source is None or case.synthetic:
-        return Survey({})
-    if case.plan.task.split_by_site and source.split is None:
-        source = source.model_copy(update={"split": 0, "shares": source.shares or SHARES})
-    try:
-        return case.plan.task.survey(case.site, sites, case.plan.seed, source)
-    except MedsiloError as error:
-        return Survey.stopped(str(error), error.private)
+def _counts(case: Case) -> dict[str, int]:
+    """Return the hospital's cases and patients, all parts together; nothing where they can't be read."""
+    plan, source = case.plan, demands.source_of(case.plan, case.settings, None)
+    if source and not case.synthetic:
+        with suppress(MedsiloError):
+            parts = plan.task.survey(case.site, plan.participation.everyone, plan.seed, source).parts.values()
+            return {what: sum(getattr(part, what) for part in parts) for what in ("cases", "patients")}
+    return {}
 
 
 def old_record(case: Case, given: str) -> Filed:
     """Return an earlier record, or that of another plan at this hospital."""
     if (Path(given) / FILE).is_file():
         return Filed.read(Path(given))
-    other = replace(case, plan=_plan(given, [], case.settings)[0], verdict="")
+    other = replace(case, plan=_plan(given, [], case.settings)[0])
     return Filed.of(other, record_of(other))
 
 

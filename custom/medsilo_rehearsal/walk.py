@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import psutil
 
-from medsilo.extend import FILE_NAME, MedsiloError, Screen, load_yaml, read_consortium, write_bytes, write_json
+from medsilo.extend import FILE_NAME, MedsiloError, Screen, read_consortium, read_yaml, write_bytes, write_json
 
 HERE = "localhost"  # so that the server listens on the loopback address only
 STARTS = 120  # seconds until all are connected
@@ -105,7 +105,7 @@ class Walk:
         """Change a kit's local/ as its engineer would: own folders, and what this machine has."""
         local = self.kits / hospital / "local"
         settings = local / FILE_NAME
-        own = load_yaml(settings.read_text("utf-8")) if settings.is_file() else {}
+        own = read_yaml(settings, FILE_NAME, "that of the kit") if settings.is_file() else {}
         folders = {"data": self.folder / "data" / hospital, "output": self.folder / "results" / hospital}
         for place in folders.values():
             place.mkdir(parents=True)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from medsilo.extend import (
-    Asker,
-    Book,
     MedsiloError,
-    Resolution,
+    Place,
+    Protection,
     SiteSettings,
     cell,
     charts,
-    data_set,
+    load_plan,
+    paths,
     read_bounded,
     save,
     shown,
@@ -139,31 +139,31 @@ def receipt_of(watched: Watched, month: str, settings: SiteSettings, key: signin
     if settings.privacy:
         raise MedsiloError("this hospital answers only with noise (privacy in its medsilo.yaml), which a month has not")
     own, known = watched.kept.cases.of(month), watched.kept.outcomes.of(month)
-    synthetic = reference.synthetic
-    step, unit, least = settings.patients_in_step(synthetic), settings.count_unit(synthetic), settings.least(synthetic)
+    site, release = reference.hospital, watched.release
+    plan = load_plan(release.folder / release.manifest.models[0] / paths.PLAN, allowed=settings.packages)
+    place = paths.site_folder(folder / f"month {month}", site)  # which stands for the study
+    protection = Protection(Place(plan, site, [site], settings, place, f"release {release.hash[:12]}"))
+    least = settings.least(plan.task.synthetic)
     own, known = (blocks if BLOCK * len(blocks) >= least else [] for blocks in (own, known))
-    if settings.protects(synthetic):
-        data = data_set(settings.data, reference.task)
-        asker = Asker(f"release {watched.release.hash[:12]}", data, f"month {month}")
-        book = Book((settings.records or folder) / reference.hospital)
-        book.note(asker, {"test": bool(known) + bool(own)}, settings.limits)
+    protection.note(test=bool(known) + bool(own))
 
     score = None
     if known and OUTCOME in reference.names:
         at, later = reference.names.index(OUTCOME), reference.named(True)
         apart = _means(known, len(later))[:, later.index(OUTCOME)].mean()
         exact = float(apart * reference.deviations[at] + reference.means[at])
-        score = round(Resolution(1 / (BLOCK * len(known)), step, unit).mean(exact, 0, 1), 3)
+        patients = [str(number) for number in range(BLOCK * len(known))]
+        score = round(protection.resolution(patients).mean(exact, 0, 1), 3)
     kept, alarms = watched.kept, list[str]()
     for enough, blocks, found in ((own, kept.cases, watched.alarms), (known, kept.outcomes, watched.wrong)):
         alarms += [alarm.name for alarm in found if enough and blocks.whole[alarm.block].month == month]
     return write_receipt(
-        watched.release,
-        reference.hospital,
+        release,
+        site,
         path,
         key,
         score=score,
-        cases=Resolution(0, step, unit).count(BLOCK * len(own)) if own else None,
+        cases=protection.resolution([]).count(BLOCK * len(own)) if own else None,
         month=month,
         alarms=tuple(dict.fromkeys(alarms)),
     )

@@ -24,7 +24,7 @@ from medsilo.extend import (
     watch,
     write_json,
 )
-from medsilo_release.release_folder import MANIFEST, Hash, Release, ReleaseManifest, Word, today
+from medsilo_release.release_folder import MANIFEST, Hash, Release, Word, today
 
 HOME = Path("~/.local/state/medsilo/watch")  # a folder for each release
 REFERENCE, SUMS = "reference.json", "sums.json"
@@ -45,10 +45,7 @@ Month = Annotated[str, Field(pattern=r"^\d{4}-\d\d$")]
 class Reference(Section):
     """reference.json: the validation's cases, in standard deviations from their mean, in no order."""
 
-    release: Hash
     hospital: Word
-    task: Word
-    synthetic: bool
     names: Names
     means: tuple[Number, ...]
     deviations: tuple[Number, ...]
@@ -308,13 +305,11 @@ class Validated:
         told = [own for own in self.promised.values() if np.isfinite(own)]
         return float(np.mean(told)) if told else None
 
-    def reference(
-        self, release: str, manifest: ReleaseManifest, hospital: str, measures: Any, people: Any
-    ) -> Reference:
+    def reference(self, metric: str, hospital: str, measures: Any, people: Any) -> Reference:
         """Return what later predictions are compared with. measures, people: of each case."""
         assert self._measuring
         whose: dict[str, list[watch.Seen]] = {}
-        known = known_of_all(self._measuring.task.goal, manifest.metric, measures)
+        known = known_of_all(self._measuring.task.goal, metric, measures)
         for case in sorted(self.seen):
             whose.setdefault(people[case], []).append({**self.seen[case], **known[case]})
         if len(whose) < LEAST:
@@ -325,10 +320,7 @@ class Validated:
         means, apart = values.mean(0), values.std(0)
         used = [n for n in range(len(apart)) if apart[n] > 1e-6 * (1 + abs(means[n]))]  # not where one is no number
         reference = Reference(
-            release=release,
             hospital=hospital,
-            task=manifest.task,
-            synthetic=self._measuring.task.synthetic,
             names=tuple(list(rows[0])[n] for n in used),
             means=tuple(means[used].tolist()),
             deviations=tuple(apart[used].tolist()),

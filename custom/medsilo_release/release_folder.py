@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Self
@@ -15,8 +15,6 @@ from medsilo.extend import (
     Section,
     Source,
     answering_together,
-    copy_model,
-    keys_of,
     load_plan,
     model_card,
     open_source,
@@ -121,7 +119,7 @@ class Release:
         folders = [self.folder / name for name in self.manifest.models]
         for folder in folders:
             load_plan(folder / paths.PLAN, allowed=packages)  # before anything of a package is imported
-        sources = [replace(open_source(folder), own=folder) for folder in folders]
+        sources = [open_source(folder) for folder in folders]
         plan, told = sources[0].plan, self.manifest
         if (plan.hash, plan.task.name, plan.task.goal.metric) != (told.plan_hash, told.task, told.metric):
             raise MedsiloError(f"{MANIFEST} tells of another model than the folder holds; ask the lead for the release")
@@ -152,8 +150,8 @@ def write_release(
     told = {site: own for site, own in facts[0]["scores"].items() if own and own["score"] is not None}
     study = {site: Scored(score=own["score"], cases=own["cases"]) for site, own in told.items()}
     try:
-        for name, run, source in zip(names, runs, sources, strict=True):
-            copy_model(run, source, out / name)
+        for name, source in zip(names, sources, strict=True):
+            source.copy(out / name)
             model_card.write_card(source, out / name)
         manifest = ReleaseManifest(
             made=today(),
@@ -203,7 +201,7 @@ def difference(old: ReleaseManifest, new: ReleaseManifest, before: Source, now: 
     does not hold."""
     yield f"# What changed after release {signed.digest_of(old)[:12]} of {old.made}"
     yield ""
-    mine, theirs = (dict(keys_of(one.plan.resolved())) for one in (now, before))
+    mine, theirs = now.plan.by_key, before.plan.by_key
     moved = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
     yield from (f"- `{key}`: {theirs.get(key, 'not there')} before, {mine.get(key, 'not there')} now" for key in moved)
     if not moved:

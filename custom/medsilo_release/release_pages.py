@@ -1,22 +1,15 @@
 """The pages: a hospital's own, and the lead's of all receipts."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from medsilo.extend import (
-    Scores,
     between,
     cell,
-    compare,
     fill,
-    interval_over,
     judging,
     model_card,
-    picture_of,
     save,
     shown,
     signed,
@@ -41,30 +34,26 @@ def write_validation(
     releases: Sequence[Release], found: Sequence[judging.Judged], site: str, folder: Path, kept: Sequence[float | None]
 ) -> Path:
     """Write the hospital's page, for its own eyes: exact scores, intervals, pictures."""
-    metric, rows, own = releases[0].manifest.metric, [], []
+    metric, rows = releases[0].manifest.metric, []
     for release, judged, promised in zip(releases, found, kept, strict=True):
-        people, whose = np.unique(judged.patients, return_inverse=True)
-        scores = Scores(np.asarray(judged.measures[metric], float), whose)
-        own.append(scores)
-        sure = interval_over(metric, scores, partial(dict, judged.measures))
+        scores = judged.test.scores
         cells = [
             cell(float(scores.values.mean())),
-            cell(None, between(sure) or "too few patients"),
+            cell(None, between(judged.test.interval) or "too few patients"),
             cell(scores.cases, shown(scores.cases)),
-            cell(len(people), shown(len(people))),
+            cell(scores.people, shown(scores.people)),
             cell(promised, None if promised is not None else "nothing promised"),
             cell(judged.told["test"], None if judged.told["test"] is not None else "not told"),
         ]
         rows.append(((release.folder.name, f"release {release.hash[:12]}"), cells))
     first = rows[0][1][0]["text"]
-    headline = f"Here the model has a {metric} of {first} over {own[0].cases} cases."
-    if len(own) > 1:
-        told = compare([{site: own[1]}], [{site: own[0]}])
+    headline = f"Here the model has a {metric} of {first} over {found[0].test.scores.cases} cases."
+    if len(found) > 1:
+        told = found[1].against(found[0])
         headline = (
             f"On the same patients {releases[1].folder.name} is {100 * told.mean:+.1f} points from "
             f"{releases[0].folder.name} ({100 * told.low:+.1f} to {100 * told.high:+.1f})."
         )
-    pictures = [(path.stem.removeprefix("test-"), picture_of(path)) for path in sorted(folder.glob("**/test-*.png"))]
     page = page_of(
         "validation.html",
         f"A released model at {site}",
@@ -72,7 +61,7 @@ def write_validation(
         context=f"{releases[0].manifest.title}; signed by {signed.fingerprint(releases[0].lead)}",
         rows=rows,
         study=_study(releases[0]),
-        pictures=[pair for pair in pictures if pair[1]],
+        pictures=sorted(folder.glob("**/test-*.png")),
         metric=metric,
     )
     return save(page, folder / "validation.html")

@@ -72,7 +72,7 @@ def validate(
     steps (medsilo.yaml, --settings), is signed with a key of this hospital, and goes to the lead by mail.
     """
     screen.begin(f"reading {', '.join(map(str, releases))}")
-    from medsilo.extend import judging, settings_of, signed, signing
+    from medsilo.extend import judging, signed, signing
     from medsilo_release.patient_sums import Validated, WatchFolder
     from medsilo_release.receipts import NAME, receipt_path, write_receipt
     from medsilo_release.release_folder import Release
@@ -83,7 +83,7 @@ def validate(
     if len(releases) > MOST_COMPARED:
         raise MedsiloError(f"{len(releases)} releases; give one, or two to compare")
     opened = [Release.open(folder, lead) for folder in releases]
-    settings = settings_of(device, data, site_config, pictures=True)
+    settings = options.settings_of(device, data, site_config, pictures=True)
     if watch and settings.data and settings.data.inside.label:
         raise MedsiloError(
             "--watch: these recordings are cut where their labels change, and others will not be; name labels by "
@@ -102,7 +102,7 @@ def validate(
         told = {"score": here.told["test"], "cases": here.told["cases"], "kept": held}
         receipts.append(write_receipt(release, hospital, path, own, **told))
         if watch:
-            begun = look.reference(release.hash, release.manifest, hospital, here.measures, here.patients)
+            begun = look.reference(here.test.metric, hospital, here.test.measures, here.patients)
             WatchFolder(release.hash).begin(begun)
             kept = "'medsilo predict' keeps sums of its cases here, and 'medsilo monitor' shows"
             screen.say(f"watched: {release.folder}; {kept}")
@@ -132,7 +132,7 @@ def monitor(
     All of it is at this hospital: sums that 'medsilo predict' kept. Together the charts give one false alarm a year.
     Ends with 1 where there was an alarm.
     """
-    from medsilo.extend import settings_of, signing
+    from medsilo.extend import signing
     from medsilo_release.monitoring import Watched, receipt_of, take_outcomes, write_monitor
     from medsilo_release.patient_sums import this_month
     from medsilo_release.release_folder import Release
@@ -143,7 +143,7 @@ def monitor(
     with screen.busy("drawing years"):
         watched = Watched.read(opened)
     page = write_monitor(watched, out)
-    settings, own = settings_of(None, None, site_config), signing.own_key(key.expanduser(), OWN)
+    settings, own = options.settings_of(None, None, site_config), signing.own_key(key.expanduser(), OWN)
     over = [month for month in watched.months if month < this_month()]
     receipts = [receipt_of(watched, month, settings, own) for month in over]
     alarms = [alarm.name for alarm in (*watched.alarms, *watched.wrong)]
@@ -206,7 +206,7 @@ def leave(
     It goes on from the last round before the hospital came, if that is kept; else it is the whole study again. Writes
     a signed certificate with the hashes of plan, rounds and models, and lists the copies of the old models.
     """
-    from medsilo.extend import ALL_MINE, Departure, judging, settings_of, signing
+    from medsilo.extend import Departure, judging, signing
     from medsilo_release.leaving_certificate import CERTIFICATE, certify
 
     gone = Departure.of(study, hospital, patients)
@@ -217,7 +217,7 @@ def leave(
         if kit:
             return _submit(screen, gone, kit, out.name)
         with screen.busy("running the study again"):
-            gone.run(out, settings_of(device, data, site_config, judging.run_settings(study), **ALL_MINE))
+            gone.run(out, options.settings_of(device, data, site_config, judging.run_settings(study)))
     told = certify(gone, out, signing.own_key(key.expanduser(), OWN))
     screen.say(f"certificate: {out / CERTIFICATE}\ncopies of the old models, which are for you to remove:")
     for copy in told.copies:

@@ -20,7 +20,7 @@ from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_facts, load_tensors
 from medsilo.runs.messages import MOST_ROUNDS, Request
 from medsilo.site.ledger import Ledger
-from medsilo.site.policy import read_policy
+from medsilo.site.policy import Policy
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import mask_of
 from medsilo_papers.public_files import arrays_of
@@ -148,7 +148,7 @@ def test_facts_of_tensors_without_end(tmp_path: Path) -> None:
 def test_a_policy_without_end(tmp_path: Path) -> None:
     (tmp_path / "resources.json").write_text("[" * DEEP)
     with one_line("resources.json cannot be read"):
-        read_policy(tmp_path)
+        Policy.read(tmp_path)
 
 
 def entry_without_end(ledger: Ledger) -> None:

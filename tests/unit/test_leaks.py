@@ -19,7 +19,7 @@ from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
-from medsilo.site.policy import EXECUTOR, read_policy
+from medsilo.site.policy import EXECUTOR, Policy
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.sites import site_of
@@ -76,7 +76,7 @@ def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -
 
 def test_it_follows_the_sites_policy() -> None:
     plan = make_plan("harmofl", *SMALL)
-    strict, teaching = (read_policy(EXAMPLES / f"{kind}-hospital") for kind in ("strict", "teaching"))
+    strict, teaching = (Policy.read(EXAMPLES / f"{kind}-hospital") for kind in ("strict", "teaching"))
     settings = SiteSettings(smallest_metric=7, smallest_average=9)
     lines = describe(plan, settings, strict)
     groups = [line for line in lines if line.endswith("REFUSED by privacy.json")]
@@ -107,7 +107,7 @@ def test_nvflare_agrees_on_who_may_start(resources: dict, starts: bool, tmp_path
     (tmp_path / "local").mkdir()
     (tmp_path / "startup").mkdir()
     (tmp_path / "local/resources.json").write_text(json.dumps(resources))
-    assert read_policy(tmp_path / "local").starts is starts
+    assert Policy.read(tmp_path / "local").starts is starts
     authorizer, workspace = ComponentPathAuthorizer(), Workspace(str(tmp_path))
     with nullcontext() if starts else pytest.raises(UnsafeComponentError):
         authorizer.authorize_component_config({"path": EXECUTOR}, workspace=workspace)
@@ -125,12 +125,12 @@ def test_a_folder_of_settings_that_is_not_there_is_no_folder_of_defaults(
 
 def test_the_scope_decides_on_filters(tmp_path: Path) -> None:
     scopes = '{"scopes": [{"name": "a"}, {"name": "b", "task_result_filters": [{"name": "X"}]}], "default_scope": "a"}'
-    assert read_policy(tmp_path).starts and read_policy(tmp_path).filters == ()  # no kit, no word against it
+    assert Policy.read(tmp_path).starts and Policy.read(tmp_path).filters == ()  # no kit, no word against it
     (tmp_path / "privacy.json").write_text(scopes)
-    assert read_policy(tmp_path).filters == () and read_policy(tmp_path, "b").filters == (("X", {}),)
+    assert Policy.read(tmp_path).filters == () and Policy.read(tmp_path, "b").filters == (("X", {}),)
     (tmp_path / "privacy.json").write_text("[")
     with pytest.raises(MedsiloError, match=r"privacy\.json cannot be read"):
-        read_policy(tmp_path)
+        Policy.read(tmp_path)
 
 
 def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:

@@ -186,7 +186,8 @@ def test_a_month_is_told_once_in_steps_and_the_lead_sees_months(here: Path, tmp_
     before = first.read_bytes()
     folder.add([drifted] * 5, month="2026-01")  # after a month was told, no difference of two tells a patient
     assert receipt_of(Watched.read(release), "2026-01", settings, key).read_bytes() == before
-    assert sum("answered" in line for line in (folder.folder / "st-anna/answers.jsonl").read_text().splitlines()) == 2
+    answers = (folder.folder / "_hospital/st-anna/answers.jsonl").read_text().splitlines()
+    assert sum("answered" in line for line in answers) == 2
     files = [*folder.folder.glob("*.receipt"), *(here / "validation").glob("*.receipt")]
     found = merged(release, files)
     assert set(found.months["st-anna"]) == {"2026-01", "2026-02"} and set(found.receipts) == {"st-anna"}

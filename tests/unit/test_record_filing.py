@@ -239,7 +239,7 @@ def test_hospitals_get_sentences_that_are_true_of_them(hospital: Hospital) -> No
     private = hospital.record(PRIVATE, "private")
     told = said(private, "privacy")
     assert "at most ε = 2 at δ = 0.001 for each record" in told and "refuses" not in told
-    assert "numbers of cases (in our annual report)" in told
+    assert "Numbers of cases: 0: declared public (in our annual report)." in told
     assert bounded in said(private, "measures") and guessed not in said(private, "risks")
     noise = ["dpv:DifferentialPrivacy" in (folder / "record.jsonld").read_text() for folder in (private, plain)]
     iso = ("ISO/IEC 27001", "A.5.34")

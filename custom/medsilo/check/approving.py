@@ -9,7 +9,7 @@ from medsilo.check.kit import Kit
 from medsilo.check.result import Finding
 from medsilo.core.text import plain
 from medsilo.federation.sealed.identity import accepted_of
-from medsilo.plan import Plan
+from medsilo.plan import Plan, keys_of
 from medsilo.site.approvals import ApprovalLimits, Decision, check_there
 from medsilo.site.settings import SiteSettings
 
@@ -81,19 +81,10 @@ def question_in_words(told: Mapping[str, Any]) -> list[str]:
 
 def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:
     """Return each key that differs, with the value before and the one now."""
-    old, new = (dict(keys_of(one.resolved())) for one in (before, plan))
+    old, new = before.by_key, plan.by_key
     differ = [key for key in sorted(old | new) if old.get(key, ABSENT) != new.get(key, ABSENT)]
     return [(key, _shown(old.get(key, ABSENT)), _shown(new.get(key, ABSENT))) for key in differ]
 
 
 def _shown(value: Any) -> str:
     return plain(value, LONGEST_VALUE)
-
-
-def keys_of(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a resolved plan, as they are written after --set, and their values."""
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from keys_of(inner, f"{where}.{key}" if where else str(key))
-    else:
-        yield where, value

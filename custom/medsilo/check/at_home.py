@@ -12,6 +12,7 @@ from medsilo.runs.paths import HOSPITAL
 from medsilo.site.approvals import Approvals, AskingPlan, Decision
 from medsilo.site.book import Book
 from medsilo.site.ledger import Ledger
+from medsilo.site.policy import ways_around
 from medsilo.site.settings import SiteSettings, read_settings
 
 if TYPE_CHECKING:
@@ -40,9 +41,19 @@ class KitAtHome:
         assert book
         return cls(kit, local, settings, book, approvals_of(book, files, settings))
 
+    @property
+    def files(self) -> KitFiles:
+        """The files that the kit signs with."""
+        return files_of(self.kit)
+
+    @property
+    def around(self) -> list[str]:
+        """The ways in which a job may reach this hospital's own files."""
+        return [what for what, _ in ways_around(self.local)]
+
     def ledger(self, data: str) -> Ledger:
         """Return the ledger of a data set, as the kit's key signs it."""
-        return ledger_of(self.book, data, files_of(self.kit))
+        return ledger_of(self.book, data, self.files)
 
     @property
     def output(self) -> Path:

@@ -34,8 +34,6 @@ def required_versions() -> dict[str, str]:
 def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
     """Python and the packages: there, of the versions that medsilo is tested with."""
     where, python = "environment", ".".join(map(str, sys.version_info[:3]))
-    if not required:
-        yield Finding(where, "note", "the required versions are not known", "install medsilo with pip")
     others = []
     for name, version in required.items():
         wanted = f"pip install {name}=={version}"
@@ -108,10 +106,5 @@ def check_device(settings: SiteSettings) -> Iterator[Finding]:
     name = torch.cuda.get_device_name(compute.device) if kind == "cuda" else f"{cores} CPU cores"
     told = f"{compute.device} ({name}), {settings.precision}, {counted(settings.threads, 'thread')}"
     yield Finding(where, "ok", told)
-    if kind == "cpu" and settings.precision == "bfloat16":
-        yield Finding(where, "note", "bfloat16 on a CPU is mostly slower", "set precision: float32 in medsilo.yaml")
     if kind == "cuda" and settings.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
         yield Finding(where, "stops", "this GPU has no bfloat16", "set precision: float32 in medsilo.yaml")
-    if settings.threads > cores or settings.workers > cores:
-        told = f"{settings.threads} threads and {settings.workers} workers on {cores} CPU cores"
-        yield Finding(where, "note", told, f"set threads and workers to {cores} at most")

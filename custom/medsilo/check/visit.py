@@ -26,7 +26,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan
-from medsilo.site.policy import EXECUTOR, read_policy, ways_around
+from medsilo.site.policy import EXECUTOR, Policy, ways_around
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
@@ -134,7 +134,7 @@ def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
         yield Finding("job", "stops", told, "ask the lead to name this site in participation.sites, or give --site")
     if visit.local is None:
         return
-    policy = read_policy(visit.local, visit.scope)
+    policy = Policy.read(visit.local, visit.scope)
     if not policy.starts and not visit.carries_code:  # NVFlare asks the list only where a job brings no code
         told = "class_allow_list in local/resources.json has none of medsilo's classes"
         yield Finding("policy", "stops", told, f"add {EXECUTOR} to it, as the example site_configs do")

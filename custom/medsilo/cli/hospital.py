@@ -171,7 +171,7 @@ def ledger(
     screen.note("reading the ledger")
     from dataclasses import asdict
 
-    from medsilo.check.at_home import KitAtHome, files_of
+    from medsilo.check.at_home import KitAtHome
     from medsilo.check.spending import spending_lines, spent
     from medsilo.site.ledger import ledgers
 
@@ -179,7 +179,7 @@ def ledger(
         raise MedsiloError("--old-kit belongs to accept")
     home = KitAtHome.read(kit)
     folder = home.book.folder
-    found = [home.ledger(data) for data in ledgers(folder, files_of(home.kit).kit)]
+    found = [home.ledger(data) for data in ledgers(folder, home.files.kit)]
     if not found:
         raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(folder))
     if action == "accept":
@@ -195,9 +195,8 @@ def _accept_ledgers(screen: Screen, found: "list[Ledger]", old_kit: Path | None)
     """Let the kit's key sign what is there."""
     from medsilo.check.at_home import files_of
     from medsilo.check.kit import read_kit
-    from medsilo.federation.sealed.identity import key_of
 
-    old = key_of(files_of(read_kit(old_kit))) if old_kit else None
+    old = files_of(read_kit(old_kit)).signing_key if old_kit else None
     for one in found:
         known = one.accept(old)
         told = "" if known else "; the key before it did not sign that: it is not in --old-kit"

@@ -198,13 +198,13 @@ def leak_report(
     from medsilo.check.leaks import describe, leaks
     from medsilo.flare.jobs import find_job, plan_of, scope_of
     from medsilo.registry import ANY
-    from medsilo.site.policy import Policy, read_policy
+    from medsilo.site.policy import Policy
     from medsilo.site.settings import SiteSettings, read_settings
 
     found = find_job(job)
     settings = read_settings(folder) if folder else SiteSettings(packages=ANY)
     study = plan_of(found, changes, plan, settings.packages)
-    policy = read_policy(folder, scope_of(found)) if folder else Policy()
+    policy = Policy.read(folder, scope_of(found)) if folder else Policy()
     lines = describe(study, settings, policy)
     screen.say(*lines)
     groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]

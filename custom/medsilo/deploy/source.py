@@ -71,6 +71,19 @@ class Source:
             save_tensors(folder / GLOBAL_MODEL, self.network.state_dict(), facts)
             write_text(folder / paths.PLAN, self.plan.to_yaml())
 
+    def copy(self, out: Path) -> None:
+        """Copy the model from where it was opened, with its plan and nothing else, so that it opens in the other."""
+        if isinstance(self.network, SuperModel):
+            assert self.own
+            shutil.copytree(self.own, out)
+        else:
+            assert self.run
+            out.mkdir(parents=True)
+            shutil.copyfile(self.run / paths.PLAN, out / paths.PLAN)
+            shutil.copyfile(self.run / self.facts["file"], out / paths.BEST)
+        shelf.keep_beside(self.plan.network.files, out / shelf.FOLDER)
+        self.carry(out)
+
     def marked(self, output: Tensor) -> Tensor | None:
         """Return outputs of a segmentation with what layers of the plan mark beside; None where none does."""
         marks = (layer.marks(self.plan, output, self._folders) for layer in self.plan.asking.values())
@@ -121,19 +134,6 @@ def _filled_network(plan: Plan, tensors: dict[str, Tensor], name: str, plain: bo
     if not plain:
         networks["model"] = plan.network.finished(networks["model"], plan.task.channels, plan.task.goal.outputs)
     return plan.algorithm.whole(networks)
-
-
-def copy_model(folder: Path, source: Source, out: Path) -> None:
-    """Copy the model that was opened in a folder, with its plan and nothing else, so that it opens in the other."""
-    if isinstance(source.network, SuperModel):
-        place = next(place for place in (folder, folder / paths.SUPER_MODEL) if (place / MANIFEST).is_file())
-        shutil.copytree(place, out)
-    else:
-        out.mkdir(parents=True)
-        shutil.copyfile(folder / paths.PLAN, out / paths.PLAN)
-        shutil.copyfile(folder / source.facts["file"], out / paths.BEST)
-    shelf.keep_beside(source.plan.network.files, out / shelf.FOLDER)
-    source.carry(out)
 
 
 def _super(model: SuperModel, run: Path, place: Path) -> Source:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from medsilo import __version__
 from medsilo.core.files import write_text
 from medsilo.report.formats import epsilon, number
+from medsilo.report.read import picture_of
 
 HERE = Path(__file__).parent
 Name = str | tuple[str, ...]  # of a row or column: words, or words and what qualifies them
@@ -36,6 +37,7 @@ def fill(template: str, title: str, folder: Path = HERE, **content: Any) -> str:
     """A page as text; it depends on nothing but its content. folder: where a plug-in's own template lies."""
     environment = templates_in(folder, HERE)
     environment.filters |= {"score": number, "epsilon": epsilon, "headings": headings, "csv": csv_link, "zip": zip}
+    environment.filters["picture"] = picture_of
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
         title=title,

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
@@ -44,22 +44,21 @@ class Policy:
         least = [given["least"] for path, given in self.filters if path == ENOUGH and group in given["groups"]]
         return listed and (cases is None or cases >= max(least, default=0))
 
-
-def read_policy(local: Path, scope: str | None = None) -> Policy:
-    """The policy in a kit's `local/`, for a job of this scope; NVFlare's defaults where it says nothing."""
-    privacy, resources = _json(local / "privacy.json"), _json(local / "resources.json")
-    resources = resources or _json(local / "resources.json.default")
-    scope = scope or privacy.get("default_scope")
-    chosen: dict[str, Any] = next((one for one in privacy.get("scopes", ()) if one.get("name") == scope), {})
-    filters = [
-        (one.get("path") or one.get("name", ""), one.get("args", {})) for one in chosen.get("task_result_filters", ())
-    ]
-    allowed = resources.get("class_allow_list", ())  # NVFlare's own list, where there is none, has no medsilo
-    listed = any(entry == "*" or f"{EXECUTOR}.".startswith(f"{entry.rstrip('.')}.") for entry in allowed)
-    starts = not resources or listed or resources.get("class_list_enforcement_mode") == "warn"
-    given: list[dict[str, Any]] = [one.get("args", {}) for one in resources.get("components", ())]
-    gpus = sum(args.get("num_of_gpus", 0) for args in given if not args.get("ignore_host"))
-    return Policy(scope, tuple(filters), starts, resources.get("allow_log_streaming") is not False, gpus)
+    @classmethod
+    def read(cls, local: Path, scope: str | None = None) -> Self:
+        """Return that of a kit's `local/`, for a job of this scope; NVFlare's defaults where it says nothing."""
+        privacy, resources = _json(local / "privacy.json"), _json(local / "resources.json")
+        resources = resources or _json(local / "resources.json.default")
+        scope = scope or privacy.get("default_scope")
+        chosen: dict[str, Any] = next((one for one in privacy.get("scopes", ()) if one.get("name") == scope), {})
+        results = chosen.get("task_result_filters", ())
+        filters = [(one.get("path") or one.get("name", ""), one.get("args", {})) for one in results]
+        allowed = resources.get("class_allow_list", ())  # NVFlare's own list, where there is none, has no medsilo
+        listed = any(entry == "*" or f"{EXECUTOR}.".startswith(f"{entry.rstrip('.')}.") for entry in allowed)
+        starts = not resources or listed or resources.get("class_list_enforcement_mode") == "warn"
+        given: list[dict[str, Any]] = [one.get("args", {}) for one in resources.get("components", ())]
+        gpus = sum(args.get("num_of_gpus", 0) for args in given if not args.get("ignore_host"))
+        return cls(scope, tuple(filters), starts, resources.get("allow_log_streaming") is not False, gpus)
 
 
 def ways_around(local: Path) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from medsilo import __version__
 from medsilo.check.approving import difference, objection_now, plan_in_words
-from medsilo.check.at_home import KitAtHome, files_of
+from medsilo.check.at_home import KitAtHome
 from medsilo.check.demands import price_list, privacy_findings
 from medsilo.check.leaks import describe
 from medsilo.check.spending import spending_lines, spent
@@ -27,7 +27,7 @@ from medsilo.report import template
 from medsilo.report.charts import Series, line_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
 from medsilo.site.ledger import ledgers
-from medsilo.site.policy import read_policy
+from medsilo.site.policy import Policy
 from medsilo.site_page.page_server import HTML, Query, Reply
 from medsilo.site_page.watching import Row, StudyMoment, studies
 
@@ -120,9 +120,9 @@ class SitePages:
             plan_text=plan.to_yaml(),
             before=before[0] if before else None,
             changes=difference(plan, before[1]) if before else [],
-            leaves=describe(plan, home.settings, read_policy(home.local)),
+            leaves=describe(plan, home.settings, Policy.read(home.local)),
             prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
-            costs=list(privacy_findings(plan, home.settings, home.book, files_of(home.kit))),
+            costs=list(privacy_findings(plan, home.settings, home.book, home.files)),
             ledger=_ledger_lines(home),
             check=self._works.get((hash, CHECK)),
             actions=[(name, PAGE_ACTIONS[name], self._works.get((hash, name))) for name in _actions(home)],

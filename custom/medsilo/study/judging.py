@@ -7,6 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
@@ -22,7 +23,8 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.book import PARTS
 from medsilo.site.settings import SiteSettings, read_settings_of_all
-from medsilo.tasks.metrics import Measures
+from medsilo.study.evidence import Difference, Scores, compare
+from medsilo.study.scores import SiteTest
 from medsilo.tasks.task import Cases, Dealt, SiteData, labels_of, patients_of, together
 
 
@@ -48,10 +50,14 @@ def run_settings(run_folder: Path) -> SiteSettings:
 class Judged:
     """A model's scores over all of a hospital's cases: each case's, which stay there, and what of them may leave."""
 
-    measures: Measures
+    test: SiteTest
     patients: Sequence[str]
     told: Mapping[str, Any]
     mean: Callable[[float], float | None]  # a further mean over all cases, from 0 to 1, as it may leave; it is counted
+
+    def against(self, other: "Judged") -> Difference:
+        """Return how much better this model is than another on the same patients."""
+        return compare([{"here": self.test.scores}], [{"here": other.test.scores}])
 
 
 def judged(
@@ -88,7 +94,10 @@ def judged(
                     look(source, *seen)
         told = {**judge.disclosure.told(ExactTest(0, scores, None, None)), "cases": judge.disclosure.counted.test}
         tells = partial(_mean, judge.disclosure, told["test"] is not None)
-        found.append(Judged(scores.measures, patients_of(data.test), told, tells))
+        metric, patients = plan.task.goal.metric, patients_of(data.test)
+        whose = np.unique(patients, return_inverse=True)[1]
+        own = Scores(scores.measures[metric].numpy(), whose)
+        found.append(Judged(SiteTest(metric, own, scores.measures, whose.tolist()), patients, told, tells))
     return found
 
 

@@ -19,6 +19,7 @@ from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds
 from medsilo.runs.schema import Round
+from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings
 from medsilo.study.judging import finished_run
 
@@ -100,6 +101,7 @@ class Departure:
     # ------------------------------------------------------------------ the study again
     def run(self, out: Path, settings: SiteSettings) -> None:
         """Run the study without who left, as it was run before; from a kept state in this process."""
+        settings = settings.changed(ALL_MINE, "the study again")
         sites = getattr(settings, "sites", {})  # of those on this machine that have settings of their own
         left = {site: own for site, own in sites.items() if site in self.plan.participation.everyone}
         settings = settings.model_copy(update={"sites": left}) if sites else settings

@@ -27,6 +27,13 @@ class KitFiles:
         """The kit's folder."""
         return Path(self.certificate).parents[1]
 
+    @property
+    def signing_key(self) -> PrivateKey:
+        """The key of the kit."""
+        signer = signer_of(self)
+        assert isinstance(signer, Certified)
+        return signer.key
+
 
 def signer_of(files: KitFiles | None) -> Signer:
     """Return what a site signs with; nothing in a simulation, whose sites have no kit."""
@@ -57,21 +64,14 @@ def _others(startup: Path) -> set[str]:
 
 def accepted_of(kit: KitFiles) -> AcceptedSettings:
     """Return what a hospital remembers of its own settings, which it signs with the key of its kit."""
-    return AcceptedSettings(kit.kit, key_of(kit))
+    return AcceptedSettings(kit.kit, kit.signing_key)
 
 
 def approvals_of(book: Book, kit: KitFiles, settings: SiteSettings) -> Approvals:
     """Return a site's approvals, which it signs with the key of its kit."""
-    return Approvals(book.folder, key_of(kit), data_set(settings.data, "") if settings.data else "")
+    return Approvals(book.folder, kit.signing_key, data_set(settings.data, "") if settings.data else "")
 
 
 def ledger_of(book: Book, data: str, kit: KitFiles | None) -> Ledger:
     """Return a hospital's ledger of one data set, signed by the key of its kit where there is one."""
-    return Ledger(book.folder, data, key_of(kit), kit.kit) if kit else Ledger(book.folder, data)
-
-
-def key_of(kit: KitFiles) -> PrivateKey:
-    """Return the key of a kit."""
-    signer = signer_of(kit)
-    assert isinstance(signer, Certified)
-    return signer.key
+    return Ledger(book.folder, data, kit.signing_key, kit.kit) if kit else Ledger(book.folder, data)
