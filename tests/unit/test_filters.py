@@ -18,7 +18,7 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.flare.filters import EnoughCases, OnlyTheseGroups
+from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 
@@ -50,31 +50,15 @@ def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- ours
-def test_too_few_cases_hold_an_answer_back() -> None:
-    assert through(parcel(samples=20), EnoughCases(["amplitude"], 20)).facts["samples"] == 20
-    assert through(parcel(samples=3), EnoughCases(["selector"], 20)).facts["samples"] == 3
-    with pytest.raises(Refused, match="lets amplitude, model out only over 20 cases or more"):
-        through(parcel(samples=19), EnoughCases(["amplitude", "model"], 20))
-    with pytest.raises(Refused, match="only over 20 cases"):
-        through(Parcel({"model": {}}, {**FACTS, "samples": True}), EnoughCases(["model"], 20))
-
-
-OURS: list[Callable[[], Filter]] = [
-    lambda: OnlyTheseGroups(["model"]),
-    lambda: EnoughCases(["model"], 5),
-]
-
-
-@pytest.mark.parametrize("make", OURS)
-def test_refusals_pass_and_what_is_not_medsilos_does_not(make: Callable[[], Filter]) -> None:
-    answer = refusal("no data")
-    assert make().process(answer, FLContext()) is answer
+def test_refusals_pass_and_what_is_not_medsilos_does_not() -> None:
+    ours, answer = OnlyTheseGroups(["model"]), refusal("no data")
+    assert ours.process(answer, FLContext()) is answer
     for stranger in (
         DXO(DataKind.WEIGHTS, data={"w": torch.ones(2)}).to_shareable(),
         DXO(DataKind.COLLECTION, data={"model": DXO(DataKind.WEIGHTS, data={"w": torch.ones(2)})}).to_shareable(),
     ):
         with pytest.raises(Refused, match="none of medsilo's"):
-            make().process(stranger, FLContext())
+            ours.process(stranger, FLContext())
 
 
 # ---------------------------------------------------------------------------------------------------- NVFlare's
