@@ -32,7 +32,7 @@ BY_HAND = {
 # NVFlare's inner parts: attributes by which they are reached; beside them, what begins with one underscore.
 INNER = {"RxTask", "blob_cb", "byte_receiver", "byte_streamer", "client_tasks", "command_agent", "communicator"}
 INNER |= {"core_cell", "job_runner", "max_blob_size", "requests_dict"}
-SET = {"apis.controller_spec.ClientTask.result", "apis.controller_spec.ClientTask.task.data", "apis.dxo.DXO.data"}
+SET = {"apis.controller_spec.ClientTask.result", "apis.controller_spec.ClientTask.task.data"}
 OURS = {"id", "name", "app"}  # keys of a job's files whose values are ours alone
 
 

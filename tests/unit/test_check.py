@@ -247,11 +247,6 @@ def test_what_the_plan_and_the_policy_say_of_the_site(local: Path, root: Path) -
     harmofl = make_plan("harmofl", *SMALL)
     (held,) = found(check(visit(plan=harmofl, local=local)), "policy", "stops")
     assert "holds back amplitude" in held.what
-    few = [{"path": "medsilo.flare.filters.EnoughCases", "args": {"groups": ["model"], "least": 1000}}]
-    privacy = {"scopes": [{"name": "s", "task_result_filters": few}], "default_scope": "s"}
-    (local / "privacy.json").write_text(json.dumps(privacy))
-    (held,) = found(check(visit(local=local)), "policy", "stops")
-    assert "holds back model over " in held.what
     (local / "privacy.json").unlink()
     (local / "resources.json").write_text('{"class_allow_list": ["nvflare."]}')
     (list_,) = found(check(visit(local=local)), "policy", "stops")

@@ -64,7 +64,6 @@ def test_the_commented_example_is_read_and_has_every_key(root: Path) -> None:
     [
         (EXECUTOR, True, True),
         ("medsilo.flare.filters.OnlyTheseGroups", True, True),
-        ("medsilo.flare.filters.Noisy", True, True),
         ("medsilo.flare.inquiry_job.InquiryExecutor", False, True),
         ("medsilo.flare.controller.MedsiloController", False, False),
         ("medsilo.flare.executor.MedsiloExecutorX", False, False),

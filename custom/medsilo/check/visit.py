@@ -91,10 +91,9 @@ def check(visit: Visit, say: Callable[[str], None] = lambda line: None) -> Repor
                 settings.data.check_folder()
             report.findings.append(Finding("data", "note", UNSEEN, "give a job or --plan"))
         return report
-    cases = None
     with _guarded("data", report):
-        cases = _look_at_data(visit, visit.plan, settings, report, say)
-    note("policy", _policy(visit, visit.plan, cases))
+        _look_at_data(visit, visit.plan, settings, report, say)
+    note("policy", _policy(visit, visit.plan))
     if hospital:
         with _guarded("approval", report):
             report.findings.extend(approval_findings(KitAtHome.read(hospital.folder.parent), visit.plan))
@@ -126,7 +125,7 @@ def _ways_around(visit: Visit, settings: SiteSettings) -> Iterator[Finding]:
         yield Finding("policy", "stops", f"{told}; so approval and privacy in {FILE_NAME} hold nothing", remedy)
 
 
-def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
+def _policy(visit: Visit, plan: Plan) -> Iterator[Finding]:
     """Yield what the plan and the hospital's own files say about this site."""
     named = plan.participation.everyone
     if named and visit.site not in named:
@@ -141,16 +140,13 @@ def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
     if policy.gpus > (there := torch.cuda.device_count()):
         told = f"local/resources.json promises {policy.gpus} GPUs, and {there} are here; NVFlare will not start"
         yield Finding("policy", "stops", told, "set num_of_gpus (and mem_per_gpu_in_GiB) to what is there, or 0")
-    if held := sorted({leak.group for leak in leaks(plan) if not policy.lets_out(leak.group, cases)}):
-        over = "" if cases is None else f" over {cases} training cases"
-        told = f"privacy.json holds back {', '.join(held)}{over}, which this method sends"
+    if held := sorted({leak.group for leak in leaks(plan) if not policy.lets_out(leak.group)}):
+        told = f"privacy.json holds back {', '.join(held)}, which this method sends"
         yield Finding("policy", "stops", told, "see 'medsilo leak-report': allow it, or ask for another method")
 
 
-def _look_at_data(
-    visit: Visit, plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]
-) -> int | None:
-    """The data in counts, then a few batches of them; returns the number of training cases, if it is known."""
+def _look_at_data(visit: Visit, plan: Plan, settings: SiteSettings, report: Report, say: Callable[[str], None]) -> None:
+    """The data in counts, then a few batches of them."""
     least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
     say("reading the data")
     book = book_of_kit(settings, visit.local, visit.site)
@@ -164,22 +160,21 @@ def _look_at_data(
         report.tables.append(limit_table(plan, settings))
     with _guarded("privacy", report):
         report.findings.extend(privacy_findings(plan, settings, book, files_of(visit.kit) if visit.kit else None))
-    known = survey.parts["train"].cases if survey.parts else None
     if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
         told = "no batch was tried, because the data or the device stop it"
         report.findings.append(Finding("rehearsal", "note", told, "settle these first, then check again"))
-        return known
+        return
     if only_tested:
         told = "no batch was tried, because this site does not train in the study (participation.unseen)"
         report.findings.append(Finding("rehearsal", "note", told))
-        return known
+        return
     compute = settings.compute()
     there = visit.free_memory(compute)
     if settings.isolation and compute.device.type == "cpu":  # for a training process that is as large as this one
         there = max(0, min(there, settings.most_memory - psutil.Process().memory_info().rss))
     if too_much := check_memory(plan, there):
         report.findings.append(too_much)
-        return known
+        return
     say("trying a few batches")
     with _guarded("rehearsal", report), TemporaryDirectory(prefix="medsilo-") as folder:
         data = plan.task.site_data(visit.site, sites, plan.seed, source)
@@ -188,7 +183,6 @@ def _look_at_data(
         if tried:
             report.findings.extend(rehearsal_findings(tried, plan, cases, there))
             report.seconds.extend(round_seconds(one, plan, cases) for one in tried)
-    return known
 
 
 @contextmanager

@@ -371,18 +371,13 @@ def _signs(key: str, text: str, signature: bytes) -> bool:
     return True
 
 
-def nobody_runs(study: str) -> bool:
-    """Return that a study does not run: where studies are counted one after the other."""
-    return False
-
-
 @dataclass(frozen=True)
 class CountedStudy:
     """A study that a ledger counts, with what its hospital demands."""
 
     spending: Spending
     demands: Demands | None = None  # None: it is counted, and never refused
-    runs: Callable[[str], bool] = nobody_runs  # whether another study runs, which keeps what it planned
+    runs: Callable[[str], bool] = lambda study: False  # whether another study runs, which keeps what it planned
 
     @property
     def name(self) -> str:

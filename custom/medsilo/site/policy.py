@@ -9,7 +9,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
-ONLY_THESE, ENOUGH = "medsilo.flare.filters.OnlyTheseGroups", "medsilo.flare.filters.EnoughCases"
+ONLY_THESE = "medsilo.flare.filters.OnlyTheseGroups"
 INQUIRY = "medsilo.flare.inquiry_job"
 # What our jobs name at the server and at a hospital.
 CONTROLLERS = (
@@ -38,11 +38,9 @@ class Policy:
     streams_logs: bool = True  # whether error logs may be sent to the server while a job runs
     gpus: int = 0  # that NVFlare must find on this machine; it does not start with fewer
 
-    def lets_out(self, group: str, cases: int | None = None) -> bool:
-        """Return whether an answer with this group of tensors, learned from so many training cases if known, leaves."""
-        listed = all(group in given["groups"] for path, given in self.filters if path == ONLY_THESE)
-        least = [given["least"] for path, given in self.filters if path == ENOUGH and group in given["groups"]]
-        return listed and (cases is None or cases >= max(least, default=0))
+    def lets_out(self, group: str) -> bool:
+        """Return whether an answer with this group of tensors leaves."""
+        return all(group in given["groups"] for path, given in self.filters if path == ONLY_THESE)
 
     @classmethod
     def read(cls, local: Path, scope: str | None = None) -> Self:
