@@ -96,19 +96,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
     from medsilo.tasks import headers, ready, scans, sheet, splits, survey, survival, volumes
-    from medsilo.tasks.listing import (
-        RECORDINGS,
-        TABLE,
-        Entry,
-        Listing,
-        check_patients,
-        compiled,
-        files_below,
-        find,
-        find_recordings,
-        tell_patients,
-        whole,
-    )
+    from medsilo.tasks.listing import RECORDINGS, TABLE, Entry, Listing, compiled, files_below
     from medsilo.tasks.metrics import Measures
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder

@@ -25,9 +25,7 @@ from medsilo.extend import (
     Network,
     SiteData,
     Use,
-    check_patients,
     columns,
-    find_recordings,
     labels_of,
     network,
     own_data,
@@ -195,7 +193,7 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
                 "data.inside.patient: a file is read or left out as a whole, so one patient in it could change what is "
                 "read of the others; write a file for each patient where the plan promises privacy"
             )
-        listing = find_recordings(source, folder)
+        listing = Listing.of_recordings(source, folder)
         reader, known = Reader(self.signals, source), KnownLabels.of(self, source)
         shown = _opened(listing, reader) if reader.label or reader.patients else {}
         strangers = [
@@ -250,7 +248,7 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
     def own_scales(self, source: DataSource) -> columns.Scales:
         """Return `scales_of` all of a hospital's recordings."""
         reader = Reader(self.signals, source, label=False)
-        found = find_recordings(source, source.folder)
+        found = Listing.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
         every = (found.inputs for path in paths for _, _, found in self.windows(path, reader))
         return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
@@ -297,7 +295,7 @@ def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
     listing.entries = entries
     for what, names in wrong.items():
         listing.add("left out", what, names)
-    check_patients(listing, reader.source)
+    listing.check_patients(reader.source)
     return shown
 
 

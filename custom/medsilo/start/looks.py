@@ -10,7 +10,7 @@ import numpy as np
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.folder_layout import FolderLayout
-from medsilo.tasks.listing import Entry, Listing, find
+from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import FileReader, read_file
@@ -81,12 +81,12 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     )
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
     places = {site: folder / site for site in layout.hospitals} or {"": folder}
-    listings = {site: find(source, place, segments) for site, place in places.items()}
+    listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
     _refuse_what_stops(listings)
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
     if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
-        listings = {site: find(source, place, segments) for site, place in places.items()}
+        listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
     looked, wrong = opened(listings, _look)
     _refuse_mixtures(looked)
     looks = looks_of(layout, source, listings, [look for look, _ in looked], wrong, segments)
@@ -120,7 +120,7 @@ def looks_of(
 def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
     """Return whether the labels of a table are files."""
     place = folder / layout.hospitals[0] if layout.hospitals else folder
-    entries = find(source, place, masks=False).entries
+    entries = Listing.of_cases(source, place, masks=False).entries
     return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)
 
 
