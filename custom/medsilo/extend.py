@@ -101,7 +101,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
     from medsilo.tasks.survey import Survey
-    from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
+    from medsilo.tasks.task import Cases
 
 
 def _places() -> list[dict[str, str]]:
