@@ -95,7 +95,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure
     from medsilo.study.scores import interval_over
-    from medsilo.tasks import headers, ready, scans, sheet, splits, survey, survival, volumes
+    from medsilo.tasks import headers, ready, sheet, splits, survey, survival, volumes
     from medsilo.tasks.listing import RECORDINGS, TABLE, Entry, Listing, compiled, files_below
     from medsilo.tasks.metrics import Measures
     from medsilo.tasks.own import columns, own_data
