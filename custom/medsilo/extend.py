@@ -59,9 +59,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.deploy import model_card, predict, predicted_rows, watch
     from medsilo.deploy.predictor import answering_together
     from medsilo.deploy.source import copy_model, open_source
-    from medsilo.federation.accepting import check_package
-    from medsilo.federation.bounds import Bounds
-    from medsilo.federation.inquiry import SealedSums, SummedSite, SumRequest, sealed_bounds
+    from medsilo.federation.inquiry import SealedSums, SumRequest
     from medsilo.federation.private_site import WHAT, how_told
     from medsilo.federation.protection import SHARES, read_for
     from medsilo.federation.sealed.identity import KitFiles, key_of
