@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.errors import Full
     from medsilo.core.files import load_yaml, read_bounded, read_yaml, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
-    from medsilo.core.section import Section, checked, in_words
+    from medsilo.core.section import Section, checked
     from medsilo.deploy import model_card, predict, predicted_rows, watch
     from medsilo.deploy.predictor import answering_together
     from medsilo.deploy.source import copy_model, open_source
@@ -72,16 +72,15 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import gaussian_for
     from medsilo.privacy.mechanisms import stricter
-    from medsilo.registry import TABLES, TASKS
+    from medsilo.registry import TABLES
     from medsilo.report import charts
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.read import picture_of
     from medsilo.report.template import fill, save
     from medsilo.runs import paths
-    from medsilo.runs.messages import Message, Name
+    from medsilo.runs.messages import Message
     from medsilo.runs.reading import read_provenance
     from medsilo.sealing import signed, signing
-    from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.book import Asker, Book, data_set
     from medsilo.site.owner import ALL_MINE
     from medsilo.site.policy import Policy, read_policy, ways_around

@@ -77,7 +77,7 @@ def statistics(
 def question_at(path: Path) -> "Question":
     """Return the question of a file; or of a job's folder, who has how many cases of what its plan learns."""
     from medsilo.extend import find_job, plan_of, survival
-    from medsilo_statistics.asked_question import make_question, read_question
+    from medsilo_statistics.asked_question import Question, read_question
 
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return read_question(path)
@@ -96,7 +96,7 @@ def question_at(path: Path) -> "Question":
         "by_hospital": True,
         "wanted": {"label": NARROW} if counted == "label" else {},
     }
-    return make_question(values, "the plan's question")
+    return Question.from_values(values, "the plan's question")
 
 
 def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "StatisticsFound":
@@ -153,10 +153,14 @@ def in_python(
 
     question: a dictionary, or a YAML file.
     """
-    from medsilo_statistics.asked_question import make_question, read_question
+    from medsilo_statistics.asked_question import Question, read_question
     from medsilo_statistics.showing import write_all
 
-    own = make_question(question, "the question") if isinstance(question, Mapping) else read_question(Path(question))
+    own = (
+        Question.from_values(question, "the question")
+        if isinstance(question, Mapping)
+        else read_question(Path(question))
+    )
     with TemporaryDirectory(prefix="medsilo-") as kept:
         found = asked_here(own, _in_folders([Path(one) for one in hospitals]), Path(folder or kept))
         if folder:
