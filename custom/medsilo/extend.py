@@ -87,7 +87,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
-    from medsilo.start.looker import found_lines
     from medsilo.study import judging
     from medsilo.study.evidence import Scores, compare
     from medsilo.study.leaving import Departure

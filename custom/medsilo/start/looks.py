@@ -73,6 +73,33 @@ class Looks:
         """Return the median spacing along an axis, in millimetres."""
         return float(np.median([look.spacing[axis] for look in self.looked]))
 
+    @property
+    def found(self) -> list[str]:
+        """Return what was found, one sentence a line."""
+        kind, unit = ("flat images", "pixels") if self.flat else ("volumes", "voxels")
+        task = "segmentation" if self.segments else "classification"
+        cases, patients = sum(self.cases.values()), sum(self.patients.values())
+        lines = [f"{task}: {cases} {kind} of {patients} patients ({self.layout.kind})"]
+        if self.layout.hospitals:
+            told = ", ".join(f"{site} {count}" for site, count in self.cases.items())
+            lines.append(f"{len(self.layout.hospitals)} hospitals, each a folder: {told}")
+        sizes = ranges([look.size for look in self.looked])
+        spacing = "" if self.flat else f", {ranges([look.spacing for look in self.looked])} mm apart"
+        lines.append(f"{len(self.looked)} {kind} were opened: {sizes} {unit}{spacing}")
+        lines += [f"left out: {what} ({count})" for what, count in self.left_out.items()]
+        if self.layout.unused:
+            lines.append(f"not looked at: {', '.join(self.layout.unused)}")
+        return lines
+
+
+def ranges(rows: Sequence[Sequence[float]]) -> str:
+    """Return the least and the greatest along each axis, as people write them."""
+    axes = []
+    for axis in zip(*rows, strict=True):
+        low, high = min(axis), max(axis)
+        axes.append(f"{low:.4g}" if low == high else f"{low:.4g}-{high:.4g}")
+    return " x ".join(axes)
+
 
 def look_at(folder: Path, layout: FolderLayout) -> Looks:
     """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
