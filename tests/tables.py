@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from medsilo.extend import DataSource, SiteSettings
-from medsilo_statistics.asked_question import make_question
+from medsilo_statistics.asked_question import Question
 from medsilo_statistics.asking_hospitals import FILE, INQUIRY
 from medsilo_statistics.found import StatisticsFound
 
@@ -52,7 +52,7 @@ def settings_of(frames: Mapping[str, pd.DataFrame], folder: Path, **more: Any) -
 def asked(sites: Mapping[str, SiteSettings], folder: Path, sealed: bool = True, **question: Any) -> StatisticsFound:
     """Ask these hospitals in this process."""
     named = {"sites": sorted(sites)} if sealed else {}
-    own = make_question({"variables": VARIABLES, **named, **question}, "question.yaml")
+    own = Question.from_values({"variables": VARIABLES, **named, **question}, "question.yaml")
     found = INQUIRY.here(own, sites, folder / "inquiries" / own.hash[:8])[FILE]
     assert isinstance(found, StatisticsFound)
     return found

@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.check.approving import plan_in_words
     from medsilo.check.at_home import KitAtHome
     from medsilo.cli import options
-    from medsilo.cli.options import folder_of_settings, settings_of
     from medsilo.consortium import lead
     from medsilo.consortium.description import read_consortium
     from medsilo.core import shelf
@@ -55,13 +54,11 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.core.errors import Full
     from medsilo.core.files import read_bounded, read_yaml, write_bytes, write_json
     from medsilo.core.package import needing, package_facts
-    from medsilo.core.section import Section, checked, in_words
+    from medsilo.core.section import Section, checked
     from medsilo.deploy import model_card, predict, predicted_rows, watch
     from medsilo.deploy.predictor import answering_together
     from medsilo.deploy.source import open_source
-    from medsilo.federation.accepting import check_package
-    from medsilo.federation.bounds import Bounds
-    from medsilo.federation.inquiry import SealedSums, SummedSite, SumRequest, sealed_bounds
+    from medsilo.federation.inquiry import SealedSums, SumRequest
     from medsilo.federation.protection import Protection
     from medsilo.flare.inquiry_job import ask_in_simulator
     from medsilo.flare.jobs import find_job, plan_of, scope_of, write_job
@@ -72,39 +69,25 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.plan import load_plan
     from medsilo.privacy.accounting import noise_for
     from medsilo.privacy.mechanisms import stricter
-    from medsilo.registry import TABLES, TASKS
+    from medsilo.registry import TABLES
     from medsilo.report import charts
     from medsilo.report.formats import between, cell, shown
     from medsilo.report.template import fill, save
     from medsilo.runs import paths
-    from medsilo.runs.messages import Message, Name
+    from medsilo.runs.messages import Message
     from medsilo.sealing import signed, signing
-    from medsilo.sealing.terms import MOST_SITES
     from medsilo.site.policy import Policy
     from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
     from medsilo.start import choices, folder_layout, looks
     from medsilo.start.choices import Choice
-    from medsilo.start.looker import found_lines
     from medsilo.study import judging
     from medsilo.study.leaving import Departure
-    from medsilo.tasks import headers, ready, scans, sheet, splits, survey, survival, volumes
-    from medsilo.tasks.listing import (
-        RECORDINGS,
-        TABLE,
-        Entry,
-        Listing,
-        check_patients,
-        compiled,
-        files_below,
-        find,
-        find_recordings,
-        tell_patients,
-        whole,
-    )
+    from medsilo.tasks import headers, ready, sheet, splits, survey, survival, volumes
+    from medsilo.tasks.listing import RECORDINGS, TABLE, Entry, Listing, compiled, files_below
     from medsilo.tasks.metrics import Measures
     from medsilo.tasks.own import columns, own_data
     from medsilo.tasks.own.volume_folder import VolumeFolder
-    from medsilo.tasks.task import Cases, labels_of, patients_of, records_of
+    from medsilo.tasks.task import Cases
 
 
 def _places() -> list[dict[str, str]]:

@@ -45,7 +45,8 @@ class MaskedImages(Algorithm):
         return ["scores are those of a head that does not train: they say nothing of the backbone"]
 
     def groups(self) -> tuple[Group, ...]:
-        return tuple(Group(name, _all_of(name)) for name in ("model", "decoder"))
+        model = Group("model", lambda modules: modules["model"].state_dict())
+        return model, Group("decoder", lambda modules: modules["decoder"].state_dict())
 
     def work(self, bench: Workbench) -> float:
         """Train both networks, by images alone."""
@@ -64,10 +65,6 @@ class MaskedImages(Algorithm):
             return loss
 
         return bench.train(bench.lesson("model", objective, step))
-
-
-def _all_of(name: str) -> Callable[[Mapping[str, nn.Module]], dict[str, Tensor]]:
-    return lambda modules: modules[name].state_dict()
 
 
 def decoder_of(head: nn.Module, channels: int, shape: Sequence[int] | None) -> nn.Module:

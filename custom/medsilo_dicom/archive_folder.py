@@ -19,7 +19,6 @@ from medsilo.extend import (
     choices,
     files_below,
     folder_layout,
-    found_lines,
     looks,
     sheet,
 )
@@ -70,13 +69,13 @@ def look(folder: Folder) -> Sight | None:
     rest = {REST: "background"} if len(counts) > len(labels) else {}
     told = f"structures in the files: names in the plan{'; what is rare or lies over these is background' * bool(rest)}"
     new = [
-        Choice("task.name", "dicom-folder", found_lines(found)[0]),
+        Choice("task.name", "dicom-folder", found.found[0]),
         Choice("task.labels", labels, f"as the files name them, and how many studies have each: {said}"),
         Choice("data.label_map", label_map | rest, told),
     ]
     draft = choices.choose(found, hospitals or (folder.site,), folder.machine(), folder.device)
     plan, settings = (_with(own, {choice.key: choice for choice in new}) for own in (draft.plan, draft.settings))
-    return Sight(found_lines(found), bool(hospitals), replace(draft, plan=plan, settings=settings))
+    return Sight(found.found, bool(hospitals), replace(draft, plan=plan, settings=settings))
 
 
 def _with(drafted: tuple[Choice, ...], new: Mapping[str, Choice]) -> tuple[Choice, ...]:

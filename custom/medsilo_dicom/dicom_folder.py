@@ -21,9 +21,7 @@ from medsilo.extend import (
     files_below,
     sheet,
     survey,
-    tell_patients,
     volumes,
-    whole,
 )
 from medsilo_dicom.dicom_masks import mask_of_contours, mask_of_segmentation
 from medsilo_dicom.header import STRUCTURES, Header, Tree, library, read_headers, read_tree, words_of
@@ -105,8 +103,8 @@ class DicomFolder(VolumeFolder):
         listing.add("note", ABSENT, [names[one.path] for series in absent for one in tree.annotations[series]])
         _tell_identifiers(listing, tree)
         if source.patient is not None:
-            tell_patients(source, listing)
-        return whole(listing, source, links)
+            listing.tell_patients(source)
+        return listing.ordered(source, links)
 
     def _add(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.extend import DataError, Scan, scans
+from medsilo.extend import DataError, Scan
 from medsilo_dicom.header import PLAIN, Header, library, read_headers
 
 UNEVEN = 1.1  # the largest step between slices, over the smallest
@@ -157,12 +157,12 @@ def _stored(path: Path, frames: Sequence[Header]) -> tuple[np.ndarray, bool]:
 
 def scan_of_series(series: ImageSeries) -> Scan:
     """Return a series' values as tasks want them."""
-    return replace(scans.scan_of(_image(values_of(series), series)), source=series)
+    return replace(Scan.of(_image(values_of(series), series)), source=series)
 
 
 def mask_as_scanned(mask: np.ndarray, series: ImageSeries) -> np.ndarray:
     """Return a mask on a series' grid as its scan's values are turned."""
-    return scans.scan_of(_image(mask.astype(np.float32), series)).values[0].astype(np.int64)
+    return Scan.of(_image(mask.astype(np.float32), series)).values[0].astype(np.int64)
 
 
 def _image(values: np.ndarray, series: ImageSeries) -> Any:

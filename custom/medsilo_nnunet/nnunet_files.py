@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, find, needing, undrawn
+from medsilo.extend import DataError, DataSource, Entry, Listing, MedsiloError, needing, undrawn
 from medsilo_nnunet import NEEDED
 from medsilo_nnunet.nnunet_network import Reader
 from medsilo_nnunet.question import SegmentationQuestion
@@ -37,7 +37,7 @@ class RawData:
         absent_from(question, source)
         if source.label_map:
             raise DataError("data.label_map: nnU-Net reads masks as they are; write them with the question's labels")
-        listing = find(source, folder, masks=True)
+        listing = Listing.of_cases(source, folder, masks=True)
         if any(len(entry.images) != len(question.channels) for entry in listing.entries):
             given = f"the study has {len(question.channels)} channels ({', '.join(question.channels)})"
             raise DataError(f"{given}; give a pattern in data.images for each, or a column of the table")

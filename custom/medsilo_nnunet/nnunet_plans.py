@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medsilo.extend import Command, MedsiloError, Screen, folder_of_settings, options
+from medsilo.extend import Command, MedsiloError, Screen, options
 from medsilo_nnunet import PLANNERS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def measure(
     from medsilo_nnunet.nnunet_files import RawData
     from medsilo_nnunet.question import read_question
 
-    asked, folder = read_question(question), folder_of_settings(local)
+    asked, folder = read_question(question), options.folder_of_settings(local)
     settings = read_settings(folder) if folder else SiteSettings()
     source = DataSource(folder=data) if data else settings.data
     if source is None:

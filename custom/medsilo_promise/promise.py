@@ -13,10 +13,9 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.extend import Layer, Measures, Plan, Refused, read_bounded, undrawn, write_json
-from medsilo_promise.panel import panel_of
 from medsilo_promise.risks import CUTS, LARGEST, LOST, OF, SIZE, TEMPERATURES, Risk, Structure, calibration, risk_of
 from medsilo_promise.shrinking import Values, bound, needed, others, smallest
-from medsilo_promise.told import RULES, Kept, KeptCuts, Rule, Told, ToldCurve, ToldOfOthers, ToldTest
+from medsilo_promise.told import RULES, Kept, KeptCuts, Rule, Told, ToldCurve, ToldOfOthers, ToldTest, panel_of
 
 FILE = "promise.json"  # in a run's folder and a site's
 CURVES = "promise-curves.json"  # in a site's alone, where it stays
@@ -131,9 +130,7 @@ class PromiseLayer(Layer):
         return [name for name in getattr(task, "input_names", ()) if name.startswith(f"{self.group} = ")]
 
     def _group_of(self, task: Any, inputs: Tensor) -> Tensor:
-        """Return the number of each case's group; -1 where its level is not known."""
-        if self.group is None:
-            return torch.zeros(len(inputs), dtype=torch.int64)
+        """Return the number of each case's group, by its inputs; -1 where its level is not known."""
         levels = inputs[:, [list(task.input_names).index(name) for name in self._inputs(task)]]
         return torch.where(levels.amax(1) > 0.5, levels.argmax(1), -1).cpu()
 
@@ -153,11 +150,12 @@ class PromiseLayer(Layer):
     def _group_of_each(self, finished: Any) -> Tensor:
         """Return the number of each case's group; -1 where its level is not known."""
         cases = finished.cases
-        if self.group and not self._inputs(finished.task):
-            own = getattr(cases, "groups", [""] * len(cases))
-            return torch.tensor([self.levels.index(level) if level in self.levels else -1 for level in own])
-        inputs = torch.stack([cases[case][0] for case in range(len(cases))]) if self.group else torch.empty(len(cases))
-        return self._group_of(finished.task, inputs)
+        if self.group is None:
+            return torch.zeros(len(cases), dtype=torch.int64)
+        if self._inputs(finished.task):
+            return self._group_of(finished.task, torch.stack([cases[case][0] for case in range(len(cases))]))
+        own = getattr(cases, "groups", [""] * len(cases))
+        return torch.tensor([self.levels.index(level) if level in self.levels else -1 for level in own])
 
     def _tables(self, finished: Any, measures: Measures) -> dict[str, tuple[int, Tensor, Tensor]]:
         """Return, by group, the patients, what they lose together, and their mean size: every patient counts alike."""

@@ -1,15 +1,18 @@
-"""The messages of hospitals and server about a promise, typed and bounded, and a summary's part about it."""
+"""The messages of hospitals and server about a promise, typed and bounded; a summary's part about it, and its panel."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from medsilo.extend import Message
+from medsilo.extend import Message, Refused
 from medsilo_promise.risks import CUTS, TEMPERATURES
 
 Rule = Literal["shrunk", "pooled", "local"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 MOST_STRENGTH = 2500.0
+PANEL = Path(__file__).parent / "panel.html"
 Share = Annotated[float, Field(ge=0, le=1)]
 Patients = Annotated[int, Field(ge=0, le=10_000_000)]
 Curve = Annotated[list[Share], Field(min_length=CUTS, max_length=CUTS)]
@@ -76,3 +79,39 @@ class Shown(Message):
     sites: dict[str, dict[str, ToldTest]]
     temperatures: dict[str, float]
     errors: dict[str, list[float]]
+
+
+def panel_of(runs: Sequence[Any]) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the panel's template and words; a summary that tells anything else of a promise is not shown."""
+    parts = []
+    for run in runs:
+        try:
+            told = Shown.read((run.summary.details.model_extra or {}).get("promise"))
+        except Refused:
+            continue
+        parts.append(
+            {
+                "label": run.label,
+                "told": told,
+                "rows": list(_rows(told)),
+                "errors": [(site, told.temperatures.get(site), *error) for site, error in told.errors.items()],
+            }
+        )
+    return (PANEL, {"parts": parts, "rules": RULES}) if parts else None
+
+
+def _rows(told: Shown) -> Any:
+    for site, groups in told.sites.items():
+        for group, own in groups.items():
+            name = site if group == "all" else f"{site}, {group}"
+            cells = [_cell(own.rules.get(rule), own.patients, told) for rule in RULES]
+            yield name, own.calibrated, own.patients, cells
+
+
+def _cell(kept: Kept | None, patients: int, told: Shown) -> dict[str, str]:
+    if kept is None or kept.lost is None or kept.size is None:
+        return {"text": f"no promise: {told.needed} patients are needed", "size": ""}
+    broken = kept.lost > 1 - told.level + 1e-9
+    chance = 2 * (kept.lost * (1 - kept.lost) / max(patients, 1)) ** 0.5
+    verdict = "kept" if not broken else "above, by chance" if kept.lost - chance <= 1 - told.level else "broken"
+    return {"text": f"{kept.lost:.3f} lost: {verdict}", "size": f"{kept.size:.2f}"}

@@ -24,7 +24,6 @@ from medsilo.extend import (
     choices,
     columns,
     files_below,
-    find_recordings,
     folder_layout,
     looks,
     sheet,
@@ -93,7 +92,7 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
     described, signals = _described(folder, names, folder / (hospitals[0] if hospitals else "") / TABLE)
     source = DataSource.model_validate({"folder": folder, **described})
     places = {site: folder / site for site in hospitals} or {"": folder}
-    listings = {site: find_recordings(source, place) for site, place in places.items()}
+    listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
     dealt = not hospitals and all(entry.site for entry in listings[""].entries)
     if dealt:
         hospitals, entries = tuple(sorted({entry.site for entry in listings[""].entries})), listings[""].entries
@@ -104,7 +103,7 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
             {site: [one.name for one in own.entries] for site, own in listings.items()}, by_folder
         )
         source = source.model_copy(update={"patient": patient})
-        listings = {site: find_recordings(source, place) for site, place in places.items()}
+        listings = {site: Listing.of_recordings(source, place) for site, place in places.items()}
     read, wrong = _opened(listings, Reader([columns.Column(name=name) for name in signals], source))
     every = [one for own in read.values() for one in own]
     labels = sum((one.labels.counts() for one in every if one.labels), Counter[str]())

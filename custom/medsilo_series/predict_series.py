@@ -12,7 +12,6 @@ from medsilo.extend import (
     MedsiloError,
     PredictionRequest,
     Predictor,
-    Source,
     columns,
     files_below,
     predicted_rows,
@@ -34,13 +33,8 @@ def predict_series(asked: PredictionRequest) -> int:
     files = [file for path in asked.given for file in (_below(path) if path.is_dir() else [path])]
     if not files:
         raise MedsiloError(f"there are no recordings; give files ({', '.join(KINDS)}), or folders with such")
-    scales = predicted_rows.scales_for(task, asked.data, asked.own, lambda: task.scales_of([]))
-
-    def predicted(path: Path) -> Iterator[predicted_rows.Row]:
-        data = asked.data or DataSource(folder=path.parent)
-        return _predicted(asked.source, task, path, data, scales, asked.device)
-
-    rows = predicted_rows.predict_rows(asked, files, predicted, COLUMNS)
+    scales = predicted_rows.scales_for(asked, lambda: task.scales_of([]))
+    rows = predicted_rows.predict_rows(asked, files, lambda path: _predicted(asked, task, path, scales), COLUMNS)
     predicted_rows.write_rows(asked.out / RECORDINGS, list(_means(rows, task)), ("recording", "patient"))
     return predicted_rows.failures(rows)
 
@@ -53,9 +47,10 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _predicted(
-    source: Source, task: SeriesFolder, path: Path, data: DataSource, scales: columns.Scales, device: torch.device
+    asked: PredictionRequest, task: SeriesFolder, path: Path, scales: columns.Scales
 ) -> Iterator[predicted_rows.Row]:
     """Yield a row for each window of a recording, in time; a recording that can't be read has its reason."""
+    data = asked.data or DataSource(folder=path.parent)
     none: predicted_rows.Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
         found = list(task.windows(path, Reader(task.signals, data, label=False)))
@@ -67,7 +62,7 @@ def _predicted(
     for patient, recording, windows in found:
         seconds = recording.seconds
         inputs = task.finished(torch.from_numpy(windows.inputs), scales)
-        answers = predicted_rows.answered(source, task.target, inputs, device)
+        answers = predicted_rows.answered(asked, task.target, inputs)
         for number, (row, answer) in enumerate(zip(windows.rows.tolist(), answers, strict=True), 1):
             begins = row / (data.rate or task.rate) if seconds is None else float(seconds[row])
             place = {"window": number, "row": row + 1, "seconds": round(begins, 6)}

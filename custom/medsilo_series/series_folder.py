@@ -1,10 +1,9 @@
 """A hospital's own time series: windows of recordings that lie in files."""
 
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -25,15 +24,10 @@ from medsilo.extend import (
     Network,
     SiteData,
     Use,
-    check_patients,
     columns,
-    find_recordings,
-    labels_of,
     network,
     own_data,
-    patients_of,
     ready,
-    records_of,
     survey,
 )
 from medsilo_series.recordings import Reader, Recording
@@ -46,32 +40,12 @@ ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
-@dataclass(frozen=True)
-class KnownLabels:
-    """Meaning of a site's labels."""
-
-    stranger: str  # what is said where a label stands for nothing
-    missing: frozenset[str]
-    numbers: Mapping[str, float]  # the plan's classes by what the site calls them
-
-    @classmethod
-    def of(cls, task: own_data.ByKind, source: DataSource) -> "KnownLabels":
-        """Return what a plan's labels are at this site."""
-        what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
-        said = source.first_map
-        known = columns.own_labels(task.labels, {own: plans for own, plans in said.items() if plans != ""})
-        nothing = {columns.as_level(str(own)): math.nan for own, plans in said.items() if plans == ""}
-        return cls(f"{what}; add it to data.label_map", frozenset(source.missing), {**known, **nothing})
-
-    def number(self, label: str) -> float | None:
-        """Return what a label stands for; nan where nothing is learned from it, None where nobody knows it."""
-        value = self.numbers.get(columns.as_level(label))
-        return math.nan if value is None and label in self.missing else value
-
-    def learned(self, label: str) -> float | None:
-        """Return what is learned from a label; None where nothing is."""
-        number = self.number(label)
-        return None if number is None or math.isnan(number) else number
+def known_labels(task: own_data.ByKind, source: DataSource) -> dict[str, int | None]:
+    """Return the plan's classes by what a site calls them, as `as_level` has it; None where nothing is learned."""
+    said = source.first_map
+    known = columns.own_labels(task.labels, {own: plans for own, plans in said.items() if plans != ""})
+    nothing = dict.fromkeys(columns.as_level(str(own)) for own, plans in said.items() if plans == "")
+    return {**dict.fromkeys(map(columns.as_level, source.missing)), **known, **nothing}
 
 
 class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
@@ -195,29 +169,30 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
                 "data.inside.patient: a file is read or left out as a whole, so one patient in it could change what is "
                 "read of the others; write a file for each patient where the plan promises privacy"
             )
-        listing = find_recordings(source, folder)
-        reader, known = Reader(self.signals, source), KnownLabels.of(self, source)
+        listing = Listing.of_recordings(source, folder)
+        reader, known = Reader(self.signals, source), known_labels(self, source)
         shown = _opened(listing, reader) if reader.label or reader.patients else {}
         strangers = [
             f"{entry.name}: {label}"
             for entry in listing.entries
             for label in shown.get(entry.name) or [str(entry.label)]
-            if known.number(label) is None
+            if columns.as_level(label) not in known
         ]
         where = "" if reader.label or source.table else ", or name the column that has it under data.inside"
-        listing.add("stops", f"{known.stranger}{where}", strangers)
-        classes = {entry.name: int(known.learned(str(entry.label)) or 0) for entry in listing.entries}
+        what = f"recordings have a label that is not among the plan's ({', '.join(self.labels)})"
+        listing.add("stops", f"{what}; add it to data.label_map{where}", strangers)
+        classes = {entry.name: known.get(columns.as_level(str(entry.label))) or 0 for entry in listing.entries}
         settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
         return own_data.Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
 
-    def _made(self, entry: Entry, reader: Reader, known: KnownLabels) -> ready.PreparedEntry:
+    def _made(self, entry: Entry, reader: Reader, known: Mapping[str, int | None]) -> ready.PreparedEntry:
         """One patient's windows of a recording."""
         recording = reader.read(entry.images[0])
         own = np.ones(len(recording.begins), bool)
         if recording.patients:
             own = recording.patients.rows == recording.patients.names.index(entry.patient)
         names = recording.labels.names if recording.labels else (str(entry.label),)
-        values = [known.learned(name) for name in names]
+        values = [known.get(columns.as_level(name)) for name in names]
         usable = [own is not None for own in values]
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
         if not len(found.inputs) or not any(usable):
@@ -235,7 +210,7 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
             (),
             (float(found.inputs.min()), float(found.inputs.max())),
             (),
-            tuple((int(values[place] or 0),) for place in places),
+            tuple((values[place] or 0,) for place in places),
             seconds=float(own.sum() / rate),
             gaps=found.gaps,
         )
@@ -250,7 +225,7 @@ class SeriesFolder(own_data.OwnFolder, own_data.ByKind):
     def own_scales(self, source: DataSource) -> columns.Scales:
         """Return `scales_of` all of a hospital's recordings."""
         reader = Reader(self.signals, source, label=False)
-        found = find_recordings(source, source.folder)
+        found = Listing.of_recordings(source, source.folder)
         paths = dict.fromkeys(entry.images[0] for entry in found.entries)
         every = (found.inputs for path in paths for _, _, found in self.windows(path, reader))
         return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
@@ -297,7 +272,7 @@ def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
     listing.entries = entries
     for what, names in wrong.items():
         listing.add("left out", what, names)
-    check_patients(listing, reader.source)
+    listing.check_patients(reader.source)
     return shown
 
 
@@ -306,9 +281,9 @@ class _Finished(Dataset):
 
     def __init__(self, task: SeriesFolder, data: Dataset, scales: columns.Scales) -> None:
         self.task, self.data, self.scales = task, data, scales
-        self.patients = tuple(patients_of(data))
-        self.records = records_of(data)
-        self.labels = labels_of(data) if task.goal.classifies else None
+        self.patients, self.labels = data.patients, data.labels  # type: ignore[attr-defined]
+        self.records = getattr(data, "records", None)
+        self.groups = getattr(data, "groups", ("",) * len(self.patients))
 
     def __len__(self) -> int:
         return len(self.patients)

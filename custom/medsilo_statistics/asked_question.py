@@ -8,17 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from medsilo.extend import MOST_SITES, MedsiloError, Name, Section, checked, in_words, read_yaml
+from medsilo.extend import Section, read_yaml
 from medsilo_statistics.grammar import LONGEST, Filter
 
 LARGEST, MOST_TIMES, MOST_VALUES, LONGEST_TASK = 1e9, 20_000, 2_000_000, 10_000
 MOST_STEPS = 20  # of a regression, and points at which a hospital answers about the same patients
 ENOUGH = 3  # hospitals, whose sums are sealed
+MOST_SITES = 256
 Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,59}$")]
 Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Site = Annotated[str, Field(min_length=1, max_length=200)]
 Words = Annotated[tuple[Word, ...], Field(max_length=100)]
 
 
@@ -179,9 +181,9 @@ class Question(Section):
     """The question: a file that all hospitals get as it is."""
 
     title: str = Field("Statistics over hospitals", min_length=1, max_length=120)
-    sites: tuple[Name, ...] = Field((), max_length=MOST_SITES, description="hospitals; sealing needs three or more")
+    sites: tuple[Site, ...] = Field((), max_length=MOST_SITES, description="hospitals; sealing needs three or more")
     variables: dict[Word, Variable] = Field(min_length=1, max_length=100)
-    columns: dict[Name, dict[Word, Text]] = Field(
+    columns: dict[Site, dict[Word, Text]] = Field(
         {}, max_length=MOST_SITES, description="for each hospital: variables to its own columns, where they differ"
     )
     task: Annotated[dict[Word, Any], AfterValidator(_bounded)] = Field(
@@ -343,14 +345,6 @@ class Question(Section):
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
-def make_question(values: Any, origin: str) -> Question:
-    """Return a checked question; raises MedsiloError. origin: where its values stand, for people."""
-    try:
-        return checked(Question, values, origin)
-    except ValidationError as error:
-        raise MedsiloError(f"{origin}: {in_words(error, Question)}") from error
-
-
 def read_question(path: Path) -> Question:
     """Read a question's file."""
-    return make_question(read_yaml(path, path.name, "a question"), path.name)
+    return Question.from_values(read_yaml(path, path.name, "a question"), path.name)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from medsilo.extend import (
     FILE_NAME,
-    Bounds,
     Channel,
     Charge,
     Gaussian,
@@ -28,10 +27,6 @@ from medsilo.extend import (
     Parcel,
     Refused,
     SiteOfInquiry,
-    SummedSite,
-    check_package,
-    package_facts,
-    sealed_bounds,
 )
 from medsilo_statistics.asked_question import MOST_STEPS, Question, RegressionAsked, read_question
 from medsilo_statistics.course_of_question import (
@@ -58,8 +53,7 @@ class StatisticsSite:
 
     def __init__(self, question: Question, own: SiteOfInquiry) -> None:
         self.question, self.own, self.settings = question, own, own.settings
-        sealed = question.sealed
-        self.summed = SummedSite(own.name, own.signer(), question.hash, question.sites) if sealed else None
+        self.summed = own.summed(question.hash, question.sites) if question.sealed else None
         self.floor = self.settings.count_unit(synthetic=False)
         self.given = 0  # sums
         self._protected = False
@@ -67,7 +61,7 @@ class StatisticsSite:
     def answer(self, parcel: Parcel, stop: Callable[[], None] = lambda: None) -> Parcel:
         """Do what a parcel asks; raises Refused."""
         asked = StatisticsRequest.read(parcel.facts)
-        check_package(package_facts(), asked.package)
+        self.own.check_package(asked.package)
         if asked.question != self.question.hash:
             raise Refused("the job's question at this site differs from the server's; submit the job again")
         self.own.check_approved(self.question.hash, self.question.sites, self.question.told())
@@ -255,11 +249,11 @@ def collected(question: Question, channel: Channel, sites: Sequence[str], timeou
         ) from error
 
 
-def bounds_of(question: Question) -> Bounds:
-    """Return the bounds of what a hospital may answer: sums, or its own table and estimates."""
+def most_of(question: Question) -> tuple[int, int]:
+    """Return how much a hospital may answer: sums, and values of its own table and estimates."""
     cells = len(question.rows) * len(question.levels_of(question.by))
-    return sealed_bounds(question.values, 2 * question.values + OF_CELL * cells)
+    return question.values, 2 * question.values + OF_CELL * cells
 
 
-INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, leaves=Question.leaves)
-SEALED_INQUIRY = Inquiry(read_question, bounds_of, collected, StatisticsSite, sealed=True)
+INQUIRY = Inquiry(read_question, most_of, collected, StatisticsSite, leaves=Question.leaves)
+SEALED_INQUIRY = Inquiry(read_question, most_of, collected, StatisticsSite, sealed=True)

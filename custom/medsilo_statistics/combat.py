@@ -6,13 +6,12 @@ own shift and width by empirical Bayes over the features, and tells them to nobo
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import DataError, DataSource, Message, Section, checked, read_bounded, sheet
-from medsilo_statistics.asked_question import Harmonised, Question, Text
+from medsilo.extend import DataError, DataSource, Message, Section, read_bounded, sheet
+from medsilo_statistics.asked_question import Harmonised, Question, Text, Variable, Word
 from medsilo_statistics.patients import Floats, Patients, read_patients
 from medsilo_statistics.sums import whole
 
@@ -22,7 +21,7 @@ LARGEST, TURNS, CLOSE, ENDING, FOUND = 1 << 20, 1000, 1e-10, ".combat.yaml", "co
 class CommonFeatures(Message):
     """The part of ComBat that all hospitals share: combat.json."""
 
-    variables: dict[str, Any]  # as the question has them
+    variables: dict[Word, Variable]  # as the question has them
     asked: Harmonised
     means: list[float] = Field(max_length=100)  # of features, at covariates of 0
     deviations: list[float] = Field(max_length=100)
@@ -45,11 +44,8 @@ class CommonFeatures(Message):
         half, middle = (
             np.array([getattr(question.variables[name], key) for name in asked.features]) for key in ("half", "middle")
         )
-        used = {
-            name: own.model_dump(mode="json") for name, own in question.variables.items() if name in asked.variables
-        }
         return cls(
-            variables=used,
+            variables={name: own for name, own in question.variables.items() if name in asked.variables},
             asked=asked,
             means=(middle + half * means).tolist(),
             deviations=(half * np.sqrt(square)).tolist(),
@@ -59,9 +55,7 @@ class CommonFeatures(Message):
     @property
     def question(self) -> Question:
         """A question with these variables alone, by which tables are read."""
-        return checked(
-            Question, {"variables": self.variables, "harmonise": self.asked.model_dump(mode="json")}, "combat"
-        )
+        return Question(variables=self.variables, harmonise=self.asked)
 
     def standardised(self, patients: Patients) -> tuple[Floats, Floats]:
         """Return features less what is common, over the common deviation; and what is common."""

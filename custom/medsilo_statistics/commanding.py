@@ -44,7 +44,6 @@ def statistics(
     With --kit all hospitals that the question names are asked by a job, else those whose folders are given. Written
     are report.html, answers.json, and each table as CSV and LaTeX.
     """
-    from medsilo.extend import settings_of
     from medsilo_statistics.showing import TABLE_ONE, needed, tables, write_all
 
     asked = question_at(question)
@@ -54,7 +53,7 @@ def statistics(
         if kit:
             found = submitted(asked, kit, out, screen)
         elif local:  # as 'medsilo init' writes settings
-            settings = settings_of(None, None, local)
+            settings = options.settings_of(None, None, local)
             found = asked_here(asked, {site: settings.of(site) for site in asked.sites}, out, engine)
         else:
             found = asked_here(asked, _in_folders(hospitals or []), out, engine)
@@ -77,7 +76,7 @@ def statistics(
 def question_at(path: Path) -> "Question":
     """Return the question of a file; or of a job's folder, who has how many cases of what its plan learns."""
     from medsilo.extend import find_job, plan_of, survival
-    from medsilo_statistics.asked_question import make_question, read_question
+    from medsilo_statistics.asked_question import Question, read_question
 
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return read_question(path)
@@ -96,7 +95,7 @@ def question_at(path: Path) -> "Question":
         "by_hospital": True,
         "wanted": {"label": NARROW} if counted == "label" else {},
     }
-    return make_question(values, "the plan's question")
+    return Question.from_values(values, "the plan's question")
 
 
 def submitted(question: "Question", kit: Path, out: Path, screen: Screen) -> "StatisticsFound":
@@ -153,10 +152,14 @@ def in_python(
 
     question: a dictionary, or a YAML file.
     """
-    from medsilo_statistics.asked_question import make_question, read_question
+    from medsilo_statistics.asked_question import Question, read_question
     from medsilo_statistics.showing import write_all
 
-    own = make_question(question, "the question") if isinstance(question, Mapping) else read_question(Path(question))
+    own = (
+        Question.from_values(question, "the question")
+        if isinstance(question, Mapping)
+        else read_question(Path(question))
+    )
     with TemporaryDirectory(prefix="medsilo-") as kept:
         found = asked_here(own, _in_folders([Path(one) for one in hospitals]), Path(folder or kept))
         if folder:

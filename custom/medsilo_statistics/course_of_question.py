@@ -145,7 +145,7 @@ def answered(question: Question, hospitals: Hospitals) -> StatisticsFound:
     meta, remarks = _meta(question, own)
     few = [f"{column.title}: fewer than {floor} patients" for column in columns if column.patients is None]
     return StatisticsFound(
-        question=question.model_dump(mode="json"),
+        question=question,
         hash=question.hash,
         sites=list(hospitals.sites),
         sealed=question.sealed,

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from medsilo.extend import Message, Name
-from medsilo_statistics.asked_question import Curve, Question
+from medsilo.extend import Message
+from medsilo_statistics.asked_question import MOST_SITES, Curve, Question, Site
 from medsilo_statistics.combat import CommonFeatures
 from medsilo_statistics.describing import difference_of_shares, log_rank, moments, quantile, survival_curve
 from medsilo_statistics.newton import Combined, FittedModel
@@ -77,7 +77,7 @@ class MetaFound(Message):
 
     model: int
     term: str = Field(max_length=300)
-    sites: dict[Name, list[float]] = Field({}, max_length=256)  # estimate and standard error
+    sites: dict[Site, list[float]] = Field({}, max_length=MOST_SITES)  # estimate and standard error
     combined: list[Combined] = Field([], max_length=3)
     inconsistency: float = 0.0  # I²
 
@@ -85,9 +85,9 @@ class MetaFound(Message):
 class StatisticsFound(Message):
     """The whole answer, as it is written to answers.json."""
 
-    question: dict[str, object]
+    question: Question
     hash: str = Field(pattern="^[0-9a-f]{64}$")
-    sites: list[Name] = Field(max_length=256)
+    sites: list[Site] = Field(max_length=MOST_SITES)
     sealed: bool
     floor: int = Field(ge=1)
     deviation: float = Field(0.0, ge=0)  # of the noise on each number of the table, of all hospitals together
@@ -99,7 +99,7 @@ class StatisticsFound(Message):
     fits: list[FittedModel] = Field([], max_length=20)
     meta: list[MetaFound] = Field([], max_length=2000)
     common: CommonFeatures | None = None  # of ComBat
-    own: dict[Name, OwnPart] = Field({}, max_length=256)
+    own: dict[Site, OwnPart] = Field({}, max_length=MOST_SITES)
     remarks: list[str] = Field([], max_length=1000)
 
 

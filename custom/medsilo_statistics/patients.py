@@ -6,9 +6,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from medsilo.extend import TABLE, TASKS, DataError, DataSource, checked, columns, in_words, sheet
+from medsilo.extend import TABLE, TABLES, DataError, DataSource, columns, sheet
 from medsilo_statistics.asked_question import Question, RegressionAsked, Variable
 
 Floats = NDArray[np.float64]
@@ -117,12 +116,10 @@ def _of_table(source: DataSource, own: Mapping[str, str]) -> tuple[tuple[str, ..
 def _of_images(question: Question, source: DataSource, site: str) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     """Return the columns of images. Of a patient with several the first counts, so that each sum has a patient once."""
     name = str(question.task["name"])
-    if name not in TASKS or TASKS.package_of(name):
+    tasks = TABLES["task"]
+    if name not in tasks or tasks.package_of(name):
         raise DataError(f"task {name[:60]!r} is none of medsilo's own, about whose images may be asked")
-    try:
-        task = checked(TASKS[name], question.task, "task")
-    except ValidationError as error:
-        raise DataError(f"the question's task: {in_words(error, TASKS[name])}") from error
+    task = tasks[name].from_values(question.task, "the question's task")
     first: dict[str, Mapping[str, float | str]] = {}
     for patient, told in task.columns_of_cases(site, source):
         first.setdefault(patient, told)

@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from medsilo.extend import charts, fill, save
-from medsilo_statistics.asked_question import Question, make_question
+from medsilo_statistics.asked_question import Question
 from medsilo_statistics.describing import NORMAL
 from medsilo_statistics.found import Curves, StatisticsFound, TableCell
 from medsilo_statistics.newton import FittedModel
@@ -54,7 +54,7 @@ class ShownTable:
 
 def tables(found: StatisticsFound) -> list[ShownTable]:
     """Return Table 1 and a table of each regression and of hospitals' estimates together."""
-    question = make_question(found.question, "the answer's question")
+    question = found.question
     shown = [_table_one(question, found)] if question.rows or question.by else []
     for number, (model, fit) in enumerate(zip(question.models, found.fits, strict=True)):
         heads = ("", "Coefficient", "Standard error", RATIO[model.kind], "95 % interval", "p")
@@ -226,7 +226,7 @@ def _forests(question: Question, found: StatisticsFound) -> list[tuple[str, Mark
 
 def needed(found: StatisticsFound) -> list[str]:
     """Return how many patients the intervals need that were wanted, a line each."""
-    halves = make_question(found.question, "the answer's question").wanted
+    halves = found.question.wanted
     counts = {name: count for name, count in found.wanted.items() if count}
     return [f"{name}: {count:.7g} patients for an interval of ± {halves[name]:g}" for name, count in counts.items()]
 
@@ -234,7 +234,7 @@ def needed(found: StatisticsFound) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- files
 def page(found: StatisticsFound) -> str:
     """Return the page."""
-    question = make_question(found.question, "the answer's question")
+    question = found.question
     kind = "sealed: sums alone were read" if found.sealed else "in clear"
     asked = [f"who: {question.where or 'everybody'}", f"hospitals: {', '.join(found.sites)} ({kind})"]
     if found.deviation:

@@ -23,7 +23,7 @@ from medsilo.sealing.signing import Unsigned
 from medsilo.site.book import Book
 from medsilo.site.ledger import Ledger
 from medsilo_statistics import asking_hospitals
-from medsilo_statistics.asked_question import MOST_STEPS, make_question
+from medsilo_statistics.asked_question import MOST_STEPS, Question
 from medsilo_statistics.asking_hospitals import FILE, StatisticsSite, collected
 from medsilo_statistics.sums import ModelStep, SumStep, of, sensitivity, table, without_likelihood
 from tests.tables import VARIABLES, asked, drawn, settings_of
@@ -116,7 +116,7 @@ def test_an_audit_finds_no_more_than_was_promised(tmp_path: Path, monkeypatch: p
     assert frame is not None
     sites = settings_of({"with": frame, "without": frame.iloc[:-1]}, tmp_path, public_data=True)
     asks = {"variables": {"marker": MARKER}, "table": ["marker"], "privacy": OFFER}
-    asked_of = {name: site_of(make_question(asks, "q"), name, own, tmp_path) for name, own in sites.items()}
+    asked_of = {name: site_of(Question.from_values(asks, "q"), name, own, tmp_path) for name, own in sites.items()}
 
     def flat(sums: Any) -> np.ndarray:
         return np.concatenate([np.asarray(sums[name]).ravel() for name in sorted(sums)])
@@ -234,7 +234,7 @@ def test_one_patient_moves_an_answer_by_no_more_than_the_noise_is_made_for() -> 
         {"kind": "linear", "outcome": "time", "covariates": ["age", "stage", "score"]},
     ]
     curve = {"time": "time", "event": "dead", "by": "stage"}
-    question = make_question(
+    question = Question.from_values(
         {
             "variables": VARIABLES,
             "table": [*VARIABLES],
@@ -296,7 +296,7 @@ def server_of(question: Any, site: str, settings: Any, folder: Path) -> Any:
 
 def test_a_lying_server_gets_no_sums_in_clear(tmp_path: Path) -> None:
     sites = settings_of(drawn(3, 40), tmp_path, smallest_metric=5)
-    question = make_question({"variables": VARIABLES, "sites": sorted(sites), "table": ["age"]}, "q")
+    question = Question.from_values({"variables": VARIABLES, "sites": sorted(sites), "table": ["age"]}, "q")
     ask = server_of(question, "hospital-0", sites["hospital-0"], tmp_path)
     for facts, words in {
         '{"task": "sum"}': "sealed",
@@ -316,10 +316,10 @@ def test_a_server_that_never_begins_gets_round_nothing(tmp_path: Path) -> None:
     question: dict[str, Any] = {"variables": VARIABLES, "table": ["age"], "by_hospital": True}
     for task in ("sum", "own"):
         with pytest.raises(Refused, match="answers only with noise"):
-            server_of(make_question(question, "q"), "hospital-0", own, tmp_path / "a")(task=task)
+            server_of(Question.from_values(question, "q"), "hospital-0", own, tmp_path / "a")(task=task)
     (own,) = hospitals_alone(tmp_path / "b", smallest_metric=5).values()
     for where, refused in {"": False, f"not ({KNOWN})": True}.items():
-        ask = server_of(make_question({**question, "where": where}, "q"), "hospital-0", own, tmp_path / "b")
+        ask = server_of(Question.from_values({**question, "where": where}, "q"), "hospital-0", own, tmp_path / "b")
         for task in ("sum", "own"):
             if not refused:
                 ask(task=task)
@@ -332,7 +332,7 @@ def test_a_server_gets_no_step_where_a_hospital_shares_its_estimates_alone(tmp_p
     model = {"kind": "logistic", "outcome": "dead", "covariates": ["age"]}
     (own,) = hospitals_alone(tmp_path, public_data=True).values()
     for meta in (True, "only"):
-        question = make_question({"variables": VARIABLES, "models": [model | {"meta": meta}]}, "q")
+        question = Question.from_values({"variables": VARIABLES, "models": [model | {"meta": meta}]}, "q")
         ask, step = server_of(question, "hospital-0", own, tmp_path), SumStep(steps=[ModelStep(model=0, at=[0.0, 0.0])])
         assert ask(task="own").facts
         if meta is True:
@@ -369,7 +369,7 @@ def test_what_the_server_sees_of_a_hospital_is_masked(
     if not masked:  # as it would look if nothing was hidden: so the test can tell
         monkeypatch.setattr(member, "add_streams", lambda words, streams: None)
     sites = settings_of(drawn(3, 60), tmp_path, public_data=True)
-    question = make_question({"variables": VARIABLES, "sites": sorted(sites), "table": ["age", "stage"]}, "q")
+    question = Question.from_values({"variables": VARIABLES, "sites": sorted(sites), "table": ["age", "stage"]}, "q")
     asked_of = {name: site_of(question, name, own, tmp_path) for name, own in sites.items()}
     line = CuriousServer(asked_of)
     assert collected(question, line, sorted(sites), 60)[FILE].columns[-1].patients == 180
@@ -410,7 +410,7 @@ def test_a_server_that_asks_one_hospital_for_something_else_reads_nothing(
     """Else two sums that differ in one hospital's step would tell its part alone."""
     sites = settings_of(drawn(3, 60), tmp_path, public_data=True)
     model = {"kind": "logistic", "outcome": "dead", "covariates": ["age"]}
-    question = make_question({"variables": VARIABLES, "sites": sorted(sites), "models": [model]}, "q")
+    question = Question.from_values({"variables": VARIABLES, "sites": sorted(sites), "models": [model]}, "q")
 
     def lied() -> Any:
         line = LyingServer({name: site_of(question, name, own, tmp_path) for name, own in sites.items()})
@@ -487,7 +487,7 @@ def test_steps_that_a_lying_server_chooses(tmp_path: Path) -> None:
         {"age": [*range(40, 60), 80], "score": numbers.poisson(3, 21), "dead": numbers.integers(0, 2, 21)}
     )
     model = {"kind": "logistic", "outcome": "dead", "covariates": ["age", "score"]}
-    question = make_question({"variables": {k: VARIABLES[k] for k in own}, "models": [model]}, "q")
+    question = Question.from_values({"variables": {k: VARIABLES[k] for k in own}, "models": [model]}, "q")
 
     def told(ask: Any, at: list[float]) -> Any:
         reply = ask(task="sum", step={"steps": [{"model": 0, "at": at}]})
@@ -504,7 +504,7 @@ def test_steps_that_a_lying_server_chooses(tmp_path: Path) -> None:
     asked_at = [numbers.normal(0, 0.1, 3).tolist() for _ in range(MOST_STEPS + 1)]
     for at in asked_at[:MOST_STEPS]:
         told(ask, at)
-    again = make_question({**question.model_dump(), "title": "again"}, "q")
+    again = Question.from_values({**question.model_dump(), "title": "again"}, "q")
     for one in (ask, server_of(again, "a", careful, tmp_path)):
         one(task="begin")
         with pytest.raises(Refused, match="points of the same patients"):
@@ -522,7 +522,7 @@ def test_intervals_of_curves_and_rates_include_the_noise() -> None:
     numbers, count, deviation = np.random.default_rng(6), 2000, 8.0
     variables = {"age": {"range": [-1, 1]}, "visits": {"range": [0, 20]}, "time": {"range": [0, 49], "step": 1}}
     model = {"kind": "poisson", "outcome": "visits", "covariates": ["age"]}
-    question = make_question({"variables": variables, "models": [model], "privacy": OFFER}, "q")
+    question = Question.from_values({"variables": variables, "models": [model], "privacy": OFFER}, "q")
     held, bare = np.zeros(6), 0
     for _ in range(150):
         x = numbers.uniform(-1, 1, count)

@@ -32,7 +32,7 @@ from medsilo.site.approvals import MOST_ASKED, REMEMBERED, ApprovalLimits, Appro
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.sources import DataSource
-from medsilo_statistics.asked_question import make_question
+from medsilo_statistics.asked_question import Question
 from medsilo_statistics.asking_hospitals import StatisticsSite
 from tests.conftest import SITES, make_plan
 from tests.tables import VARIABLES, drawn
@@ -238,7 +238,9 @@ def test_a_question_is_listed_read_and_approved_like_a_plan(
     (home.folder / "local/medsilo.yaml").write_text(json.dumps(told))
     settings = settings.model_copy(update={"records": None})
     model = {"kind": "logistic", "outcome": "dead", "covariates": ["age"]}
-    question = make_question({"title": "How many?", "variables": VARIABLES, "models": [model], "sites": [A, B]}, "q")
+    question = Question.from_values(
+        {"title": "How many?", "variables": VARIABLES, "models": [model], "sites": [A, B]}, "q"
+    )
     own = SiteOfInquiry(A, settings, home.place, Unsigned, "lead@clinic.example", home.kit)
     begin = {"question": question.hash, "package": package_facts(), "study": "0" * 32, "task": "begin"}
     with pytest.raises(Refused, match=f"medsilo approve {question.hash} --kit KIT"):

@@ -8,11 +8,11 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation.inquiry import inquiry_of
 from medsilo.flare.inquiry_job import read_answers, write_inquiry_job
 from medsilo.flare.jobs import check_components
-from medsilo_statistics.asked_question import make_question
+from medsilo_statistics.asked_question import Question
 
 
 def test_a_job_without_cases_is_whole(tmp_path: Path) -> None:
-    question = make_question({"variables": {"age": {"range": [0, 100]}}, "table": ["age"]}, "a test")
+    question = Question.from_values({"variables": {"age": {"range": [0, 100]}}, "table": ["age"]}, "a test")
     write_inquiry_job(tmp_path / "job", "statistics", question.in_yaml(), 2)
     check_components(tmp_path / "job")
     with pytest.raises(MedsiloError, match="left no answers"):

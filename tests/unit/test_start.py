@@ -25,7 +25,7 @@ from medsilo.start.folder_layout import layout_of, layout_of_folder
 from medsilo.start.looker import OF_PLAN, OF_SETTINGS, advice, in_yaml, text_of
 from medsilo.start.looks import Looks, look_at, patient_in
 from medsilo.study.boundaries import enough_minutes
-from medsilo.tasks.listing import find
+from medsilo.tasks.listing import Listing
 from medsilo.tasks.sources import DataSource
 from tests.conftest import make_plan
 from tests.hospital import ball, photograph, write_balls, write_pixels, write_table
@@ -360,7 +360,7 @@ def test_a_series_with_a_link_in_it_is_left_out(scanner: Path, tmp_path: Path) -
         (own / path.name).symlink_to(path)
     (tmp_path / "data/labels").mkdir()
     (tmp_path / "data/labels/p.nii.gz").write_bytes((scanner / "labels/p00.nii.gz").read_bytes())
-    listing = find(DataSource(folder=tmp_path / "data", images="images/*/"), tmp_path / "data", masks=True)
+    listing = Listing.of_cases(DataSource(folder=tmp_path / "data", images="images/*/"), tmp_path / "data", masks=True)
     assert not listing.entries and any("lead out of it" in problem.what for problem in listing.problems)
 
 

@@ -17,7 +17,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.own.columns import Column
 from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
-from medsilo_statistics.asked_question import make_question
+from medsilo_statistics.asked_question import Question
 from medsilo_statistics.found import CurveFound, StatisticsFound
 from medsilo_statistics.grammar import Filter
 from medsilo_statistics.newton import FittedModel, combined
@@ -149,7 +149,11 @@ def test_regressions_are_those_of_all_patients(patients: Any, answer: Statistics
 
 def test_sealed_and_clear_give_the_same(patients: Any, answer: StatisticsFound) -> None:
     _, sites, folder = patients
-    question = {key: own for key, own in answer.question.items() if key in ("table", "by", "curves", "models")}
+    question = {
+        key: own
+        for key, own in answer.question.model_dump(mode="json").items()
+        if key in ("table", "by", "curves", "models")
+    }
     clear = asked(sites, folder, sealed=False, **question)
     assert not clear.sealed
     for one, other in zip(answer.fits, clear.fits, strict=True):
@@ -291,7 +295,9 @@ def test_wrong_questions_say_what_to_do() -> None:
     }
     for words, question in wrong.items():
         with pytest.raises(MedsiloError) as caught:
-            make_question({"variables": VARIABLES | {"t": {"range": [0, 2000], "step": 0.11}}, **question}, "q.yaml")
+            Question.from_values(
+                {"variables": VARIABLES | {"t": {"range": [0, 2000], "step": 0.11}}, **question}, "q.yaml"
+            )
         assert words in str(caught.value), (words, caught.value)
 
 

@@ -5,11 +5,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import read_yaml
-from medsilo.core.section import Section, checked, in_words
+from medsilo.core.section import Section
 
 EXAMPLE = "provisioning/consortium.yaml"
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
@@ -188,10 +188,7 @@ def read_consortium(path: Path) -> Consortium:
     needed = [key for key, field in Consortium.model_fields.items() if field.is_required()]
     if not isinstance(values, dict) or not values.keys() & set(needed[1:]):
         raise MedsiloError(f"{path.name} is no consortium's file: {', '.join(needed)} are missing; see {EXAMPLE}")
-    try:
-        consortium = checked(Consortium, values, path.name)
-    except ValidationError as error:
-        raise MedsiloError(f"{path.name}: {in_words(error, Consortium)}") from error
+    consortium = Consortium.from_values(values, path.name)
     for hospital in consortium.hospitals:
         if not (path.parent / hospital.policies / "medsilo.yaml").is_file():
             raise MedsiloError(

@@ -24,6 +24,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
+    def from_values(cls, values: Any, origin: str) -> Self:
+        """Return the section that values are which came as YAML or JSON; raises DataError. origin: for people."""
+        try:
+            return checked(cls, values, origin)
+        except ValidationError as error:
+            raise DataError(f"{origin}: {in_words(error, cls)}") from error
+
+    @classmethod
     def in_file(cls, path: Path, what: str, remedy: str) -> Self:
         """Return the section that a YAML file is; raises DataError. what: the file, as people know it."""
         try:

@@ -13,7 +13,6 @@ from torch import Tensor
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_json, write_text
 from medsilo.deploy.predictor import PredictionRequest, Predictor
-from medsilo.deploy.source import Source
 from medsilo.deploy.watch import SEEN, Seen, mean_of
 from medsilo.runs import paths
 from medsilo.tasks.own.columns import Scales
@@ -29,29 +28,30 @@ NEEDS = (
 Row = dict[str, Any]
 
 
-def scales_for(task: Any, data: DataSource | None, own: Path, plain: Callable[[], Scales]) -> Scales:
+def scales_for(asked: PredictionRequest, plain: Callable[[], Scales]) -> Scales:
     """Return how a hospital's numbers are standardised: as in training, or else by all that its own data hold.
 
-    task: one whose numbers may be standardised by each hospital; own: the hospital's part of a run; plain: what is
-    taken where no hospital's numbers matter.
+    plain: what is taken where no hospital's numbers matter.
     """
-    if (own / paths.DATA).is_file():
+    task: Any = asked.source.plan.task
+    if (asked.own / paths.DATA).is_file():
         try:
-            return task.scales_that_were(json.loads((own / paths.DATA).read_text("utf-8"))["scales"])
+            return task.scales_that_were(json.loads((asked.own / paths.DATA).read_text("utf-8"))["scales"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MedsiloError(f"the site's {paths.DATA} can't be read; repeat the run", str(error)) from error
     if not task.needs_scales:
         return plain()
-    if data is None:
+    if asked.data is None:
         raise MedsiloError(NEEDS)
-    return task.own_scales(data)
+    return task.own_scales(asked.data)
 
 
 @torch.inference_mode()
-def answered(source: Source, target: str, inputs: Tensor, device: torch.device) -> Iterator[Row]:
+def answered(asked: PredictionRequest, target: str, inputs: Tensor) -> Iterator[Row]:
     """Yield what the model says of each case. target: the name of a number that it learned."""
+    source = asked.source
     for cases in inputs.split(AT_ONCE):
-        output, experts, sure = source.answer(cases.to(device))
+        output, experts, sure = source.answer(cases.to(asked.device))
         if not output.isfinite().all():
             raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
         said = source.said(output.cpu(), cases)
@@ -123,31 +123,24 @@ def predict_tables(asked: PredictionRequest) -> int:
     task = asked.source.plan.task
     assert isinstance(task, PatientTable)
     nobody = torch.zeros(0, task.read_numbers, dtype=torch.float64)
-    scales = scales_for(task, asked.data, asked.own, lambda: task.scales_of(nobody))
-
-    def predicted(path: Path) -> Iterator[Row]:
-        data = asked.data or DataSource(folder=path.parent)
-        return _predicted(asked.source, task, path, data, scales, asked.device)
-
-    return failures(predict_rows(asked, asked.given, predicted, COLUMNS))
+    scales = scales_for(asked, lambda: task.scales_of(nobody))
+    return failures(predict_rows(asked, asked.given, lambda path: _predicted(asked, task, path, scales), COLUMNS))
 
 
 PREDICTOR = Predictor("lines", predict_tables)
 
 
-def _predicted(
-    source: Source, task: PatientTable, path: Path, data: DataSource, scales: Scales, device: torch.device
-) -> Iterator[Row]:
+def _predicted(asked: PredictionRequest, task: PatientTable, path: Path, scales: Scales) -> Iterator[Row]:
     """Yield a row for each line of a table, in its order; a line that can't be read has its reason."""
     try:
-        rows = task.rows(path, data, outcome=False)
+        rows = task.rows(path, asked.data or DataSource(folder=path.parent), outcome=False)
     except DataError as error:
         yield {"table": path.name, "line": None, "patient": None, "error": str(error), "detail": error.private}
         return
     refused = [problem for problem in rows.listing.problems if problem.severity != "note"]
     found: dict[str, Row] = {place: {"error": problem.what} for problem in refused for place in problem.private}
     inputs = task.finished(rows.as_read, scales)
-    found |= dict(zip(rows.inputs, answered(source, task.target, inputs, device), strict=True))
+    found |= dict(zip(rows.inputs, answered(asked, task.target, inputs), strict=True))
     patients = {entry.name: entry.patient for entry in rows.listing.entries if rows.names_patients}
     for place in sorted(found, key=_number):
         yield {"table": path.name, "line": _number(place), "patient": patients.get(place), **found[place]}

@@ -21,8 +21,10 @@ import torch
 from pydantic import Field
 
 from medsilo.core.errors import Refused
+from medsilo.core.package import package_facts
 from medsilo.core.tensors import Tensors
 from medsilo.core.text import plain
+from medsilo.federation.accepting import check_package
 from medsilo.federation.bounds import BESIDE, PER_TENSOR, SLACK, Bounds
 from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import KitFiles, approvals_of, ledger_of
@@ -76,6 +78,15 @@ class SiteOfInquiry:
         """A name of the hospital's data that tells nothing of them."""
         return data_set(self.settings.data, "")
 
+    def check_package(self, server: Mapping[str, Any]) -> None:
+        """Raise Refused unless the server runs this hospital's own medsilo."""
+        check_package(package_facts(), server)
+
+    def summed(self, about: str, sites: Sequence[str]) -> "SummedSite":
+        """Return what seals sums. about: a hash of what all hospitals were asked; sites: those that the question names,
+        whatever the server says."""
+        return SummedSite(self.name, self.signer(), about, sites)
+
     def check_approved(self, question: str, sites: Sequence[str], told: Mapping[str, Any]) -> None:
         """Raise Refused unless the hospital approved the question with this hash, where it wants to approve.
 
@@ -122,17 +133,22 @@ class Inquiry:
     """A question to all hospitals. Its name among the entry points `medsilo.inquiries` is that of its job.
 
     >>> from pathlib import Path
-    >>> inquiry = Inquiry(read=Path.read_text, bounds=None, collect=None, site=None)
+    >>> inquiry = Inquiry(read=Path.read_text, most=None, collect=None, site=None)
     >>> inquiry.sealed
     False
     """
 
     read: Callable[[Path], Any]  # reads and checks the question that all hospitals get
-    bounds: Callable[[Any], Bounds]  # of what a hospital may answer
+    most: Callable[[Any], tuple[int, int]]  # of what a hospital may answer: sealed numbers, and others in clear
     collect: Callable[[Any, Channel, Sequence[str], float], Mapping[str, Message]]  # asks; answers by name of file
     site: Callable[[Any, SiteOfInquiry], Site]
     sealed: bool = False  # whether the server reads sums alone
     leaves: Callable[[Any], list[str]] | None = None  # what leaves a hospital, a line each, for the leak report
+
+    def bounds(self, question: Any) -> Bounds:
+        """Return the bounds of a hospital's answer."""
+        sealed, told = self.most(question)
+        return Bounds(SLACK + WORD * (sealed + CHECK), BESIDE + PER_TENSOR + told)
 
     def here(self, question: Any, sites: Mapping[str, SiteSettings], folder: Path) -> Mapping[str, Message]:
         """Ask hospitals whose data are on this machine, one after the other; answers by name of file.
@@ -192,8 +208,6 @@ class SummedSite:
     """A hospital's side of sealed sums."""
 
     def __init__(self, name: str, signer: Signer, about: str, sites: Sequence[str]) -> None:
-        """about: a hash of what all hospitals were asked; sites: those that the question names, whatever the server
-        says."""
         self.name, self.signer, self.about, self.sites, self.memory = name, signer, about, sites, SumMemory()
         self._member: Member | None = None
         self.blocks: dict[int, SealedBlock] = {}  # as they were sealed, by the sum
@@ -256,8 +270,3 @@ class SealedSums:
         if len(came) < len(self.sites):
             raise Refused("a hospital of the question has sent nothing, and a sum needs all of them")
         return block.read(words, None, ())
-
-
-def sealed_bounds(counts: int, values: int = 0) -> Bounds:
-    """Return the bounds of an answer. counts: sealed ones; values: others, in clear."""
-    return Bounds(SLACK + WORD * (counts + CHECK), BESIDE + PER_TENSOR + values)

@@ -11,7 +11,7 @@ import numpy as np
 from medsilo.core.errors import DataError
 from medsilo.plan import Plan, parse_plan
 from medsilo.start.fitting import Fit, Machine, Step, largest_that_fits, steps_for
-from medsilo.start.looks import Looks
+from medsilo.start.looks import Looks, ranges
 
 LEAST_TESTED = 5  # patients of a part, so that their score is told (smallest_metric)
 LEAST_TRAINED = 9  # patients of a hospital that trains, so that 0.6 of them are LEAST_TESTED (limits.least_cases)
@@ -125,15 +125,6 @@ def _kind(looks: Looks) -> str:
     sizes = ranges([look.size for look in looks.looked])
     what = "flat images" if looks.flat else "volumes"
     return f"{count} {what} of {patients} patients, {sizes} {'pixels' if looks.flat else 'voxels'}"
-
-
-def ranges(rows: Sequence[Sequence[float]]) -> str:
-    """Return the least and the greatest along each axis, as people write them."""
-    axes = []
-    for axis in zip(*rows, strict=True):
-        low, high = min(axis), max(axis)
-        axes.append(f"{low:.4g}" if low == high else f"{low:.4g}-{high:.4g}")
-    return " x ".join(axes)
 
 
 def labels_of(looks: Looks) -> tuple[Choice, Mapping[Any, str]]:

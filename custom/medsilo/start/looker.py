@@ -16,10 +16,10 @@ from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.registry import LOOKERS
 from medsilo.site.settings import FILE_NAME, make_settings
-from medsilo.start.choices import Choice, Draft, choose, ranges
+from medsilo.start.choices import Choice, Draft, choose
 from medsilo.start.fitting import Machine
 from medsilo.start.folder_layout import layout_of_folder
-from medsilo.start.looks import Looks, look_at
+from medsilo.start.looks import look_at
 
 
 @dataclass(frozen=True)
@@ -71,29 +71,11 @@ def first_sight(folder: Folder) -> Sight:
     raise DataError("no plug-in knows this folder; install medsilo again, whose own looker of images is missing")
 
 
-def found_lines(looks: Looks) -> list[str]:
-    """Return what was found, one sentence a line."""
-    kind, unit = ("flat images", "pixels") if looks.flat else ("volumes", "voxels")
-    task = "segmentation" if looks.segments else "classification"
-    cases, patients = sum(looks.cases.values()), sum(looks.patients.values())
-    lines = [f"{task}: {cases} {kind} of {patients} patients ({looks.layout.kind})"]
-    if looks.layout.hospitals:
-        told = ", ".join(f"{site} {count}" for site, count in looks.cases.items())
-        lines.append(f"{len(looks.layout.hospitals)} hospitals, each a folder: {told}")
-    sizes = ranges([look.size for look in looks.looked])
-    spacing = "" if looks.flat else f", {ranges([look.spacing for look in looks.looked])} mm apart"
-    lines.append(f"{len(looks.looked)} {kind} were opened: {sizes} {unit}{spacing}")
-    lines += [f"left out: {what} ({count})" for what, count in looks.left_out.items()]
-    if looks.layout.unused:
-        lines.append(f"not looked at: {', '.join(looks.layout.unused)}")
-    return lines
-
-
 def look(folder: Folder) -> Sight:
     """Say what suits a folder of images; a DataError says what is missing in it."""
     looks = look_at(folder.path, layout_of_folder(folder.path))
     choices = choose(looks, looks.layout.hospitals or (folder.site,), folder.machine(), folder.device)
-    return Sight(found_lines(looks), bool(looks.layout.hospitals), choices)
+    return Sight(looks.found, bool(looks.layout.hospitals), choices)
 
 
 LOOKER = Looker(look)

@@ -10,7 +10,7 @@ import numpy as np
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.folder_layout import FolderLayout
-from medsilo.tasks.listing import Entry, Listing, find
+from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import CaseReader, read_file
@@ -73,6 +73,33 @@ class Looks:
         """Return the median spacing along an axis, in millimetres."""
         return float(np.median([look.spacing[axis] for look in self.looked]))
 
+    @property
+    def found(self) -> list[str]:
+        """Return what was found, one sentence a line."""
+        kind, unit = ("flat images", "pixels") if self.flat else ("volumes", "voxels")
+        task = "segmentation" if self.segments else "classification"
+        cases, patients = sum(self.cases.values()), sum(self.patients.values())
+        lines = [f"{task}: {cases} {kind} of {patients} patients ({self.layout.kind})"]
+        if self.layout.hospitals:
+            told = ", ".join(f"{site} {count}" for site, count in self.cases.items())
+            lines.append(f"{len(self.layout.hospitals)} hospitals, each a folder: {told}")
+        sizes = ranges([look.size for look in self.looked])
+        spacing = "" if self.flat else f", {ranges([look.spacing for look in self.looked])} mm apart"
+        lines.append(f"{len(self.looked)} {kind} were opened: {sizes} {unit}{spacing}")
+        lines += [f"left out: {what} ({count})" for what, count in self.left_out.items()]
+        if self.layout.unused:
+            lines.append(f"not looked at: {', '.join(self.layout.unused)}")
+        return lines
+
+
+def ranges(rows: Sequence[Sequence[float]]) -> str:
+    """Return the least and the greatest along each axis, as people write them."""
+    axes = []
+    for axis in zip(*rows, strict=True):
+        low, high = min(axis), max(axis)
+        axes.append(f"{low:.4g}" if low == high else f"{low:.4g}-{high:.4g}")
+    return " x ".join(axes)
+
 
 def look_at(folder: Path, layout: FolderLayout) -> Looks:
     """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
@@ -81,12 +108,12 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     )
     segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
     places = {site: folder / site for site in layout.hospitals} or {"": folder}
-    listings = {site: find(source, place, segments) for site, place in places.items()}
+    listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
     _refuse_what_stops(listings)
     names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
     if layout.images and (patient := layout.patient or patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
-        listings = {site: find(source, place, segments) for site, place in places.items()}
+        listings = {site: Listing.of_cases(source, place, segments) for site, place in places.items()}
     looked, wrong = opened(listings, _look)
     _refuse_mixtures(looked)
     looks = looks_of(layout, source, listings, [look for look, _ in looked], wrong, segments)
@@ -120,7 +147,7 @@ def looks_of(
 def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
     """Return whether the labels of a table are files."""
     place = folder / layout.hospitals[0] if layout.hospitals else folder
-    entries = find(source, place, masks=False).entries
+    entries = Listing.of_cases(source, place, masks=False).entries
     return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)
 
 

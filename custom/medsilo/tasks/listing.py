@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from os import walk
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.sheet import OLD_LETTERS, WINDOWS, Sheet, plain, read_sheet
@@ -59,38 +60,80 @@ class Listing:
         names = {entry.name for entry in bad}
         self.entries = [entry for entry in self.entries if entry.name not in names]
 
+    @staticmethod
+    def of_cases(source: DataSource, folder: Path, masks: bool) -> "Listing":
+        """Return the cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
+        names, links = files_below(folder)
+        if table := table_of(source, names, source.images or source.labels):
+            columns = source.columns.image
+            images = (columns,) if isinstance(columns, str) else columns
+            return _by_table(source, folder, table, names, images, masks).ordered(source, links)
+        return _by_pattern(source, names, masks).ordered(source, links)
 
-def find(source: DataSource, folder: Path, masks: bool) -> Listing:
-    """The cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
-    names, links = files_below(folder)
-    if table := table_of(source, names, source.images or source.labels):
-        columns = source.columns.image
-        images = (columns,) if isinstance(columns, str) else columns
-        return whole(_by_table(source, folder, table, names, images, masks), source, links)
-    return whole(_by_pattern(source, names, masks), source, links)
+    @staticmethod
+    def of_recordings(source: DataSource, folder: Path) -> "Listing":
+        """Return the recordings in a folder, as the site's settings describe them: by a table, or by a pattern.
 
+        The label of one that no table names is its folder's name.
+        """
+        names, links = files_below(folder)
+        inside, columns = source.inside, source.columns
+        if table := table_of(source, names, source.recordings):
+            within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
+            found = _by_table(source, folder, table, names, (columns.recording,), False, within)
+            return found.ordered(source, links)
+        listing = Listing()
+        pattern = source.recordings or ANYWHERE
+        known = {name: path for name, path in names.items() if source.recordings or name.lower().endswith(RECORDINGS)}
+        for name, path in _matching(pattern, known, listing).items():
+            listing.entries.append(Entry(name, (path,), path.parent.name, name))
+        if not listing.entries:
+            hint = (
+                "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet, WFDB or EDF there"
+            )
+            raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
+        if not source.inside.patient:
+            listing.tell_patients(source)
+        return listing.ordered(source, links)
 
-def find_recordings(source: DataSource, folder: Path) -> Listing:
-    """The recordings in a folder, as the site's settings describe them: those of a table, or all that fit a pattern.
+    def ordered(self, source: DataSource, links: Sequence[str]) -> Self:
+        """Return itself in order, without what leads out of the folder. links: folders that are not followed."""
+        self.entries.sort(key=lambda entry: entry.name)
+        self.add("left out", LINKS, links)
+        refuse_links(self, source.folder)
+        self.check_patients(source)
+        return self
 
-    The label of one that no table names is its folder's name.
-    """
-    names, links = files_below(folder)
-    inside, columns = source.inside, source.columns
-    if table := table_of(source, names, source.recordings):
-        within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
-        return whole(_by_table(source, folder, table, names, (columns.recording,), False, within), source, links)
-    listing = Listing()
-    pattern = source.recordings or ANYWHERE
-    known = {name: path for name, path in names.items() if source.recordings or name.lower().endswith(RECORDINGS)}
-    for name, path in _matching(pattern, known, listing).items():
-        listing.entries.append(Entry(name, (path,), path.parent.name, name))
-    if not listing.entries:
-        hint = "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet, WFDB or EDF there"
-        raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
-    if not source.inside.patient:
-        tell_patients(source, listing)
-    return whole(listing, source, links)
+    def tell_patients(self, source: DataSource) -> None:
+        """Each case is a patient's own unless the settings say how its name tells the patient."""
+        if source.patient is None:
+            self.patients_named = False
+            if self.entries:
+                what = (
+                    "every case counts as a patient of its own; if a patient has several, say how names tell the "
+                    "patient (data.patient), or use a table"
+                )
+                self.problems.append(Problem("note", what, len(self.entries)))
+            return
+        try:
+            expression = re.compile(plain(source.patient))
+        except re.error as error:
+            raise DataError(f"data.patient is no regular expression ({error}); correct it") from error
+        found = {entry.name: expression.search(entry.name) for entry in self.entries}
+        strangers = [name for name, match in found.items() if match is None]
+        self.add("stops", "names of cases don't fit data.patient; correct it", strangers)
+        self.entries = [
+            replace(entry, patient=(match.group(1) if expression.groups else match.group()) or "")
+            for entry in self.entries
+            if (match := found[entry.name])
+        ]
+
+    def check_patients(self, source: DataSource) -> None:
+        """Leave out who left, and note patients whom the table puts into two parts."""
+        without_who_left(self, source)
+        fixed = {part: [entry.patient for entry in self.entries if entry.part == part] for part in PARTS}
+        what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
+        self.add("stops", what, sorted(in_two_parts(fixed)))
 
 
 def table_of(source: DataSource, names: Collection[str], patterns: object) -> str | None:
@@ -98,15 +141,6 @@ def table_of(source: DataSource, names: Collection[str], patterns: object) -> st
     if source.table and patterns:
         raise DataError("data: has a table and patterns of files; give one of the two")
     return source.table or (None if patterns or TABLE not in names else TABLE)
-
-
-def whole(listing: Listing, source: DataSource, links: Sequence[str]) -> Listing:
-    """Return a listing in order, without what leads out of the folder."""
-    listing.entries.sort(key=lambda entry: entry.name)
-    listing.add("left out", LINKS, links)
-    refuse_links(listing, source.folder)
-    check_patients(listing, source)
-    return listing
 
 
 def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
@@ -164,7 +198,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
         if name not in set(unlabelled):
             images = tuple(channel[name] for channel in channels)
             listing.entries.append(Entry(name, images, labels[name] if masks else images[0].parent.name, name))
-    tell_patients(source, listing)
+    listing.tell_patients(source)
     return listing
 
 
@@ -204,31 +238,6 @@ def _without_suffix(name: str) -> str:
         return ""
     suffix = next((suffix for suffix in (*SUFFIXES, *RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
-
-
-def tell_patients(source: DataSource, listing: Listing) -> None:
-    """Each case is a patient's own unless the settings say how its name tells the patient."""
-    if source.patient is None:
-        listing.patients_named = False
-        if listing.entries:
-            what = (
-                "every case counts as a patient of its own; if a patient has several, say how names tell the patient "
-                "(data.patient), or use a table"
-            )
-            listing.problems.append(Problem("note", what, len(listing.entries)))
-        return
-    try:
-        expression = re.compile(plain(source.patient))
-    except re.error as error:
-        raise DataError(f"data.patient is no regular expression ({error}); correct it") from error
-    found = {entry.name: expression.search(entry.name) for entry in listing.entries}
-    strangers = [name for name, match in found.items() if match is None]
-    listing.add("stops", "names of cases don't fit data.patient; correct it", strangers)
-    listing.entries = [
-        replace(entry, patient=(match.group(1) if expression.groups else match.group()) or "")
-        for entry in listing.entries
-        if (match := found[entry.name])
-    ]
 
 
 # ------------------------------------------------------------------------------------------------ a table
@@ -321,11 +330,3 @@ def without_who_left(listing: Listing, source: DataSource) -> None:
     """Leave out the patients that the settings name, and say nothing of them: as if they had never been there."""
     gone = source.without()
     listing.entries = [entry for entry in listing.entries if entry.patient not in gone]
-
-
-def check_patients(listing: Listing, source: DataSource) -> None:
-    """Leave out who left, and note patients whom the table puts into two parts."""
-    without_who_left(listing, source)
-    fixed = {part: [entry.patient for entry in listing.entries if entry.part == part] for part in PARTS}
-    what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
-    listing.add("stops", what, sorted(in_two_parts(fixed)))

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,6 +32,27 @@ class Scan:
     source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
     machine: str = ""  # maker and model of the scanner, where a file tells them
     lacks: tuple[int, ...] = ()  # channels of the plan that are not there, so that values have the others alone
+
+    @classmethod
+    def of(cls, image: Any) -> Self:
+        """Return a SimpleITK image of two or three axes as tasks want it."""
+        import SimpleITK
+
+        axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
+        header, turn = image, ((), ())
+        if axes == 3:
+            image = SimpleITK.Cast(image, SimpleITK.sitkVectorFloat32 if channels > 1 else SimpleITK.sitkFloat32)
+            orient = SimpleITK.DICOMOrientImageFilter()
+            orient.SetDesiredCoordinateOrientation(ORIENTATION)
+            image = orient.Execute(image)
+            turn = (orient.GetPermuteOrder(), orient.GetFlipAxes())
+        values = SimpleITK.GetArrayFromImage(image)
+        values = np.moveaxis(values, -1, 0) if channels > 1 else values[None]
+        values = _without_opaque_alpha(values) if axes == 2 else values
+        affine = np.eye(4)
+        affine[:axes, :axes] = np.array(image.GetDirection()).reshape(axes, axes) * np.array(image.GetSpacing())
+        affine[:axes, 3] = image.GetOrigin()
+        return cls(values, affine, image.GetSpacing(), header, turn)
 
     def columns(self) -> dict[str, float]:
         """Return its size, spacing and intensities as columns of a table."""
@@ -80,7 +101,7 @@ def _read(path: Path) -> Scan:
         image = _volumes_as_channels(image)
     if image.GetDimension() not in (2, 3):
         raise DataError(f"an image has {image.GetDimension()} axes; give volumes or flat images", str(path))
-    return scan_of(image)
+    return Scan.of(image)
 
 
 def _volumes_as_channels(image: Any) -> Any:
@@ -92,27 +113,6 @@ def _volumes_as_channels(image: Any) -> Any:
         raise DataError(f"an image has {number} volumes along its fourth axis, as a film has; save one of them")
     volumes = [image[:, :, :, place] for place in range(number)]
     return SimpleITK.Compose(volumes) if number > 1 else volumes[0]
-
-
-def scan_of(image: Any) -> Scan:
-    """Return a SimpleITK image of two or three axes as tasks want it."""
-    import SimpleITK
-
-    axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
-    header, turn = image, ((), ())
-    if axes == 3:
-        image = SimpleITK.Cast(image, SimpleITK.sitkVectorFloat32 if channels > 1 else SimpleITK.sitkFloat32)
-        orient = SimpleITK.DICOMOrientImageFilter()
-        orient.SetDesiredCoordinateOrientation(ORIENTATION)
-        image = orient.Execute(image)
-        turn = (orient.GetPermuteOrder(), orient.GetFlipAxes())
-    values = SimpleITK.GetArrayFromImage(image)
-    values = np.moveaxis(values, -1, 0) if channels > 1 else values[None]
-    values = _without_opaque_alpha(values) if axes == 2 else values
-    affine = np.eye(4)
-    affine[:axes, :axes] = np.array(image.GetDirection()).reshape(axes, axes) * np.array(image.GetSpacing())
-    affine[:axes, 3] = image.GetOrigin()
-    return Scan(values, affine, image.GetSpacing(), header, turn)
 
 
 def _without_opaque_alpha(values: np.ndarray) -> np.ndarray:

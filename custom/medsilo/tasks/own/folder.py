@@ -24,7 +24,7 @@ from medsilo.models.network import Dimensions, Network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.goal import Goal
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
-from medsilo.tasks.listing import Entry, Listing, find
+from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.own.image_patches import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.own.own_data import FEWEST, Found, OwnFolder
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
@@ -289,7 +289,7 @@ class FolderTask(OwnFolder):
 
     def _listing(self, source: DataSource, folder: Path) -> Listing:
         """Return the cases in a folder, as the site describes them."""
-        return find(source, folder, self.segments)
+        return Listing.of_cases(source, folder, self.segments)
 
     def _reader(self, source: DataSource) -> CaseReader:
         """Return what reads a case's files."""

@@ -23,7 +23,6 @@ from medsilo.tasks.listing import (
     Entry,
     Listing,
     check_parts,
-    check_patients,
     tell_sheet,
     without_who_left,
 )
@@ -238,7 +237,7 @@ class PatientTable(ByKind):
         if self.partition is not None:
             listing.entries = dealt(self.partition, site, sites, listing.entries, found.classes)
         check_parts(listing)
-        check_patients(listing, source)
+        listing.check_patients(source)
         parts = divided(listing, source, self.shares, self.split)
         cases = {part: found.cases(parts[part]) for part in PARTS}
         return self._survey_of(listing, cases, source), cases
