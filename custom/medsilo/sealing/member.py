@@ -332,17 +332,8 @@ class Member:
         for site, signature in request.confirmations.items():
             self._linked.all.check_confirmation(site, signature, context, request.sites)
 
-    def open_sums(
-        self,
-        claim: letters.SumClaim,
-        blocks: Sequence[SealedBlock],
-        sums: Tensors,
-        divisors: Mapping[str, int] | None = None,
-    ) -> Groups:
-        """Return the sums of a round that this site may read, by block: divided by the weights where they are public.
-
-        divisors: what to divide by instead.
-        """
+    def open_sums(self, claim: letters.SumClaim, blocks: Sequence[SealedBlock], sums: Tensors) -> Groups:
+        """Return the sums of a round that this site may read, by block; divided by the weights where all know these."""
         known = self.memory.notes.get(claim.round)
         if known and known.context != claim.context:
             raise Refused(f"the server: its sum of round {claim.round} is not of the round that this site sealed in")
@@ -357,7 +348,7 @@ class Member:
             words = came.copy()
             keys = [self._reader_key(block, site, claim.context) for site in claim.sites]
             add_streams(words, [(key, -1) for key in keys if key is not None])
-            opened[block.name] = block.read(words, block.weights, places, (divisors or {}).get(block.name))
+            opened[block.name] = block.read(words, block.weights, places)
         return opened
 
     def _reader_key(self, block: SealedBlock, sender: str, context: bytes) -> bytes | None:

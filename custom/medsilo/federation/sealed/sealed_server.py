@@ -400,8 +400,7 @@ class SealedServer(RoundAggregation):
                     mean = sums.read(block, opened, sum(self._weights(own, survivors.sites).values()))
                     self._hand_over(own, mean, survivors.sites)
                 else:
-                    divisor, agreement = len(survivors.sites), self.store.agreement
-                    held = Held(agreement=agreement, round=number, divisor=divisor, claim=claim.facts())
+                    held = Held(agreement=self.store.agreement, claim=claim)
                     readers = [site for site in survivors.sites if key in (WORDS, words_for(site))]
                     self.store.keep(own.name, readers, SealedResult({WORDS: opened[block.name]}, held))
 

@@ -44,7 +44,6 @@ from medsilo.sealing.letters import (
     Assembly,
     Complaints,
     Deal,
-    SumClaim,
     Survivors,
     UnmaskingRequest,
 )
@@ -342,17 +341,17 @@ class SealedSite(Envelope):
         site has had, but for a server that does rounds again."""
         before = asked.round - (asked.task == "round")
         for name, told in held.items():
-            if told.round < (least := min(self.memory.opened.get(name, 0), before)):
+            if told.claim.round < (least := min(self.memory.opened.get(name, 0), before)):
                 raise Refused(
-                    f"the server: it replays {name} of round {told.round} in round {asked.round}, and that of round "
-                    f"{least} must be there"
+                    f"the server: it replays {name} of round {told.claim.round} in round {asked.round}, and that of "
+                    f"round {least} must be there"
                 )
-        self.memory.opened |= {name: told.round for name, told in held.items()}
+        self.memory.opened |= {name: told.claim.round for name, told in held.items()}
         self._remember()
 
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
-        seat = self._seat(held.agreement)
-        own = self._sealed(seat, self.plan.course.phase_of(held.round), held.round).get(name)
+        seat, claim = self._seat(held.agreement), held.claim
+        own = self._sealed(seat, self.plan.course.phase_of(claim.round), claim.round).get(name)
         if own is None or not own.blocks:
             raise Refused("the server: it sends a sealed group that is none of the plan's")
         key = next((key for key, block in own.blocks.items() if block.reader in (self.site, READER)), WORDS)
@@ -361,18 +360,10 @@ class SealedSite(Envelope):
         same_layout({name: beside}, {name: own.beside})
         mine = views([own.group], modules)[name]
         words = {block.name: given[WORDS]} if WORDS in given else {}
-        values, count = self._open_sum(seat, held, block, words)
+        values = seat.member.open_sums(claim, [block], words)[block.name]
         if isinstance(own.form, Pulled):
-            values = self._pulled(own.form, mine, values, count)
+            values = self._pulled(own.form, mine, values, len(claim.sites))
         return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}
-
-    def _open_sum(self, seat: _Seat, held: Held, block: SealedBlock, words: Tensors) -> tuple[Tensors, int]:
-        claim = SumClaim.read(SERVER, held.claim)
-        if claim.round != held.round:
-            raise Refused(f"the server: it sends the sum of round {claim.round} as that of round {held.round}")
-        divisors = {} if block.weights else {block.name: held.divisor}
-        opened = seat.member.open_sums(claim, [block], words, divisors)
-        return opened[block.name], len(claim.sites)
 
     @torch.no_grad()
     def _pulled(self, form: Pulled, mine: Tensors, mean: Tensors, count: int) -> Tensors:

@@ -13,12 +13,12 @@ from torch import Tensor
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.phase import Group, Phase, views
-from medsilo.mixing.forms import Exchanged, Form, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
 from medsilo.sealing.channels import KEY_BOX, LOCKED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
-from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
+from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName, SumClaim
 from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
@@ -46,15 +46,10 @@ class KeyAgreement(Letter):
 
 
 class Held(Letter):
-    """The facts that a site needs to open a group's tensors.
-
-    round: in which it was sealed. divisor: what the sum is divided by. claim: whose numbers are in it.
-    """
+    """The facts that a site needs to open a group's tensors: the keys, the round, and whose numbers are in it."""
 
     agreement: AgreementNumber
-    round: RoundNumber
-    divisor: Annotated[int, Field(ge=1, lt=1 << 52)]
-    claim: dict[str, Any]
+    claim: SumClaim
 
 
 class Current(Letter):
@@ -166,7 +161,8 @@ class Blocks:
             return SealedGroup(group, form, dict(tensors), {}, readers=len(self.terms.sites))
         flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
         fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), *self._weights(form))
-        blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}
+        weights = (1,) * len(self.terms.sites) if isinstance(form, Pulled) else None
+        blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER, weights)}
         if isinstance(form, Rows):
             blocks = {
                 words_for(site): SealedBlock(
