@@ -352,7 +352,7 @@ class SealedSite(Envelope):
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
         seat, claim = self._seat(held.agreement), held.claim
         own = self._sealed(seat, self.plan.course.phase_of(claim.round), claim.round).get(name)
-        if own is None or not own.blocks:
+        if own is None or not own.blocks or isinstance(own.form, Summed):  # a mean comes in clear, and is noted
             raise Refused("the server: it sends a sealed group that is none of the plan's")
         key = next((key for key, block in own.blocks.items() if block.reader in (self.site, READER)), WORDS)
         block = own.blocks[key]
