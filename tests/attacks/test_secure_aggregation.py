@@ -210,7 +210,7 @@ def test_a_hospital_that_makes_numbers_up_costs_nobody_else_anything(last: int, 
         letters = asked.facts.get("sealing", {})
         if site == "d" and asked.facts["task"] == "agree" and not isinstance(found, Missing):
             number = letters["agreement"]["number"] + last if often else last
-            found[0][1].facts["sealing"] = {"last": {"agreement": number}}
+            found[0][1].facts["sealing"] = {"last": number}
         return found
 
     hospitals.script = script

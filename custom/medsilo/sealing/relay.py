@@ -150,12 +150,12 @@ class MaskedSums:
         return letters.Survivors(round=self.number, sites=self._survivors)
 
     # ------------------------------------------------------------------ unmasking
-    def confirmation(self, site: str, letter: letters.Confirmation) -> None:
+    def confirmation(self, site: str, signature: bytes) -> None:
         """Take a site's signature on the survivors; raises Refused."""
         if site not in self._survivors:
             raise Refused(f"{site}: it is not in the sum of round {self.number}")
-        self.all.check_confirmation(site, letter.signature, self._context, self._survivors)
-        self._confirmations[site] = letter.signature
+        self.all.check_confirmation(site, signature, self._context, self._survivors)
+        self._confirmations[site] = signature
 
     def request(self) -> letters.UnmaskingRequest:
         """Return what the survivors are asked."""
