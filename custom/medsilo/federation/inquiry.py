@@ -255,7 +255,7 @@ class SealedSums:
         self._ask("seal", sealed, dict.fromkeys(self.sites, keys), sum=number, **more)
         if len(came) < len(self.sites):
             raise Refused("a hospital of the question has sent nothing, and a sum needs all of them")
-        return block.read(words, None, ())
+        return block.read(words, ())
 
 
 def sealed_bounds(counts: int, values: int = 0) -> Bounds:

@@ -348,7 +348,7 @@ class Member:
             words = came.copy()
             keys = [self._reader_key(block, site, claim.context) for site in claim.sites]
             add_streams(words, [(key, -1) for key in keys if key is not None])
-            opened[block.name] = block.read(words, block.weights, places)
+            opened[block.name] = block.read(words, places)
         return opened
 
     def _reader_key(self, block: SealedBlock, sender: str, context: bytes) -> bytes | None:

@@ -200,7 +200,7 @@ class MaskedSums:
         if block.reader != SERVER:
             raise MedsiloError(f"sealing: the sum of {block.name} is not for the server")
         words = as_words("the server", opened[block.name], block.flat.words, block.fixed.bits)
-        return block.read(words, block.weights, [self.terms.place(site) for site in self._survivors], divisor)
+        return block.read(words, [self.terms.place(site) for site in self._survivors], divisor)
 
     def _secret(self, site: str, added: bool) -> bytes:
         """Return what the shares of a site's secret make: its own mask's seed if it is added, else its key."""
