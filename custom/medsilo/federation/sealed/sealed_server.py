@@ -54,10 +54,9 @@ class SealedServer(RoundAggregation):
         self.signer = signer
         self.asker, self.plan, self.store = asker, state.plan, state.store
         self.layout, self.mixers = state.layout, state.mixers
-        self.terms: Terms
+        self.terms: Terms  # its sites have agreed on keys
         self.blocks: Blocks
         self._assembly: Assembly
-        self.keys = ""  # what they rest on, in words
         self.cautions: list[str] = []  # what is to be said of the sites at the end
         self._unmasked: dict[str, dict[int, tuple[str, ...]]] = {}  # site → round → whose sum it has helped to open
         self._told = ServerLetter()  # what all are told in a round
@@ -65,11 +64,6 @@ class SealedServer(RoundAggregation):
         self._spoilers: dict[str, Missing] = {}  # who sent what nobody can use, or complained falsely
         self._round: MaskedSums | None = None
         self._begin({})
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Those who have agreed on keys."""
-        return self.terms.sites
 
     # ------------------------------------------------------------------ the study begins
     def agree(self, joined: Mapping[str, Joined]) -> None:
@@ -87,7 +81,9 @@ class SealedServer(RoundAggregation):
             left = here
         self.terms, self.blocks = terms, Blocks(self.plan, terms, heaviest)
         self._told = ServerLetter(current=self.store.agreement)
-        facts = {"mode": transport.sealing, "keys": self.keys, "protects": transport.promises}
+        signed = all(own.certificates for own in self._assembly.introductions)
+        rest_on = Certified.said if signed else Unsigned.said
+        facts = {"mode": transport.sealing, "keys": rest_on, "protects": transport.promises}
         self.state.details["sealing"] = facts
 
     def _agree(self, terms: Terms, agreement: KeyAgreement, ahead: dict[str, int]) -> list[str]:
@@ -109,8 +105,6 @@ class SealedServer(RoundAggregation):
         here = self._agreed(terms.sites, told, introduced)
         if here == list(terms.sites) and max(ahead.values(), default=0) < agreement.number:
             self._assembly = gathering.assembly()
-            signed = all(own.certificates for own in self._assembly.introductions)
-            self.keys = Certified.said if signed else Unsigned.said
             letter = ServerLetter(agreement=agreement, assembly=self._assembly)
             here = self._agreed(terms.sites, letter, lambda site, said: None)
         return here
@@ -154,7 +148,7 @@ class SealedServer(RoundAggregation):
 
     def begin(self, number: int, phase: Phase) -> dict[str, Missing]:
         late = Missing("refused", "was not there when the sites agreed on keys; it may be when the study is resumed")
-        absent = {site: late for site in self.state.sites if site not in self.sites}
+        absent = {site: late for site in self.state.sites if site not in self.terms.sites}
         rows: dict[str, Matrix] = {
             name: mixer.rows()
             for name, form in self.plan.sealed_forms(phase).items()
@@ -172,13 +166,13 @@ class SealedServer(RoundAggregation):
             sums.offer(site, needed(site, said.offer))
 
         again = self._repeated(number)
-        honest = [site for site in again or self.sites if site not in self._spoilers]
+        honest = [site for site in again or self.terms.sites if site not in self._spoilers]
         exchange = self._ask("offer", number, honest, lambda site: self._told, offered)
         self.asker.check(exchange, f"keys of round {number}")
         self._check_deals(sums, number, exchange)
         self._deals = sums.deals()
         repeated = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
-        others = {site: repeated for site in self.sites if again and site not in again}
+        others = {site: repeated for site in self.terms.sites if again and site not in again}
         return {**absent, **others, **exchange.missing, **self._spoilers}
 
     # ------------------------------------------------------------------ who spoils a round
@@ -234,7 +228,7 @@ class SealedServer(RoundAggregation):
         before = max(told, key=lambda sites: (told.count(sites), sites), default=())
         if told.count(before) < self.terms.threshold:
             return ()
-        if gone := sorted(set(before) - set(self.sites)):
+        if gone := sorted(set(before) - set(self.terms.sites)):
             raise ParticipationError(
                 f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "
                 f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or start again"
@@ -254,7 +248,7 @@ class SealedServer(RoundAggregation):
         return self._told.model_copy(update=more)
 
     def letters(self, site: str, groups: Groups) -> dict[str, Any]:
-        if site not in self.sites:
+        if site not in self.terms.sites:
             return {}
         return self._and(held=self.store.told(groups, site), deal=self._deals.get(site)).facts()
 
@@ -330,7 +324,7 @@ class SealedServer(RoundAggregation):
         return exchange, found, accusations
 
     def _told_by(self, own: SealedGroup, site: str, reader: str) -> tuple[bytes, bytes]:
-        return told_boxes(site, self._boxes[own.name][site], len(self.sites), self.terms.place(reader))
+        return told_boxes(site, self._boxes[own.name][site], len(self.terms.sites), self.terms.place(reader))
 
     def _of_told(self, own: SealedGroup, number: int, reader: str, sender: str, complaint: bytes) -> Accusation:
         """Return a site's complaint of what another told all; raises Refused, naming it, unless it signed that."""
